@@ -2,7 +2,7 @@
 
     from dlm import AsyncClient, Client, ClientConfig, LocalModel
 
-What it names is imported when it is first asked for: `import dlm` alone stays light.
+These names are imported on first use, so `import dlm` itself stays light.
 """
 
 from __future__ import annotations

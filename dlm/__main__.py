@@ -1,4 +1,4 @@
-"""`python -m dlm`: the command, where it is not on PATH."""
+"""`python -m dlm`: runs the command when it is not on PATH."""
 
 from dlm.cli.main import main
 

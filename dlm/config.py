@@ -1,7 +1,7 @@
-"""Settings: one frozen dataclass a part stands beside that part; this file resolves them.
+"""Settings: each part has a frozen dataclass beside its code; this file resolves them.
 
-Flags win over the environment (``DLM_<SECTION>_<FIELD>``), the environment over a TOML file, and
-the file over the default. A value is checked where its dataclass is constructed, once.
+Flags override the environment (``DLM_<SECTION>_<FIELD>``), the environment overrides a TOML file,
+and the file overrides the default. A value is checked once, when its dataclass is constructed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlm.errors import ConfigError
 
 T = TypeVar("T")
 
-LIKE = 0.8  # difflib's ratio from which a name was perhaps meant: a letter or two are wrong
+LIKE = 0.8  # difflib's ratio above which a name is suggested: a letter or two are wrong
 _A = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
 
 
@@ -38,15 +38,15 @@ def resolve(
 
     Args
         section  name of the table in the TOML file and middle part of the variables
-        flags    field -> value; None stands for "not given"
-        found    what the TOML file holds, where it was read already
-        tables   other tables that the file may hold
-        prefix   what the variables begin with; a command whose tables bear the names of other
-                 commands' tables takes its own, so that neither reads the other's
-        within   what stands before the table's name in the file, as "federate."
+        flags    field -> value; None means not given
+        found    the content of the TOML file, if it was already read
+        tables   other tables that the file may have
+        prefix   of the variables; a command whose tables have the same names as another command's
+                 uses its own prefix, so that neither reads the other's variables
+        within   what precedes the table's name in the file, as "federate."
     Raises
-        ConfigError  an unknown field in the file or the environment, a table of the file that
-                     nobody reads, or a value of the wrong type or out of bounds
+        ConfigError  an unknown field in the file or the environment, an unknown table of the file,
+                     or a value of the wrong type or out of bounds
     """
     environ = os.environ if environ is None else environ
     hints = get_type_hints(kind)
@@ -67,12 +67,12 @@ def resolve(
         values.update(table)
     prefix = f"{prefix}_{section}_".upper()
     variables = {prefix + name.upper(): name for name in fields}
-    # A misspelt limit or path of a secret would be no limit and no secret, in silence.
+    # A misspelt limit or path of a secret would otherwise silently have no effect.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
     if unknown:
         said = "; ".join(v + _nearest_variable(v, prefix, fields) for v in unknown)
         noun = "variable" if len(unknown) == 1 else "variables"
-        raise ConfigError(f"unknown environment {noun} {said}; unset it, or name a setting")
+        raise ConfigError(f"unknown environment {noun} {said}; unset it, or correct the name")
     from_environ = {variables[v]: environ[v] for v in variables if v in environ}
     given = {k: v for k, v in (flags or {}).items() if v is not None}
     values |= from_environ | given
@@ -86,9 +86,9 @@ def resolve(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What a TOML file holds.
+    """The content of a TOML file.
 
-    Raises  ConfigError  it cannot be opened, or is none
+    Raises  ConfigError  it cannot be opened, or is not TOML
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -99,29 +99,29 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
-    """What to do about a name of the file that is outside of every table that is read."""
+    """What to do about a name in the file that is outside every known table."""
     if name in fields:
-        return f"{name} stands outside of [{section}]; put it below that line"
-    return f"nothing reads {name}; settings stand in the table [{section}]"
+        return f"{name} is outside the table [{section}]; move it below that line"
+    return f"{name} is not a known setting; settings belong in the table [{section}]"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was perhaps meant, for the end of a message; nothing where nothing is much alike."""
+    """A suggestion for the end of a message; empty if no name is similar."""
     found = difflib.get_close_matches(name, known, 1, LIKE)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
-    """As `nearest`; what all variables begin with makes none of them more alike."""
+    """Like `nearest`, without counting the common prefix as a similarity."""
     names = [name.upper() for name in fields]
     found = difflib.get_close_matches(variable.removeprefix(prefix), names, 1, LIKE)
     return f" (did you mean {prefix}{found[0]}?)" if found else ""
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
-    """A value of the environment (`text`) as the field's type; others must have it already.
+    """A value of the environment (`text`) converted to the field's type; others must have it.
 
-    Paths are strings wherever they are from.
+    Paths are strings in every source.
     """
     kinds = [one for one in get_args(kind) if one is not type(None)]
     if len(kinds) == 1 and type(None) in get_args(kind):  # int | None

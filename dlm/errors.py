@@ -10,23 +10,23 @@
     │   ├── LatticeError       ... a lattice, or an n-best list
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
     │   ├── AudioError         ... audio: empty, too short, damaged, of an unknown format
-    │   └── SpillError         ... a sorted run, which a sort writes where memory is short
+    │   └── SpillError         ... a sorted run, which a sort writes when memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
     │   ├── TrainingDiverged   ... a network gets worse than guessing in training
-    │   └── SourceError        ... what is distilled gives no distribution of words
+    │   └── SourceError        ... the source of distillation gives no distribution of words
     ├── PrivacyError           a privacy guarantee cannot be given
-    ├── QueryError             the caller asked something that has no answer
+    ├── QueryError             the caller's query has no answer
     │   └── FamilyMismatch     a state of one model was given to another
     ├── UnavailableError       no answer in time (`retryable`: trying again may help)
-    │   ├── ShardDown          ... the shard server is not there
+    │   ├── ShardDown          ... the shard server cannot be reached
     │   │   └── ClientClosed   ... this client was closed
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... refused for load, by the server or by this client
     │   ├── StaleShardSet      ... the servers hold another shard set now
-    │   └── ModelSwitched      ... the client went over to its small model meanwhile
-    ├── AuthenticationError    the server does not let this client in; trying again is in vain
+    │   └── ModelSwitched      ... the client switched to its small model meanwhile
+    ├── AuthenticationError    the server does not let this client in; a retry does not help
     └── ProtocolError          a peer broke the contract of proto/README.md
-        └── UnknownCall        ... or keeps to an older one, without this call
+        └── UnknownCall        ... or follows an older one, without this call
 
 A message says what was found, what was expected, where, and what to do.
 """
@@ -110,7 +110,7 @@ class EstimationError(DlmError):
 
 
 class TextError(FormatError, EstimationError):
-    """Text has a line that is not a sentence, or is no text, or does not decompress."""
+    """Text has a line that is not a sentence, is not text, or does not decompress."""
 
 
 class AudioError(FormatError):
@@ -118,11 +118,11 @@ class AudioError(FormatError):
 
 
 class TrainingDiverged(EstimationError):
-    """A network gets worse than guessing in training; the rounds that were done stay done."""
+    """A network gets worse than guessing in training; completed rounds are kept."""
 
 
 class SourceError(EstimationError):
-    """What is to be distilled gives no distribution over its words."""
+    """The source of distillation gives no distribution over its words."""
 
 
 class PrivacyError(DlmError):
@@ -130,7 +130,7 @@ class PrivacyError(DlmError):
 
 
 class QueryError(DlmError):
-    """The caller asked something that has no answer."""
+    """The caller's query has no answer."""
 
 
 class FamilyMismatch(QueryError, TypeError):
@@ -138,10 +138,10 @@ class FamilyMismatch(QueryError, TypeError):
 
 
 class UnavailableError(DlmError):
-    """No answer could be had in time.
+    """There was no answer in time.
 
     retryable      whether the same call may succeed later
-    retry_after_s  seconds after which, where whoever refused it could say; else None
+    retry_after_s  seconds to wait before a retry, if known; else None
     """
 
     retryable = True
@@ -149,13 +149,13 @@ class UnavailableError(DlmError):
 
 
 class ShardDown(UnavailableError):
-    """The server of a shard cannot be reached or is going away."""
+    """The server of a shard cannot be reached or is shutting down."""
 
 
 class ClientClosed(ShardDown):
-    """The client was closed before this call, or while it was under way: open another client.
+    """The client was closed before or during this call: open another client.
 
-    A ShardDown, so that whoever handles that handles the end of the client, too.
+    A ShardDown, so that code that handles that also handles the end of the client.
     """
 
     retryable = False
@@ -166,9 +166,9 @@ class DeadlineExceeded(UnavailableError):
 
 
 class Overloaded(UnavailableError):
-    """The message was refused for load: the server has enough to do (OVERLOADED), or enough of this
-    client's (CLIENT_LIMIT); or this client has so much ahead that it would come too late, and did
-    not send it. `retry_after_s` says when to ask again.
+    """The message was refused for load: the server is busy (OVERLOADED), or busy with this client
+    (CLIENT_LIMIT); or this client has so much queued that the answer would come too late, and did
+    not send it. `retry_after_s` says when to retry.
     """
 
 
@@ -182,10 +182,10 @@ class StaleShardSet(UnavailableError):
 
 
 class ModelSwitched(UnavailableError):
-    """The client went over to its small model while this utterance was on the full one.
+    """The client switched to its small model while this utterance was on the full one.
 
-    Raised only where the utterance was opened with ``on_switch="rescore"``: open a new one, and
-    score it from its start.
+    Raised only if the utterance was opened with ``on_switch="rescore"``: open a new one, and score
+    it from its start.
     """
 
 
@@ -198,7 +198,7 @@ class UnknownCall(ProtocolError):
 
 
 class AuthenticationError(DlmError):
-    """The server does not let this client in: no token, or one that it does not know.
+    """The server does not let this client in: it has no token, or an unknown one.
 
-    Not retried: the same call has the same end until the token is another.
+    It is not retried: the same call fails until the token changes.
     """

@@ -1,6 +1,6 @@
-"""How what an extra of dlm needs is installed, from where its reader stands.
+"""How to install the packages of an extra of dlm.
 
-dlm is on no package index, and its sources may be gone: the names of the packages always work.
+dlm is not on a package index, and its sources may be gone: the packages' own names always work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OF_EXTRA = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra
 
 
 def packages_of(extra: str) -> list[str]:
-    """What the extra adds, as pip takes it; from the metadata of the dlm that runs."""
+    """The packages of the extra, as pip expects them; from the metadata of the running dlm."""
     try:
         lines = requires("dlm") or []
     except PackageNotFoundError:  # sources on the path, never installed
@@ -25,14 +25,15 @@ def packages_of(extra: str) -> list[str]:
 
 
 def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundError:
-    """The same error, with what to install."""
+    """The same error, saying what to install."""
     return ModuleNotFoundError(
-        f"this needs {missing.name}, which is not installed; run\n  {pip_install(packages)}",
+        f"this command needs {missing.name}, which is not installed; run\n"
+        f"  {pip_install(packages)}",
         name=missing.name,
         path=missing.path,
     )
 
 
 def pip_install(packages: list[str]) -> str:
-    """The command that installs them for the interpreter that runs."""
+    """The command that installs them for the running interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])

@@ -1,13 +1,14 @@
 """Files and folders that appear whole or not at all, and that leave nothing behind.
 
-This is the place that renames, and that makes temporary files and folders. What is being written
-stands beside its place, under a hidden name with the number of its process:
-`.NAME.PID-RANDOM.partial`. Its process holds a lock (flock) on it, so that the next one can tell
-what is being written from what a killed process left, and removes the latter. The number is for
-people alone: numbers are used again, and containers that share a folder share no numbers.
+All renames and all temporary files and folders are made here. A file being written is beside its
+final place, under a hidden name with the id of its process: `.NAME.PID-RANDOM.partial`. The process
+holds a lock (flock) on it, so that a later one can distinguish it from what a killed process left,
+and removes the latter. The id is only for people: ids are reused, and containers that share a
+folder do not share ids.
 
-A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.cli.main` makes the
-signal an exception); whatever escapes the `finally` blocks goes at the exit of the interpreter.
+A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.cli.main` turns the
+signal into an exception); whatever escapes the `finally` blocks is removed when the interpreter
+exits.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _TRIES = 100
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (*NO_ROOM, errno.EIO)
 
-# What this process has begun and neither put in its place nor removed: path -> process.
+# What this process has started and neither put in place nor removed: path -> process.
 _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether this open file has the lock now; False where another process has it.
+    """Locks an open file; False if another process has the lock.
 
     Raises  OSError  the file system has no locks
     """
@@ -48,14 +49,14 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(file: Path) -> int | None:
-    """A descriptor that holds the lock on a file, which is made where there is none; `os.close`
-    lets go of it. None where another process has it.
+    """A descriptor that holds the lock on a file, which is created if missing; `os.close` releases
+    it. None if another process has the lock.
 
     Raises  OSError  the file cannot be opened, or the file system has no locks
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(FileNotFoundError):
-        # The file that is there, and not one that its last owner has just removed.
+        # The file must still exist, and not be one that its last owner has just removed.
         if try_lock(handle) and os.path.samestat(os.fstat(handle), file.stat()):
             return handle
     os.close(handle)
@@ -72,19 +73,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(path: Path, names: str | None = None) -> None:
-    """Removes what killed processes left of the file or folder that was to stand at `path`.
+    """Removes what killed processes left of the file or folder that was to be at `path`.
 
-    What a process is still writing stays, and so does what this one may not touch.
+    It leaves what a process is still writing, and what this one may not touch.
 
     Args
-        names  a regular expression, for all of such names in the folder of `path`
+        names  a regular expression, for all such names in the folder of `path`
     """
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
         found = [beside for beside in path.parent.iterdir() if named.fullmatch(beside.name)]
     except OSError:
-        return  # the folder is not there, or not ours to read
+        return  # the folder does not exist, or cannot be read
     for beside in found:
         with contextlib.suppress(OSError):
             _remove_if_left(beside)
@@ -111,12 +112,12 @@ def _remove(path: Path) -> None:
 @atexit.register
 def _remove_unfinished() -> None:
     for path, process in list(_unfinished.items()):
-        if process == os.getpid():  # a child of fork has its parent's
+        if process == os.getpid():  # a forked child has its parent's entries
             _remove(path)
 
 
 def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """A new, locked file or folder beside `path`, and its descriptor.
+    """Creates a locked file or folder beside `path`; returns it and its descriptor.
 
     Args
         make  creates it under a name and returns a descriptor; FileExistsError: another name
@@ -146,24 +147,24 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
 
 
 def _forget(beside: Path) -> None:
-    """Removes what was begun."""
+    """Removes what was started."""
     _remove(beside)
     _unfinished.pop(beside, None)
 
 
 class Replacement:
-    """A file that is written beside its place and then put there.
+    """A file that is written beside its final place and then moved there.
 
     Args
-        path        where it will stand; a pipe or a device that stands there is written to directly
+        path        final place; a pipe or a device there is written to directly
         mode        of the file, less the umask
-        keep_owner  where a file stands there, the new one has its owner, group and mode
+        keep_owner  if a file exists there, the new one gets its owner, group and mode
         buffering   as that of `open`
     Raises
         OSError     nothing can be written beside it
     Guarantees
-        `commit` puts all that was written to `file` in its place, on disk, in one step; until then
-        and after `discard` the place is as it was. What killed processes left beside it is removed
+        `commit` puts all that was written to `file` in place, on disk, in one step; until then and
+        after `discard` the place is as it was. What killed processes left beside it is removed
     Usage
         r = Replacement(path)
         try: r.file.write(...); r.commit()
@@ -264,7 +265,7 @@ def replacing(
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives a disk's refusal to take more the name `path`, since the system names no file."""
+    """Adds the name `path` to a "disk full" error, since the system names no file."""
     try:
         yield
     except OSError as exc:
@@ -280,10 +281,10 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bo
 
 
 def move(source: Path, destination: Path) -> None:
-    """Gives a file or folder another name in one step, and waits until that is on disk.
+    """Renames a file or folder in one step, and waits until that is on disk.
 
     Raises
-        OSError  a file, or a folder that is not empty, stands where a folder is to go: both stay
+        OSError  the target of a folder is a file, or a folder that is not empty: both stay
     """
     source.replace(destination)
     sync_folder(destination.absolute().parent)
@@ -295,7 +296,7 @@ def temporary_folder() -> Path:
 
 
 def scratch_file(folder: Path) -> int:
-    """The descriptor of a new file without a name: it goes when it is closed, or its process is.
+    """The descriptor of a new file without a name, removed when it is closed or its process ends.
 
     Raises  OSError  nothing can be written there
     """
@@ -305,11 +306,11 @@ def scratch_file(folder: Path) -> int:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
-    """A folder for what is needed until the end of the block; for its owner alone.
+    """A folder that exists until the end of the block; only its owner has access.
 
     Args
-        parent  where it is; None takes the system's folder for temporary files
-        name    of what it is for: what killed processes left under the same name is removed
+        parent  its parent; None takes the system's folder for temporary files
+        name    its purpose: what killed processes left under the same name is removed
     """
     place = temporary_folder() if parent is None else parent
 

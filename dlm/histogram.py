@@ -1,7 +1,7 @@
-"""Counts of values by size: what a metric of durations or sizes is while nobody looks at it.
+"""Counts of values by size, for metrics of durations or sizes.
 
-Plain lists and numbers, so that counting costs a quarter of a microsecond and needs no lock where
-one thread counts; whoever shows a histogram turns it into another library's form.
+Plain lists and numbers, so that counting costs a quarter of a microsecond and needs no lock if only
+one thread counts. The code that exports a histogram converts it to its library's form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SECONDS = (
     *(5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3),
     *(5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-# Things counted, 1 to 65,536: queries a message, calls a message.
+# Things counted, 1 to 65,536: queries per message, calls per message.
 SIZES = tuple(float(1 << power) for power in range(17))
 
 
@@ -23,8 +23,8 @@ class Histogram:
     """How many values fell into each bucket, and their sum.
 
     Args
-        bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket holds
-                what is larger
+        bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket is for
+                larger values
     Shapes
         counts  len(bounds) + 1, not cumulative
     """

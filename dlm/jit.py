@@ -1,9 +1,9 @@
-"""Compiled kernels: how they are made, and where they are kept between processes.
+"""Compiled kernels: how they are made, and where they are cached between processes.
 
-`kernel` and `inlined` stand in for numba's decorators in every file of kernels. numba's own cache
-compares a kernel with the file that defines it. A kernel also holds code of other files, which it
-took in when it was compiled; after an upgrade it would run the old code. So ours keeps kernels in a
-folder that is named after the exact source of all of them.
+`kernel` and `inlined` replace numba's decorators in every file of kernels. numba's own cache
+compares a kernel only with the file that defines it. But a kernel also contains code inlined from
+other files; after an upgrade it would run the old code. So ours caches kernels in a folder named
+after the exact source of all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dlm.files import scratch_file, scratch_folder, try_lock, write_whole
 from dlm.progress import compiling_notice
 
 PACKAGE = Path(__file__).parent
-# The files whose text is in compiled code: kernels, and the modules whose constants they use.
+# The files whose code is in compiled kernels: kernels, and the modules whose constants they use.
 SOURCES = (
     "kernels.py",
     "*_kernels.py",
@@ -56,15 +56,15 @@ _FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
 def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
-    """Compiles a function when it is first called, without the GIL, and keeps what it compiled.
+    """Compiles a function on its first call, to run without the GIL, and caches the result.
 
     Args
-        nogil  False holds the GIL, for what takes a microsecond: letting go of it takes as long,
-               and what is shared by threads needs no lock
+        nogil  False holds the GIL, for what takes a microsecond: releasing it takes as long, and
+               data shared by threads needs no lock
         types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
-               marked `out` writable. Then it is compiled once, and other arguments are a
-               TypeError; and it can be compiled ahead. Without, anew for each kind of arguments:
-               a read-only array is one kind and a writable one another
+               marked `out` writable. Then it is compiled once, other arguments raise TypeError,
+               and it can be compiled ahead. Without, it is compiled for each kind of arguments;
+               read-only and writable arrays are different kinds
     """
     if callable(types):
         return _kept(numba.njit(nogil=True)(types))
@@ -73,7 +73,7 @@ def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
 
 
 def _declared(dispatcher: Any, text: str) -> Any:
-    """The dispatcher, which takes arguments of these types alone."""
+    """The dispatcher, which accepts only arguments of these types."""
     compile_for = getattr(dispatcher, "compile", None)
     if compile_for is None:  # compilation is disabled
         return dispatcher
@@ -114,9 +114,9 @@ def _types(text: str) -> tuple[Any, ...]:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A function that kernels take in wherever they call it; Python runs it as it is written.
+    """A function that is inlined into the kernels that call it; Python runs it as written.
 
-    What would make it callable from Python is not compiled: a third of the time for a small one.
+    It is not compiled to be callable from Python, which saves a third of the time for a small one.
     """
     dispatcher = numba.njit(
         nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
@@ -139,7 +139,7 @@ def _kept(dispatcher: Any) -> Any:
 
 
 class _Kernels(NullCache):  # type: ignore[misc]
-    """The compiled forms of one function, a file for each; numba asks here before it compiles."""
+    """The compiled forms of one function, one file each; numba looks here before it compiles."""
 
     def __init__(self, function: Any) -> None:
         self._name = f"{function.__module__}.{function.__qualname__}"
@@ -173,7 +173,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
             return  # bound to this process
         content = dumps(data._reduce())
         name = self.file(sig, data.target_context)
-        # A full disk, or a folder that was taken away: the process goes on with what it compiled.
+        # A full disk, or a folder that was removed: the process goes on with what it compiled.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
 
@@ -184,7 +184,7 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(1)
 def version() -> str:
-    """Names the code of every kernel: its exact source, and what else decides how it compiles."""
+    """A hash of all kernels: their exact source, and all else that decides how they compile."""
     paths = sorted({path for name in SOURCES for path in PACKAGE.rglob(name)})
     text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version_info[:3])
@@ -197,16 +197,15 @@ def version() -> str:
     return text.hexdigest()
 
 
-_private = contextlib.ExitStack()  # what is in it goes at the exit of the interpreter
+_private = contextlib.ExitStack()  # closed when the interpreter exits
 
 
 @lru_cache(1)
 def folders() -> Sequence[Path]:
-    """Where kernels are looked for; the last is where new ones are written.
+    """The folders where kernels are looked for; new ones are written to the last.
 
-    The first place that can be written is the last; those before may come with an image. Where none
-    can be, a folder of this process and its children, which goes with it: what lies in a shared one
-    would be executed.
+    The last is the first that is writable; those before may come with an image. If none is, it is a
+    private folder that is removed with this process: code in a shared one would be executed.
     """
     found: list[Path] = []
     for place in _places():
@@ -215,7 +214,7 @@ def folders() -> Sequence[Path]:
         with contextlib.suppress(OSError):
             _claim(folder)
             return found
-    with contextlib.suppress(OSError):  # nothing can be written at all: kernels are not kept
+    with contextlib.suppress(OSError):  # nothing can be written: kernels are not cached
         private = _private.enter_context(scratch_folder(None, "dlm-kernels"))
         os.environ["NUMBA_CACHE_DIR"] = os.fspath(private)
         found.append(next(_places()) / version())
@@ -239,7 +238,7 @@ def _claim(folder: Path) -> None:
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    os.close(scratch_file(folder))  # permissions alone do not always tell
+    os.close(scratch_file(folder))  # permissions do not always show it
     os.utime(folder)
     claim = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with contextlib.suppress(OSError):  # a file system without locks
@@ -249,7 +248,7 @@ def _claim(folder: Path) -> None:
 
 
 def _forget_old(current: Path) -> None:
-    """Removes the folders of other versions but the newest, and those that a process uses."""
+    """Removes the folders of other versions, except the newest and those in use."""
     others = [
         (other.stat().st_mtime_ns, other)
         for other in current.parent.iterdir()
@@ -261,7 +260,7 @@ def _forget_old(current: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-# What a helper runs: with the modules of the process that started it, a kernel for each line.
+# What a helper runs: it compiles a kernel per line, from the modules of its parent process.
 _HELPER = """
 import importlib, json, sys
 sys.path[:] = json.loads(sys.stdin.readline())
@@ -271,21 +270,21 @@ for line in sys.stdin:
     sys.stdout.write("compiled\\n")
     sys.stdout.flush()
 """
-HELPERS = 3  # at most, each of 150 MB: the processors that are seen may not all be ours
+HELPERS = 3  # at most, each of 150 MB: this process may not have all the processors it sees
 
 Tell = Callable[[int, int], None]
 
 
 def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
-    """Compiles those kernels that are nowhere kept, side by side in processes of their own.
+    """Compiles the kernels that are not cached, in parallel in separate processes.
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it.
 
     Args
-        kernels  whose types are declared; those that take long first
-        tell     called with the number of kernels done and of all to do, from 0, in any thread; not
-                 at all where all are there; None: `compiling_notice` reports it
+        kernels  with declared types; the slow ones first
+        tell     called with the numbers of kernels done and to do, from 0, in any thread; not
+                 called if all are cached; None: `compiling_notice` reports it
     Returns      how many were compiled
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
@@ -315,7 +314,7 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
                     return
                 try:
                     compile_one(kernel)
-                except OSError:  # a helper that ended; this process does its work
+                except OSError:  # the helper ended; this process does its work
                     waiting.append(kernel)
                     return
                 with telling:
@@ -361,14 +360,14 @@ def _compiling_alone() -> Iterator[None]:
 def _helper() -> Iterator[Callable[[Any], None]]:
     """A process that compiles kernels into the folder where this one looks for them.
 
-    It ends with this process, whose end closes its input, and at once where this is left.
+    It ends at the end of this block, or with this process, which closes its input.
     """
     process = subprocess.Popen(
-        # -P: what lies in the current folder, a json.py say, is not run.
+        # -P: a module in the current folder, such as a json.py, is not run.
         [sys.executable, "-P", "-c", _HELPER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # its work is done again here, and the error with it
+        stderr=subprocess.DEVNULL,  # failed work is repeated here, and shows the error
         text=True,
         start_new_session=True,  # Ctrl-C reaches this process, which ends it
     )
@@ -395,5 +394,5 @@ def _helper() -> Iterator[Callable[[Any], None]]:
         process.kill()
         process.wait()
         stdout.close()
-        with contextlib.suppress(OSError):  # what was not read yet
+        with contextlib.suppress(OSError):  # of unread output
             stdin.close()

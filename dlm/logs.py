@@ -1,7 +1,7 @@
-"""Events in the log: a name, and its fields in the line that any formatter prints.
+"""Log events: a name, with its fields in the line that any formatter prints.
 
 A record's message is `client.server.changed address=10.0.0.12:50060 before=up after=suspect`, so
-that an application which has only `logging.basicConfig` shows what happened and where. A structured
+that an application with only `logging.basicConfig` shows what happened and where. A structured
 logger finds the same in the record itself: `record.event` and an attribute for each field.
 Fields are places, counts and types of errors; never text or words of a query.
 """
@@ -18,7 +18,7 @@ _NEEDS_QUOTES = re.compile(r'[\s="]|^$')
 
 
 def line_of(name: str, fields: Mapping[str, Any]) -> str:
-    """The message of an event: its name, then `field=value`; what has spaces is quoted."""
+    """The message of an event: its name, then `field=value`; values with spaces are quoted."""
     return " ".join([name, *(f"{field}={_text(value)}" for field, value in fields.items())])
 
 

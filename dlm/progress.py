@@ -1,4 +1,4 @@
-"""How far a long job is: what is being done, how fast, and how long it will take yet."""
+"""Progress of a long job: what it is doing, how fast, and how long it will still take."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COMPILING = "compiling kernels (first use only)"
 
 
 class ProgressReporter:
-    """Tells the stages of a job, and how far each is, at most every few seconds.
+    """Reports the stages of a job and their progress, at most every few seconds.
 
     Args
-        tell         takes a line
+        tell         called with each line
         interval_s   between two lines of a stage; suggested 5
-        clock        seconds, never going back
+        clock        monotonic seconds
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class ProgressReporter:
         self._began_s = self._reported_s = clock()
 
     def stage(self, name: str, total: int = 0, unit: str = "") -> None:
-        """Says what is being done from now on.
+        """Starts a stage.
 
         Args
-            total, unit  of what `step` counts; total 0 where it is not known
+            total, unit  of what `step` counts; total 0 if it is not known
         """
         self._name, self._unit = name, unit
         self._done, self._total = 0, total
@@ -48,16 +48,16 @@ class ProgressReporter:
         self.tell(name)
 
     def step(self, done: int) -> None:
-        """So many more of the stage's units are done: says so, if it is time to."""
+        """Counts further units of the stage as done; reports it if it is time to."""
         self._done += done
         self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
-        """Says how far the stage is, if it is time to.
+        """Reports the progress of the stage, if it is time to.
 
         Args
-            done, total  in whatever measure; total 0 where it is not known
-            counted      of the unit that the rate is told in
+            done, total  in any measure; total 0 if it is not known
+            counted      in the unit of the rate
         """
         now = self._clock()
         if now - self._reported_s < self._interval_s:
@@ -82,11 +82,11 @@ class CompilingNotice:
     another thread must not leave one taken.
 
     Args
-        tell      takes the line
-        every_s   between two lines that count the kernels compiled so far; None: one line in all
-        silent_s  seconds that are not worth a line
+        tell      called with the line
+        every_s   between two lines that count the kernels compiled so far; None: only one line
+        silent_s  seconds of compiling before the first line
     Attributes
-        spent_s  seconds since `use` in which kernels compiled, but for hidden ones
+        spent_s  seconds since `use` in which kernels compiled, except hidden ones
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class CompilingNotice:
         self.use(tell, every_s=every_s)
 
     def use(self, tell: Tell, *, every_s: float | None = None) -> None:
-        """From here on lines go to `tell`, as if nothing was compiled so far."""
+        """Sends lines to `tell` from now on, as if nothing was compiled so far."""
         self._tell, self._every_s = tell, every_s
         self._compiled = 0
         self.spent_s, self._began_s = 0.0, self._clock()
-        self._due = [True]  # until the first line; whoever pops it tells
+        self._due = [True]  # until the first line; the thread that pops it reports
         self._told_s = self._began_s
 
     def begin(self) -> None:
-        """A kernel begins to compile."""
+        """A kernel starts to compile."""
         self._depth += 1
         if self._depth > 1 or self._hidden:
             return
@@ -124,7 +124,7 @@ class CompilingNotice:
                 timer.start()
 
     def end(self, kernels: int = 1) -> None:
-        """It is compiled; or so many are."""
+        """The kernel, or several, are compiled."""
         self._look()
         self._depth = max(self._depth - 1, 0)
         if not self._depth and not self._hidden:
@@ -133,7 +133,7 @@ class CompilingNotice:
 
     @contextmanager
     def compiling(self, kernels: int) -> Iterator[None]:
-        """So many are compiled within."""
+        """Brackets the compilation of several kernels."""
         self.begin()
         try:
             yield
@@ -157,7 +157,8 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """No line while something else reports how far compiling is; nor a first line after it."""
+        """No line while something else reports the progress of compiling, nor a first line after
+        it."""
         self._hidden += 1
         try:
             yield
@@ -168,9 +169,9 @@ class CompilingNotice:
 
 
 def _log(line: str) -> None:
-    # No name and fields: where logging is not configured, Python prints the message as it is.
+    # No name and fields: if logging is not configured, Python prints the message as it is.
     logging.getLogger("dlm.jit").warning("dlm: %s", line, extra={"event": "jit.waiting"})
 
 
-# Of this process. A library has only the log; commands print.
+# The notice of this process. A library only logs it; commands print it.
 compiling_notice = CompilingNotice(_log)

@@ -1,4 +1,4 @@
-"""Memory and disk of this machine: what is free, and how a person writes a size."""
+"""Free memory and disk space of this machine, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as a person writes it: 800M, 1.5G, 2GiB; units are powers of 1,024."""
+    """The bytes of a size as people write it: 800M, 1.5G, 2GiB; units are powers of 1,024."""
     match = _SIZE.match(text.strip())
     if match is None:
         percent = "; percentages are not supported" if "%" in text else ""
-        raise ConfigError(f"{text!r} is not a size{percent}; write for example 800M or 2G")
+        raise ConfigError(f"{text!r} is not a size{percent}; write, for example, 800M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or that of its control group."""
+    """Memory that this process may still use: the machine's, or that of its control group."""
     found = [
         int(line.split()[1]) << 10
         for line in _read("/proc/meminfo").splitlines()
@@ -42,7 +42,7 @@ def available_bytes() -> int:
             while path.is_relative_to(root):
                 most, used = _read(path / limit).strip(), _read(path / usage).strip()
                 if most.isdigit() and used.isdigit():
-                    # Pages of files count as used, though they are given back when asked for.
+                    # Pages of files count as used, although they are released on demand.
                     cached = 0
                     for row in _read(path / "memory.stat").splitlines():
                         name, _, number = row.partition(" ")
@@ -63,13 +63,13 @@ def _read(path: str | Path) -> str:
 def check_disk(
     folder: Path, needed: int, what: str, *, advice: str = "another place with --output or --tmp"
 ) -> None:
-    """Raises `ConfigError` unless so much is free where `folder` is; `advice` is what to give."""
+    """Raises `ConfigError` unless `needed` bytes are free in `folder`; `advice`: what to choose."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:
         raise ConfigError(
-            f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, and {free:,} are free "
-            f"there; free room, or give {advice}"
+            f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, but only {free:,} are "
+            f"free there; free space, or choose {advice}"
         )

@@ -1,8 +1,8 @@
-"""Text scored in blocks of lines, by a shard set here or by servers.
+"""Text scored in blocks of lines, by a local shard set or by servers.
 
-A block is what is there: of a file a piece of its text, of a pipe the lines that came. What one
-block scored is handed on before the next one is waited for. Imports are made where they are needed:
-`dlm score` starts in a fraction of a second.
+A block is what is available: a piece of a file, or the lines that a pipe has delivered. The scores
+of a block are passed on before waiting for the next one. Imports are local, so that `dlm score`
+starts in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dlm.index.search.local import LocalModel
     from dlm.index.search.text.score import Lines
 
-BLOCK_BYTES = 1 << 20  # of text scored at once by a thread; whole lines, so a longer one is more
-# Servers take as many sentences in a call as fill messages; blocks are small, to show progress.
+BLOCK_BYTES = 1 << 20  # of text scored at once by a thread; whole lines, so it may be longer
+# Enough sentences per call to fill messages to servers; blocks are small, to show progress.
 SENTENCES = 512
 SERVED_BYTES = 1 << 16
 
@@ -32,21 +32,21 @@ class Scored(Protocol):
     """The sentences of a block, scored."""
 
     def add_to(self, summary: ScoreSummary) -> None:
-        """Counts them in."""
+        """Adds them to the totals."""
 
     def rows(self) -> str:
-        """A row for each: log10 P with six decimals, tokens and OOVs, tabs between."""
+        """A row per sentence: log10 P with six decimals, tokens and OOVs, separated by tabs."""
 
     def sentences(self, block: Block) -> Iterator[tuple[list[bytes], SentenceScore]]:
-        """The words of each, and its score."""
+        """The words of each sentence, and its score."""
 
 
 @dataclass
 class ScoreSummary:
     """Totals over sentences; perplexities as KenLM's `query -v summary` defines them.
 
-    With OOVs: 10 ** -(log10 P / tokens). Without: their log10 P and their number are left out of
-    both. Sentence ends are tokens.
+    With OOVs: 10 ** -(log10 P / tokens). Without OOVs: their log10 P and their number are left out.
+    Sentence ends are tokens.
 
     by_order  tokens by the order of the longest n-gram found, from 1 up
     """
@@ -59,7 +59,7 @@ class ScoreSummary:
     by_order: list[int] = field(default_factory=list)
 
     def add(self, scores: list[SentenceScore]) -> None:
-        """Counts sentences in that servers scored."""
+        """Adds sentences that servers scored."""
         import numpy as np
 
         self.sentences += len(scores)
@@ -72,7 +72,7 @@ class ScoreSummary:
             self._add_hits(np.bincount(score.token_matched_order))
 
     def add_lines(self, lines: Lines) -> None:
-        """Counts sentences in that were scored here."""
+        """Adds sentences that were scored here."""
         self.sentences += len(lines.totals)
         self.tokens += int(lines.counts.tokens.sum())
         self.oovs += int(lines.counts.oovs.sum())
@@ -87,7 +87,7 @@ class ScoreSummary:
             self.by_order[order] += count
 
     def facts(self) -> dict[str, Any]:
-        """What the JSON object `summary` holds; a perplexity over no token is null."""
+        """The JSON object `summary`; a perplexity over no tokens is null."""
         return {
             "sentences": self.sentences,
             "tokens": self.tokens,
@@ -101,7 +101,7 @@ class ScoreSummary:
 
     @staticmethod
     def perplexity(log10_total: float, tokens: int) -> float | None:
-        """None where there is no token or a probability of zero."""
+        """None if there are no tokens or a probability is zero."""
         from dlm.units import perplexity
 
         return perplexity(log10_total, tokens) if tokens and log10_total > -1e308 else None
@@ -113,7 +113,7 @@ def finite(value: float) -> float | None:
 
 
 def _added(total: float, values: NDArray[np.float64]) -> float:
-    """`total` and the values, added one after the other, so that blocks change no bit."""
+    """`total` and the values, added one after another, so that blocks do not change a bit."""
     import numpy as np
 
     return float(np.cumsum(np.concatenate(([total], values)))[-1])
@@ -122,7 +122,7 @@ def _added(total: float, values: NDArray[np.float64]) -> float:
 def scored_here(
     model: LocalModel, blocks: Iterable[Block], threads: int
 ) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in their order, scored by threads; what came before an error is handed on first."""
+    """Blocks in order, scored by threads; blocks before an error are passed on first."""
     from dlm.errors import DlmError
     from dlm.index.search.text.score import score_lines
 
@@ -150,7 +150,7 @@ def scored_here(
 
 @dataclass
 class _Here:
-    """What threads scored: arrays; without lines nothing, where all were left out."""
+    """A block that threads scored, as arrays; empty if all its lines were left out."""
 
     end_id: int
     lines: Lines | None
@@ -196,7 +196,7 @@ class _Here:
 def scored_by_servers(
     utterance: Utterance, blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in their order, scored by servers, `SENTENCES` at most in a call."""
+    """Blocks in order, scored by servers, at most `SENTENCES` per call."""
     from dlm.client.api.inputs import split_words
 
     for block in blocks:

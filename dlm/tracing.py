@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of calls and of their messages, where the extra `trace` is installed.
+"""OpenTelemetry spans of calls and their messages, if the extra `trace` is installed.
 
-Nothing of OpenTelemetry is imported until a `Tracer` is made, and none is made unless a setting
-asks for it. Where spans go, and which are sampled, is the application's set-up of its SDK.
+Nothing of OpenTelemetry is imported until a `Tracer` is made, which only a setting causes. The
+application's SDK set-up decides where spans go and which are sampled.
 
 A span holds numbers and results; never words, ids, addresses or messages of errors. Of the caller's
 context only W3C's `traceparent` and `tracestate` travel; baggage, which may hold anything, stays.
@@ -21,7 +21,7 @@ FIELDS = ("traceparent", "tracestate")
 
 
 class Tracer:
-    """Makes spans by the process's OpenTelemetry set-up.
+    """Makes spans with the process's OpenTelemetry set-up.
 
     Raises
         ConfigError  the extra `trace` is not installed
@@ -33,7 +33,7 @@ class Tracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as exc:
             raise ConfigError(
-                "trace is on, and OpenTelemetry is not installed; leave trace off, or run\n"
+                "trace is on, but OpenTelemetry is not installed; turn trace off, or run\n"
                 f"  {pip_install(packages_of('trace'))}"
             ) from exc
         self._api = trace
@@ -41,7 +41,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, **attributes: Number) -> Span | None:
-        """A span of a caller's, below the one that is current; None where it is not recorded."""
+        """A span for a caller, below the current one; None if it is not recorded."""
         span = self._tracer.start_span(
             name, kind=self._api.SpanKind.CLIENT, attributes=_named(attributes)
         )
@@ -50,7 +50,7 @@ class Tracer:
     def proceed(
         self, name: str, metadata: Iterable[tuple[str, Any]], **attributes: Number
     ) -> Span | None:
-        """A span of what `metadata` asks; None unless a sampled context is in it."""
+        """A span that continues the sampled context in `metadata`; None if there is none."""
         carrier = {k: v for k, v in metadata if k in FIELDS and isinstance(v, str)}
         if not carrier:
             return None
@@ -63,7 +63,7 @@ class Tracer:
         return Span(self._api, span)
 
     def metadata(self, span: Span) -> Metadata:
-        """What carries `span` to a server."""
+        """The metadata that carries `span` to a server."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._api.set_span_in_context(span.span))
         return tuple(carrier.items())
@@ -80,7 +80,7 @@ class Span:
 
     @property
     def sampled(self) -> bool:
-        """Whether servers should record what belongs to it."""
+        """Whether servers should record spans below it."""
         return bool(self.span.get_span_context().trace_flags.sampled)
 
     def end(self, result: str, **attributes: Number) -> None:

@@ -1,7 +1,7 @@
 """The only place where logarithms change their base; and numbers as text.
 
-Serving and ARPA files speak log10; training speaks natural logarithms. A name that starts with
-``log10_`` or ``ln_`` says which one it holds.
+Serving and ARPA files use log10; training uses natural logarithms. A name that starts with
+``log10_`` or ``ln_`` says which.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def perplexity(log10_total: float, tokens: int) -> float:
-    """Perplexity per token of a text whose log10 probability is `log10_total`; nan for no token."""
+    """Perplexity per token of a text with log10 probability `log10_total`; nan without tokens."""
     if tokens == 0:
         return math.nan
     return float(10.0 ** min(-log10_total / tokens, 308.0))

@@ -41,9 +41,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not self.p99_ms > 0:
-            raise ConfigError(f"--p99 {self.p99_ms:g}: milliseconds above 0 are expected")
+            raise ConfigError(f"--p99 is {self.p99_ms:g}; expected milliseconds above 0")
         if not 0 < self.cpu_share <= 1:
-            raise ConfigError(f"--cpu {100 * self.cpu_share:g}: percent from 0 to 100 are expected")
+            raise ConfigError(f"--cpu is {100 * self.cpu_share:g}; expected percent from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _crossed(report: Report, cpu: float | None, limits: Limits) -> tuple[str, st
         return CPU, ""
     if report["driver"]["is_bottleneck"]:
         share = 100 * report["driver"]["share_of_client_cpu"]
-        return DRIVER, f"the driver took {share:.0f} % of the clients' CPU; give more --processes"
+        return DRIVER, f"the driver took {share:.0f} % of the clients' CPU; use more --processes"
     if p99 is not None and p99 > limits.p99_ms:
         if (late or 0.0) > max(LATE_MS, service or 0.0, p99 / 2):
             return DRIVER, (
@@ -199,7 +199,7 @@ def verdict(points: Sequence[Point], ended: str) -> str:
     if best is None:
         if badly is None:
             return f"nothing was measured: {ended}"
-        return f"{badly.rate:g} requests/s are too many already: {badly.why}"
+        return f"{badly.rate:g} requests/s are already too many: {badly.why}"
     found = (
         f"{best.rate:g} requests/s, {best.audio_s_per_s:.3g} streams at a time, p99 "
         f"{best.p99_ms or 0.0:.3g} ms"
@@ -288,7 +288,7 @@ def points_to_go_on_with(
         before = {**found["settings"], **found["limits"]}.get(name)
         if before != value:
             raise ConfigError(
-                f"the search to go on with had {name} {before!r}, this one has {value!r}; give the "
+                f"the search to resume had {name} {before!r}, this one has {value!r}; use the "
                 "same options, or leave --resume out"
             )
     return [Point(**one) for one in found["points"]]

@@ -1,4 +1,4 @@
-"""What breaks servers, on purpose: commands, plans of them, and who carries them out."""
+"""Breaks servers on purpose: commands, plans of commands, and their execution."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ HELP += "; heal all; list"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A line of what is to be done.
+    """One command.
 
-    server  place in cluster.toml, from 0; None for all
+    server  index in cluster.toml, from 0; None for all
     value   milliseconds, or a probability
     """
 
@@ -86,13 +86,13 @@ class Command:
 def parse(line: str, servers: int) -> Command:
     """The command in a line.
 
-    Raises  ConfigError  it is none, or `servers` has no such server
+    Raises  ConfigError  it is not a command, or `servers` has no such server
     """
     verb, *rest = line.split()
     if verb == "list" and not rest:
         return Command(verb)
     if verb not in VERBS:
-        raise ConfigError(f"{line.strip()!r} is not a command; there are: {HELP}")
+        raise ConfigError(f"{line.strip()!r} is not a command; expected one of: {HELP}")
     more = VERBS[verb]
     if not rest:
         whole = ", or heal all" if verb == "heal" else ""
@@ -116,14 +116,14 @@ def parse(line: str, servers: int) -> Command:
             raise ValueError
     except ValueError:
         wanted = f"{more.strip('[]')}, a number from 0 to {most:g}" if more else "nothing"
-        raise ConfigError(f"{line.strip()!r}: after the server, {wanted} is expected") from None
+        raise ConfigError(f"{line.strip()!r}: expected {wanted} after the server") from None
     return Command(verb, int(place), value)
 
 
 def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Command]]:
-    """The lines ``at SECONDS command`` of a script, in the order of their times.
+    """The lines ``at SECONDS command`` of a script, in order of time.
 
-    Raises  ConfigError  a line is something else; empty lines and those after # are left out
+    Raises  ConfigError  a line is something else; empty lines and comments (#) are ignored
     """
     out = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -133,7 +133,7 @@ def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Comman
         found = re.fullmatch(r"at\s+([0-9]+(?:\.[0-9]+)?)\s+(.+)", line)
         if found is None:
             raise ConfigError(
-                f"{path}, line {number}: `at SECONDS command` expected, found {line!r}"
+                f"{path}, line {number}: expected `at SECONDS command`, found {line!r}"
             )
         try:
             out.append((float(found[1]), parse(found[2], servers)))
@@ -146,11 +146,11 @@ def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Comman
 def random_faults(
     seed: int, seconds: float, servers: int, *, kill: bool
 ) -> list[tuple[float, Command]]:
-    """Faults at random times, in their order: of each server one at a time, taken back after a
-    while; at the end everything is well.
+    """Faults at random times, in order: one at a time per server, healed after a while; at the end
+    everything is healed.
 
     Args
-        kill  servers as well: who does that must know that they are started again
+        kill  kill servers too: only if something restarts them
     """
     out: list[tuple[float, Command]] = []
     for server in range(servers):
@@ -170,8 +170,8 @@ class Chaos:
     """Carries commands out.
 
     Args
-        cluster  cluster.toml of the servers; read again for the pid of one that was started again
-        start    starts a server that was killed, by its place; None: whoever started them does so
+        cluster  cluster.toml of the servers; read again for the pid of a restarted one
+        start    restarts a killed server, by its index; None: whatever started them does so
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class Chaos:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def do(self, command: Command) -> str:
-        """Does it, and says what was done.
+        """Carries out a command, and returns what was done.
 
-        Raises  ConfigError  the server is not there, or is none of this machine's
+        Raises  ConfigError  the server does not exist, or is not on this machine
         """
         verb, at, value = command.verb, command.server, command.value
         if verb == "list":
@@ -216,8 +216,8 @@ class Chaos:
         if verb == "start":
             if self._start is None:
                 raise ConfigError(
-                    f"{command}: only a load test that started the servers itself starts them "
-                    "again; of `dlm cluster` the option --restart does"
+                    f"{command}: only a load test that started the servers itself can restart "
+                    "them; otherwise use `dlm cluster --restart`"
                 )
             self._start(at)
         elif verb == "heal":
@@ -231,7 +231,7 @@ class Chaos:
         return told
 
     def _watch_over(self, pid: int) -> None:
-        """However this process ends, what it stopped goes on: stopped, it obeys no SIGTERM."""
+        """Makes stopped servers continue however this process ends, since they ignore SIGTERM."""
         if self._guard is None:
             self._guard = subprocess.Popen(
                 [sys.executable, "-S", "-c", GUARD], stdin=subprocess.PIPE, start_new_session=True
@@ -265,7 +265,7 @@ class Chaos:
         )
 
     def close(self) -> None:
-        """Lets go on what was stopped."""
+        """Lets stopped servers continue."""
         for pid in self._stopped:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGCONT)
@@ -274,7 +274,7 @@ class Chaos:
 
 
 def write_through(through: Path, cluster: Path, addresses: Sequence[str]) -> None:
-    """Writes a cluster.toml of the servers of `cluster`, in their order, at other addresses."""
+    """Writes a cluster.toml with the servers of `cluster`, in order, at other addresses."""
     endpoints = read_cluster_file(cluster)
     write_cluster_file(
         through,
@@ -287,15 +287,15 @@ def write_through(through: Path, cluster: Path, addresses: Sequence[str]) -> Non
 
 
 def server_pid(endpoint: Endpoint, cluster: Path) -> int:
-    """The process of a server, which leads a group of its own.
+    """The process of a server, which leads a process group.
 
-    Raises  ConfigError  it is no server that `dlm cluster` started on this machine, or it is gone
+    Raises  ConfigError  `dlm cluster` did not start it on this machine, or it has exited
     """
     host = endpoint.address.rsplit(":", 1)[0]
     if endpoint.pid is None or not (host == "localhost" or host.startswith("127.")):
         raise ConfigError(
-            f"{cluster} gives no process for {endpoint.address}: chaos breaks clusters that "
-            "`dlm cluster` started on this machine, and no others"
+            f"{cluster} gives no process for {endpoint.address}: chaos breaks only clusters that "
+            "`dlm cluster` started on this machine"
         )
     try:
         words = Path(f"/proc/{endpoint.pid}/cmdline").read_bytes().split(b"\0")
@@ -306,6 +306,6 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
         alive = False
     if not alive:
         raise ConfigError(
-            f"the server at {endpoint.address} is gone: process {endpoint.pid} has exited"
+            f"the server at {endpoint.address} has ended: process {endpoint.pid} has exited"
         )
     return endpoint.pid

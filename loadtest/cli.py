@@ -109,19 +109,19 @@ def record(
         str, typer.Option(help="cluster.toml, folder of a shard set, ARPA file or dlm://HOST:PORT.")
     ],
     output: Annotated[Path, typer.Option(help="Trace to write.")],
-    contexts: Annotated[int, typer.Option(min=1, max=1000, help="Hypotheses; of text alone.")] = 10,
+    contexts: Annotated[int, typer.Option(min=1, max=1000, help="Hypotheses; for text only.")] = 10,
     words: Annotated[
-        int, typer.Option(min=1, max=1000, help="Candidates of a position; of text alone.")
+        int, typer.Option(min=1, max=1000, help="Candidates per position; for text only.")
     ] = 20,
     lm_scale: Annotated[
-        float, typer.Option(help="Weight of the language model; of lattices alone.")
+        float, typer.Option(help="Weight of the language model; for lattices only.")
     ] = 12.0,
     spoken: Annotated[
         bool,
-        typer.Option("--spoken", help="Lower case, letters and apostrophes alone, of the text."),
+        typer.Option("--spoken", help="Reduce the text to lower-case letters and apostrophes."),
     ] = False,
-    limit: Annotated[int, typer.Option(min=0, help="Utterances at most; 0: all.")] = 0,
-    audio: Annotated[str, typer.Option(help="Source and licence of the audio, kept inside.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of utterances; 0: all.")] = 0,
+    audio: Annotated[str, typer.Option(help="Source and licence of the audio, to store.")] = "",
 ) -> None:
     """Record what a decoder asks: of audio word by word, of lattices and text by position.
 
@@ -167,12 +167,12 @@ def record(
 def synth(
     trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
     output: Annotated[Path, typer.Option(help="Trace to write.")],
-    utterances: Annotated[int, typer.Option(help="How many; 0: as many as recorded.")] = 0,
-    speakers: Annotated[int, typer.Option(help="How many; 0: as many as recorded.")] = 0,
-    length: Annotated[float, typer.Option(help="Times the length of an utterance.")] = 1.0,
-    contexts: Annotated[float, typer.Option(help="Times the contexts of a request (K).")] = 1.0,
-    words: Annotated[float, typer.Option(help="Times the words of a context (W).")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 1,
+    utterances: Annotated[int, typer.Option(help="Number of utterances; 0: as recorded.")] = 0,
+    speakers: Annotated[int, typer.Option(help="Number of speakers; 0: as recorded.")] = 0,
+    length: Annotated[float, typer.Option(help="Factor for the length of an utterance.")] = 1.0,
+    contexts: Annotated[float, typer.Option(help="Factor for contexts per request (K).")] = 1.0,
+    words: Annotated[float, typer.Option(help="Factor for words per context (W).")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
 ) -> None:
     """Make a larger or wider trace from a recorded one, and say which statistics it keeps.
 

@@ -15,14 +15,14 @@ from loadtest.cli_run import DEMO_TRACE
 
 def capacity(
     trace: Annotated[
-        Path | None, typer.Argument(help="Trace to replay; without one, the one that comes along.")
+        Path | None, typer.Argument(help="Trace to replay; default: the packaged one.")
     ] = None,
     cluster: Annotated[
         Path | None,
         typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
     ] = None,
     shard_set: Annotated[
-        Path | None, typer.Option(help="Shard set to serve here, in place of the packaged model.")
+        Path | None, typer.Option(help="Shard set to serve here instead of the packaged model.")
     ] = None,
     shards: Annotated[
         int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
@@ -31,32 +31,32 @@ def capacity(
     cpu: Annotated[
         float,
         typer.Option(
-            help="Limit of CPU, percent: of the machine, where clients and servers share one, else "
-            "of one core, by the busiest server process."
+            help="Limit of CPU, percent: of the machine if clients and servers share one, else "
+            "of one core, for the busiest server process."
         ),
     ] = 75.0,
     first_rate: Annotated[
-        float, typer.Option(help="Requests per second that the search begins with.")
+        float, typer.Option(help="First rate of the search, requests per second.")
     ] = 25.0,
-    max_rate: Annotated[float, typer.Option(help="Highest rate that is tried.")] = 100_000.0,
+    max_rate: Annotated[float, typer.Option(help="Highest rate to try.")] = 100_000.0,
     precision: Annotated[
-        float, typer.Option(help="Percent between the rate that goes well and the next.")
+        float, typer.Option(help="Stop once a good rate and a bad one are within this percentage.")
     ] = 10.0,
-    duration: Annotated[float, typer.Option(help="Seconds that are measured at each rate.")] = 20.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that, at each rate.")] = 3.0,
+    duration: Annotated[float, typer.Option(help="Seconds measured at each rate.")] = 20.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of warm-up at each rate.")] = 3.0,
     arrival_pattern: Annotated[
         str, typer.Option(help="How utterances arrive: constant, poisson or gamma.")
     ] = "constant",
     processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request has.")] = 2.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and the order of utterances.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds until a request's deadline.")] = 2.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and utterance order.")] = 1,
     output: Annotated[
-        Path | None, typer.Option(help="New folder for the results; one is named after the time.")
+        Path | None, typer.Option(help="New folder for the results; default: named after the time.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of a search that was broken off, to go on with.")
+        Path | None, typer.Option(help="Folder of an interrupted search to resume.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
     """Find the highest rate before p99 or CPU crosses its limit, or requests fail.
 
@@ -87,13 +87,13 @@ def capacity(
 
     limits = Limits(p99, cpu / 100)
     if cluster is not None and shard_set is not None:
-        raise ConfigError("--cluster and --shard-set were both given; one of them is expected")
+        raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
     if resume is not None and output is not None:
-        raise ConfigError("--resume and --output were both given; a search goes on in its folder")
+        raise ConfigError("--resume and --output were both given; resume keeps its folder")
     if not 0 < first_rate <= max_rate:
-        raise ConfigError(f"--first-rate {first_rate:g}: above 0, at most --max-rate, is expected")
+        raise ConfigError(f"--first-rate is {first_rate:g}; expected above 0, up to --max-rate")
     if not 1 <= precision <= 100:
-        raise ConfigError(f"--precision {precision:g}: percent from 1 to 100 are expected")
+        raise ConfigError(f"--precision is {precision:g}; expected a percentage from 1 to 100")
     used = trace or DEMO_TRACE
     served = str(cluster or shard_set or f"the packaged model in {shards} shards")
     settings: dict[str, Any] = {
@@ -129,7 +129,7 @@ def capacity(
         try:
             write_capacity(folder, found)
         except OSError as exc:
-            tell(f"{folder}: {exc.strerror}; the search goes on, its points in memory")
+            tell(f"{folder}: {exc.strerror}; the search continues, with its points in memory")
         if points and ended == "running":
             newest = points[-1]
             what = f"crossed {newest.crossed}: {newest.why}" if newest.crossed else "well"
@@ -174,7 +174,7 @@ def capacity(
     if ended != "found" or not whole:
         print(f"loadtest: {ended}", file=sys.stderr)
         if points:
-            print(f"--resume {folder} goes on with the search", file=sys.stderr)
+            print(f"resume the search with --resume {folder}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -184,7 +184,7 @@ def _free(folder: Path, rate: float) -> Path:
         place = folder / (f"{rate:g}" if number == 1 else f"{rate:g}-{number}")
         if not place.exists():
             return place
-    raise ConfigError(f"{folder} holds a thousand runs of {rate:g} requests/s; give another")
+    raise ConfigError(f"{folder} has a thousand runs at {rate:g} requests/s; choose another")
 
 
 def _show(found: dict[str, Any]) -> None:

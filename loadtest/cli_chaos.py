@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 def chaos(
     cluster: Annotated[Path, typer.Argument(help="cluster.toml of a running `dlm cluster`.")],
     through: Annotated[
-        Path, typer.Option(help="File to write: the same servers, by way of what breaks.")
+        Path, typer.Option(help="cluster.toml to write: the same servers, through the faults.")
     ] = Path("chaos.toml"),
     script: Annotated[
-        Path | None, typer.Option(help="File of lines `at SECONDS command`; ends with the last.")
+        Path | None, typer.Option(help="File of lines `at SECONDS command`; ends after the last.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--random", help="Seed of random faults, for --minutes.")
     ] = None,
     minutes: Annotated[float, typer.Option(help="Of --random.")] = 1.0,
     kill: Annotated[
-        bool, typer.Option("--kill", help="--random kills too; for `dlm cluster --restart`.")
+        bool,
+        typer.Option("--kill", help="Let --random kill too; for `dlm cluster --restart`."),
     ] = False,
 ) -> None:
     """Break a local cluster on purpose, by commands on standard input.
@@ -53,9 +54,9 @@ def chaos(
     from loadtest.proxy import Proxies
 
     if kill and seed is None:
-        raise ConfigError("--kill is of --random; give --random SEED, or type: kill N")
+        raise ConfigError("--kill needs --random; use --random SEED, or type: kill N")
     if seed is not None and script is not None:
-        raise ConfigError("--random and --script are two plans; give one of them")
+        raise ConfigError("--random and --script were both given; expected only one of them")
     endpoints = read_cluster_file(cluster)
     if not cluster.read_text(encoding="utf-8").startswith(WRITTEN_BY):
         raise ConfigError(
@@ -69,10 +70,10 @@ def chaos(
         plan = read_script(script.read_text(encoding="utf-8"), len(endpoints), script)
     if seed is not None:
         if not 0 < minutes <= 10_000:
-            raise ConfigError(f"--minutes {minutes:g}: above 0 is expected, 10000 at most")
+            raise ConfigError(f"--minutes is {minutes:g}; expected above 0 and at most 10000")
         plan = random_faults(seed, minutes * 60, len(endpoints), kill=kill)
     if through.absolute() == cluster.absolute():
-        raise ConfigError(f"--through {through} is the cluster's own file; give another name")
+        raise ConfigError(f"--through {through} is the cluster's own file; choose another name")
     check_free(through)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -85,7 +86,7 @@ def chaos(
         try:
             write_through(through, cluster, proxies.addresses)
             written = through.read_text()
-            print(f"wrote {through}: {len(endpoints)} servers, by way of this process", flush=True)
+            print(f"wrote {through}: {len(endpoints)} servers, through this process", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 _run(chaos, plan, len(endpoints), ends_with_input=script is None and seed is None)
         finally:

@@ -27,36 +27,36 @@ def paper(
         list[str] | None, typer.Option(help="An experiment, such as figure-7; may be repeated.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="Folder for results.json and results.html; may hold earlier ones.")
+        Path, typer.Option(help="Folder for results.json and results.html; may have earlier ones.")
     ] = OUTPUT,
     work: Annotated[
         Path | None,
         typer.Option(help="Folder for shard sets and caches, kept; OUTPUT/work if not given."),
     ] = None,
     arpa: Annotated[
-        Path | None, typer.Option(help="The model; without one, the small one of the package.")
+        Path | None, typer.Option(help="ARPA file of the model; default: the small packaged one.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Shard set of it, exact, of one shard; without one it is built."),
+        typer.Option(help="Its shard set, exact, with one shard; default: it is built."),
     ] = None,
     trace: Annotated[
-        Path, typer.Option(help="Requests that are asked; recorded ones of speech.")
+        Path, typer.Option(help="Trace of requests; default: recorded from speech.")
     ] = TRACE,
     held_out: Annotated[
         Path | None, typer.Option(help="Text for perplexities, a sentence per line.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Run experiments that have a result already.")
+        bool, typer.Option("--again", help="Run experiments that already have a result.")
     ] = False,
     note: Annotated[
-        str, typer.Option(help="Kept with each result, such as what else ran meanwhile.")
+        str, typer.Option(help="Stored with each result, such as what else was running.")
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
     quick: Annotated[
         bool, typer.Option("--quick", help="Smallest sizes: to see it work, not to quote.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the tables alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the tables.")] = False,
 ) -> None:
     """Make the tables and figures of the DLM paper's section 4, beside its own numbers.
 
@@ -112,7 +112,7 @@ def _setup(
         raise ConfigError("--model without --arpa; give the ARPA file that it was built from")
     for path in (arpa, trace, held_out):
         if path is not None and not path.is_file():
-            raise ConfigError(f"{path} does not exist; a file is expected")
+            raise ConfigError(f"{path} does not exist; expected a file")
     if arpa is None:
         arpa = Path(str(files("dlm") / "data" / DEMO))
     work.mkdir(parents=True, exist_ok=True)
@@ -124,8 +124,8 @@ def _setup(
     manifest = read_manifest(model)
     if manifest.shards != 1 or manifest.encoding != "exact":
         raise ConfigError(
-            f"{model} has {manifest.shards} shards in the encoding {manifest.encoding}; one shard "
-            "in the encoding exact is expected"
+            f"{model} has {manifest.shards} shards in the encoding {manifest.encoding}; expected "
+            "one shard in the encoding exact"
         )
     named = os.environ.get("DLM_KENLM_BIN")
     kenlm_bin = None if not named or not (Path(named) / "build_binary").exists() else Path(named)

@@ -17,26 +17,26 @@ GIB = 1 << 30
 def plan(
     streams: Annotated[float, typer.Option(help="Audio streams decoded at the same time.")],
     trace: Annotated[
-        Path | None, typer.Option(help="How decoders ask; without one, the one that comes along.")
+        Path | None, typer.Option(help="Trace of decoders; default: the packaged one.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Shard set of the model: its sizes and who asks what.")
+        Path | None, typer.Option(help="Shard set of the model, for its sizes and shard shares.")
     ] = None,
     ngrams: Annotated[
-        str, typer.Option(help="Its n-grams instead: by order 200k,1.5M,4M, or in all 100M.")
+        str, typer.Option(help="Instead, its n-grams: by order 200k,1.5M,4M, or in all 100M.")
     ] = "",
     encoding: Annotated[str, typer.Option(help="Of --ngrams: exact or compact.")] = "exact",
     costs: Annotated[
-        Path | None, typer.Option(help="Result of capacity; without it, figures that come along.")
+        Path | None, typer.Option(help="Result of `capacity`; default: packaged figures.")
     ] = None,
-    memory: Annotated[float, typer.Option(help="GiB that a server has.")] = 16.0,
+    memory: Annotated[float, typer.Option(help="Memory per server, GiB.")] = 16.0,
     workers: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes of a server, a core each.")
+        int, typer.Option(min=1, max=64, help="Processes per server, one core each.")
     ] = 1,
     replicas: Annotated[
-        int, typer.Option(min=1, max=16, help="Servers of each shard, at least.")
+        int, typer.Option(min=1, max=16, help="Minimum number of servers per shard.")
     ] = 2,
-    cpu: Annotated[float, typer.Option(help="Percent of its cores that a server may use.")] = 75.0,
+    cpu: Annotated[float, typer.Option(help="Percent of its cores to use.")] = 75.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Size a cluster: servers, memory, messages per second, CPU of clients.
@@ -66,7 +66,7 @@ def plan(
     from loadtest.trace import BLOCKS, CALLS, read_trace
 
     if (model is None) == (not ngrams):
-        raise ConfigError("--model DIR or --ngrams COUNTS is expected, one of them")
+        raise ConfigError("expected exactly one of --model DIR and --ngrams COUNTS")
     wishes = Wishes(streams, memory * GIB, cpu / 100, workers, replicas)
     found, place = costs_of(costs), trace or DEMO_TRACE
     asked = read_trace(place)
@@ -83,7 +83,7 @@ def plan(
         per_audio_s = found.messages_per_audio_s
         if per_audio_s is None or found.trace != place.name:
             why = (
-                f"{place} asks for context blocks, whose messages depend on what clients keep"
+                f"{place} asks for context blocks, whose messages depend on what clients cache"
                 if has_blocks
                 else f"without --model, messages are those measured with {found.trace}"
             )

@@ -20,27 +20,27 @@ DEMO_TRACE = Path(__file__).parent / "traces/rescoring.parquet"
 
 def run(
     trace: Annotated[
-        Path | None, typer.Argument(help="Trace to replay; without one, the one that comes along.")
+        Path | None, typer.Argument(help="Trace to replay; default: the packaged one.")
     ] = None,
     cluster: Annotated[
         Path | None,
         typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
     ] = None,
     shard_set: Annotated[
-        Path | None, typer.Option(help="Shard set to serve here, in place of the packaged model.")
+        Path | None, typer.Option(help="Shard set to serve here instead of the packaged model.")
     ] = None,
     shards: Annotated[
         int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
     ] = 2,
     replicas: Annotated[
-        int, typer.Option(min=0, max=16, help="Servers of each shard here; 0: as --faults needs.")
+        int, typer.Option(min=0, max=16, help="Servers per shard here; 0: as --faults needs.")
     ] = 0,
     request_rate: Annotated[
         float, typer.Option(help="Requests per second (open loop), sent when they are due.")
     ] = 50.0,
     concurrency: Annotated[
         int,
-        typer.Option(min=0, help="Decoders that wait for each answer (closed loop), in its place."),
+        typer.Option(min=0, help="Instead, decoders that wait for each answer (closed loop)."),
     ] = 0,
     arrival_pattern: Annotated[
         str, typer.Option(help="How utterances arrive: constant, poisson or gamma.")
@@ -49,41 +49,41 @@ def run(
         float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
     ] = 1.0,
     ramp_to: Annotated[
-        float, typer.Option(help="Rate at the end, reached evenly from --request-rate; 0: none.")
+        float, typer.Option(help="Final rate, reached evenly from --request-rate; 0: none.")
     ] = 0.0,
     steps: Annotated[
         str, typer.Option(help="Rates one after another, for --duration each: 50,100,200.")
     ] = "",
-    duration: Annotated[float, typer.Option(help="Seconds that are measured.")] = 100.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that, not measured.")] = 10.0,
-    window: Annotated[float, typer.Option(help="Seconds that figures are kept by.")] = 5.0,
+    duration: Annotated[float, typer.Option(help="Seconds to measure.")] = 100.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of warm-up, not measured.")] = 10.0,
+    window: Annotated[float, typer.Option(help="Seconds per window of figures.")] = 5.0,
     until_stable: Annotated[
         bool,
         typer.Option("--until-stable", help="End once the last three windows agree."),
     ] = False,
     stability_percentage: Annotated[
-        float, typer.Option(help="How closely, in answers per second and p99.")
+        float, typer.Option(help="How closely windows must agree, in answers per second and p99.")
     ] = 10.0,
     processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request has.")] = 2.0,
+    deadline: Annotated[float, typer.Option(help="Seconds until a request's deadline.")] = 2.0,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Clients answer from 2-grams where shards fail.")
+        bool, typer.Option("--partial", help="Clients answer from 2-grams if shards fail.")
     ] = False,
     small: Annotated[
-        Path | None, typer.Option(help="Shard set that clients go over to while servers fail.")
+        Path | None, typer.Option(help="Shard set that clients switch to while servers fail.")
     ] = None,
     faults: Annotated[
         str,
         typer.Option(
-            help="What breaks meanwhile: replica-killed, shard-gone, slow-network, stalled-server, "
+            help="Faults during the run: replica-killed, shard-gone, slow-network, stalled-server, "
             "or a file of lines `at SECONDS command` (CHAOS.md)."
         ),
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and the order of utterances.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and utterance order.")] = 1,
     output: Annotated[
-        Path | None, typer.Option(help="New folder for the results; one is named after the time.")
+        Path | None, typer.Option(help="New folder for the results; default: named after the time.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the report.")] = False,
 ) -> None:
     """Run a load test and write a report: JSON, CSV, HTML.
 
@@ -106,9 +106,9 @@ def run(
         warmup,
     )  # fmt: skip
     if cluster is not None and shard_set is not None:
-        raise ConfigError("--cluster and --shard-set were both given; one of them is expected")
+        raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
     if cluster is not None and replicas:
-        raise ConfigError("--replicas is of servers that are started here, not of --cluster")
+        raise ConfigError("--replicas is for servers that are started here, not for --cluster")
     # What is wrong with any of it is told before servers start.
     if faults:
         check_named(faults)
@@ -160,11 +160,11 @@ def _load(
     from loadtest.schedule import Load, Segment
 
     if ramp_to and steps:
-        raise ConfigError("--ramp-to and --steps were both given; one of them is expected")
+        raise ConfigError("--ramp-to and --steps were both given; expected only one of them")
     try:
         rates = [float(one) for one in steps.split(",")] if steps else [rate]
     except ValueError:
-        raise ConfigError(f"--steps {steps}: rates with commas between are expected") from None
+        raise ConfigError(f"--steps is {steps}; expected rates separated by commas") from None
     segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
     return Load(segments, concurrency, pattern, smoothness, warmup)
 

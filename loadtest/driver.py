@@ -1,7 +1,7 @@
-"""A run: starts the client processes, watches the servers, gathers what both say.
+"""A run: starts the client processes, watches the servers, gathers what both report.
 
-Everything that happens is a record, a dictionary that goes to `keep` at once: what was measured is
-kept, however the run ends. `report.build` makes a report of the records.
+Every event is a record, a dictionary that goes to `keep` at once, so measurements are kept however
+the run ends. `report.build` makes a report of the records.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RunSettings:
     cluster    path of a cluster.toml
     processes  client processes, which share the load
     window_s   seconds; what is measured is kept per window
-    stability_percent  end as soon as the last windows agree this closely; None: at the end of the
-               load alone
+    stability_percent  end as soon as the last windows agree this closely; None: only at the end of
+               the load
     """
 
     cluster: Path
@@ -60,13 +60,13 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= 256:
-            raise ConfigError(f"{self.processes} client processes; 1 to 256 are expected")
+            raise ConfigError(f"--processes is {self.processes}; expected 1 to 256")
         if not 0.1 <= self.window_s <= 3600:
-            raise ConfigError(f"windows of {self.window_s:g} s; 0.1 to 3600 are expected")
+            raise ConfigError(f"--window is {self.window_s:g} s; expected 0.1 to 3600")
         if 0 < self.load.concurrency < self.processes:
             raise ConfigError(
                 f"concurrency {self.load.concurrency} for {self.processes} client processes; each "
-                "needs a decoder of its own: give fewer --processes"
+                "needs at least one decoder: use fewer --processes"
             )
 
 
@@ -89,7 +89,7 @@ class _Worker:
         self._listener.start()
 
     def tell(self, line: str) -> None:
-        """A line of its input; one that has ended hears nothing."""
+        """Sends a line of input; ignored if the process has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.write(line + "\n")
@@ -118,9 +118,9 @@ class Run:
     """One run, record by record.
 
     Args
-        keep  takes every record as it comes
-        tell  takes lines for a person
-        faults  what breaks meanwhile
+        keep  called with every record as it comes
+        tell  called with lines for a person
+        faults  faults during the run
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Run:
         self._stopping = False
 
     def run(self) -> None:
-        """Until the load ends, or what is measured is stable, or nothing answers any more.
+        """Runs until the load ends, the measurements are stable, or nothing answers any more.
 
         Raises
             ConfigError, UnavailableError, ...  nothing could be measured: a client did not start
@@ -247,20 +247,20 @@ class Run:
             worker.tell("stop")
 
     def _drain(self) -> None:
-        """What was said and not taken yet."""
+        """Takes the pending records."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._take(self._heard.get_nowait())
 
     def _wait_ended(self) -> None:
-        """What the clients still say after an interruption."""
+        """Takes what the clients still report after an interruption."""
         limit = time.monotonic() + self._settings.client.deadline_s + KILL_S
         while len(self._ended) < self._settings.processes and time.monotonic() < limit:
             with contextlib.suppress(queue.Empty):
                 self._take(self._heard.get(timeout=0.1))
 
     def _take(self, record: Record) -> str:
-        """Keeps a record; what is wrong, if anything."""
+        """Keeps a record; returns what is wrong, if anything."""
         kind = record["type"]
         if kind == "exit":
             was_well = record["client"] in self._ended
@@ -281,7 +281,7 @@ class Run:
         return ""
 
     def _add(self, record: Record) -> None:
-        """A client's part of a window; when all have said theirs, the line of the whole."""
+        """Adds a client's part of a window; once all are there, prints the line of the whole."""
         parts = self._parts.setdefault(record["window"], [])
         parts.append(record)
         if len(parts) < self._settings.processes:
@@ -333,7 +333,7 @@ class Run:
 
 
 def records_of(path: Path) -> Iterator[Record]:
-    """The records of a journal; a last line that was cut is left out."""
+    """The records of a journal, without an incomplete last line."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             with contextlib.suppress(ValueError):

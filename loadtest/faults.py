@@ -19,10 +19,10 @@ from loadtest.replay import Record
 REPLICA_KILLED, SHARD_GONE = "replica-killed", "shard-gone"
 SLOW_NETWORK, STALLED_SERVER = "slow-network", "stalled-server"
 SCENARIOS = {
-    REPLICA_KILLED: "one of the servers of shard 0 is killed, and started again",
-    SHARD_GONE: "all servers of shard 0 are killed, and started again",
+    REPLICA_KILLED: "one of the servers of shard 0 is killed, then restarted",
+    SHARD_GONE: "all servers of shard 0 are killed, then restarted",
     SLOW_NETWORK: "every round trip takes 20 ms longer",
-    STALLED_SERVER: "a server of shard 0 stands still, and goes on",
+    STALLED_SERVER: "a server of shard 0 stops, then continues",
 }
 SLOW_MS = 10.0  # each way
 LATE_S = 60.0  # that commands may be late at the end of a run
@@ -49,7 +49,7 @@ def scenario(
     of_first = [at for at, shard in enumerate(shards) if shard in (first, None)]
     if name == REPLICA_KILLED and len(of_first) < 2:
         raise ConfigError(
-            f"{name} needs two servers of shard {first}, found {len(of_first)}; give --replicas 2, "
+            f"{name} needs two servers of shard {first}, found {len(of_first)}; use --replicas 2, "
             "or a cluster that has replicas"
         )
     verb, back, value, servers = {
@@ -71,7 +71,7 @@ def check_named(text: str) -> None:
     """Raises `ConfigError` unless it is a scenario or a file."""
     if text not in SCENARIOS and not Path(text).is_file():
         raise ConfigError(
-            f"--faults {text}: neither a file nor a scenario; scenarios are {', '.join(SCENARIOS)}"
+            f"--faults {text} is neither a file nor a scenario; scenarios: {', '.join(SCENARIOS)}"
         )
 
 
@@ -92,17 +92,17 @@ def read_plan(
     else:
         plan = read_script(Path(text).read_text(encoding="utf-8"), len(endpoints), Path(text))
     if not plan:
-        raise ConfigError(f"{text} has no faults; lines `at SECONDS command` are expected")
+        raise ConfigError(f"{text} has no faults; expected lines `at SECONDS command`")
     for at_s, command in plan:
         if at_s >= seconds:
             raise ConfigError(
-                f"{text}: `{command}` at {at_s:g} s, but the run ends at {seconds:g} s; give a "
+                f"{text}: `{command}` at {at_s:g} s, but the run ends at {seconds:g} s; use a "
                 "longer --duration, or an earlier time"
             )
         if command.verb == "start" and not own:
             raise ConfigError(
-                f"{text}: `{command}`: a load test starts only servers that it started itself; of "
-                "`dlm cluster` the option --restart does"
+                f"{text}: `{command}`: a load test restarts only servers that it started "
+                "itself; otherwise use `dlm cluster --restart`"
             )
         if command.verb in OF_PROCESSES and command.server is not None:
             server_pid(endpoints[command.server], cluster)

@@ -49,7 +49,7 @@ class LocalServers:
         try:
             self.servers[at].process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"server {at} runs; kill it before it is started again") from None
+            raise ConfigError(f"server {at} is running; kill it before you restart it") from None
         self.servers[at] = self.servers[at].again()
         self.write()
 

@@ -96,9 +96,9 @@ class Wishes:
 
     def __post_init__(self) -> None:
         if not 0 < self.streams <= 1e7:
-            raise ConfigError(f"--streams {self.streams:g}: above 0 is expected, 10 M at most")
+            raise ConfigError(f"--streams is {self.streams:g}; expected above 0 and at most 10 M")
         if not 0 < self.cpu_share <= 1:
-            raise ConfigError(f"--cpu {100 * self.cpu_share:g}: percent from 0 to 100 are expected")
+            raise ConfigError(f"--cpu is {100 * self.cpu_share:g}; expected percent from 0 to 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,7 @@ def costs_of(path: Path | None) -> Costs:
     knee = found["knee"]
     if knee is None or knee["server_cpu_us_per_message"] is None or not knee["sent_per_s"]:
         raise ConfigError(
-            f"{path} has no rate that went well, or servers that did not say their CPU; give "
-            "another --costs"
+            f"{path} has no good rate, or its servers did not report their CPU; use another --costs"
         )
     machine, commit = found["provenance"]["machine"], found["provenance"]["commit"]
     return Costs(
@@ -168,7 +167,7 @@ def model_of_counts(text: str, encoding: str) -> Model:
     Raises  ConfigError  it is neither
     """
     if encoding not in ENCODINGS:
-        raise ConfigError(f"--encoding {encoding}: {' or '.join(ENCODINGS)} is expected")
+        raise ConfigError(f"--encoding is {encoding}; expected {' or '.join(ENCODINGS)}")
     counts = [_count(part) for part in text.split(",")]
     total = sum(counts)
     low = sum(counts[:2]) if len(counts) > 1 else LOW_SHARE * total
@@ -234,7 +233,7 @@ def fitting(
     if alone > wishes.memory_bytes:
         raise ConfigError(
             f"a server needs {_gib(alone)} with {MOST_SHARDS} shards, since each holds the 1- and "
-            f"2-grams, {_gib(model.common)}; {_gib(wishes.memory_bytes)} are given: give more "
+            f"2-grams, {_gib(model.common)}; but it has only {_gib(wishes.memory_bytes)}. Use more "
             "--memory"
         )
     best: Cluster | None = None
@@ -252,8 +251,8 @@ def fitting(
                 break
     if best is None:
         raise ConfigError(
-            f"no cluster of up to {MOST_SHARDS} shards with {MOST_REPLICAS} replicas takes "
-            f"{wishes.streams:g} streams; give more --workers, or several clusters"
+            f"no cluster of up to {MOST_SHARDS} shards with {MOST_REPLICAS} replicas can serve "
+            f"{wishes.streams:g} streams; use more --workers, or several clusters"
         )
     return best
 

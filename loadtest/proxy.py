@@ -1,7 +1,7 @@
-"""A TCP proxy that makes a network fail: for `chaos`, and for tests of what clients do then.
+"""A TCP proxy that makes a network fail: for `chaos`, and for tests of how clients react.
 
-It stands before servers, one port each, and passes bytes on as they are. Faults are set for a
-server while connections live, and taken back again. One event loop, in a thread of its own.
+It is in front of servers, one port each, and forwards bytes unchanged. Faults can be set and healed
+for each server while connections are open. It has one event loop, in a separate thread.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MAX_HELD = 64  # chunks of one direction that are on their way; more wait at who
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with the way to a server; nothing, as made without arguments.
+    """The faults on the way to a server; none by default.
 
-    delay_s    seconds that every byte takes longer, each way; their order stays
+    delay_s    seconds of delay for every byte, each way; their order stays
     stall      probability that a chunk, and so all after it, is held for `stall_s`: a lost packet
-    stall_s    seconds; 0.2 is what TCP waits at least before it sends again
-    drop       probability that a connection is reset instead of passing a chunk on; from 1 on those
-               that are open are reset at once, and new ones as they come
-    corrupt    probability that one bit of a chunk from the server is another; of HTTP/2, in the
-               payloads of DATA frames alone, since gRPC ends its process at some damaged frames
+    stall_s    seconds; 0.2 is TCP's shortest wait before it sends again
+    drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
+               connections are reset at once, and new ones as they come
+    corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in
+               the payloads of DATA frames, since gRPC ends its process at some damaged frames
     partition  nothing passes, both ways; what was sent meanwhile arrives when it is over
-    blackhole  all that is sent is swallowed; new connections are taken, and stay silent. What lost
-               bytes is reset when it is over
+    blackhole  everything sent is lost; new connections are accepted, and stay silent. Connections
+               that lost bytes are reset when it is over
     """
 
     delay_s: float = 0.0
@@ -50,7 +50,7 @@ class Faults:
 
 
 class _Frames:
-    """Where the payloads of DATA frames lie in what a server sends (RFC 9113, 4.1 and 6.1)."""
+    """The places of DATA payloads in what a server sends (RFC 9113, 4.1 and 6.1)."""
 
     HEAD_BYTES, DATA = 9, 0
 
@@ -91,7 +91,7 @@ class _Link:
         self._writers = [writer]
 
     async def run(self) -> None:
-        """Until either side ends it."""
+        """Runs until either side ends it."""
         try:
             if self.way.faults.drop >= 1:
                 return
@@ -121,7 +121,7 @@ class _Link:
             self.reset()
 
     def reset(self) -> None:
-        """Ends both connections at once, with an RST where they were not ended already."""
+        """Ends both connections at once, with an RST unless they have already ended."""
         for writer in self._writers:
             connection = writer.get_extra_info("socket")
             with contextlib.suppress(OSError, AttributeError):
@@ -181,7 +181,7 @@ class _Link:
 
 
 def _flipped(data: bytes, places: Sequence[int], chance: float) -> bytes:
-    """`data` with one bit another, at one of some places."""
+    """`data` with one bit flipped, at one of `places`."""
     bit = int(chance * 8 * len(places))
     changed = bytearray(data)
     changed[places[bit // 8]] ^= 1 << bit % 8
@@ -194,7 +194,7 @@ def _place(address: str) -> tuple[str, int]:
 
 
 class _Way:
-    """A port, the server behind it, and what is wrong between them."""
+    """A port, the server behind it, and the faults between them."""
 
     def __init__(self, target: str, seed: str) -> None:
         self.target = _place(target)
@@ -259,17 +259,17 @@ class _Way:
 
 
 class Proxies:
-    """A proxy before each of some servers, named by their places in the list. Any thread may call.
+    """A proxy in front of each server, named by its index in the list. Any thread may call it.
 
     Args
         targets  host:port of each
-        seed     of everything that is left to chance; what it falls on also depends on how the
-                 system cuts the stream of bytes
-        precise  delays are kept to microseconds, for some hundred connections; else to the next
+        seed     of all random choices; their effect also depends on how the system cuts the stream
+                 of bytes
+        precise  delays are accurate to microseconds, for some hundred connections; else to the next
                  millisecond, for any number
     Guarantees
-        without faults every byte passes, in order, and ends of streams and resets are passed on;
-        only that a server is not there shows as a connection that is reset, not refused
+        without faults every byte passes, in order, and ends of streams and resets are forwarded;
+        only a missing server shows as a connection that is reset, not refused
     """
 
     def __init__(self, targets: Sequence[str], seed: int = 0, *, precise: bool = False) -> None:
@@ -299,7 +299,7 @@ class Proxies:
         return [f"127.0.0.1:{way.port}" for way in self._ways]
 
     def faults(self, at: int) -> Faults:
-        """What is wrong with the way to a server."""
+        """The faults on the way to a server."""
         return self._ways[at].faults
 
     def set(self, at: int, **changes: Any) -> Faults:
@@ -307,16 +307,16 @@ class Proxies:
         return self._do(self._ways[at].set(changes))
 
     def half_open(self, at: int) -> int:
-        """The connections that are open go silent for good, new ones work; returns how many. As of
-        a firewall that forgot them; `heal` resets them."""
+        """Silences the open connections for good, as a firewall that forgot them; new ones work.
+        Returns how many; `heal` resets them."""
         return self._do(self._ways[at].half_open())
 
     def redirect(self, at: int, target: str) -> None:
-        """From now on, another server is behind it; connections to the old one are reset."""
+        """Puts another server behind it; connections to the old one are reset."""
         self._do(self._ways[at].redirect(target))
 
     def heal(self, at: int) -> None:
-        """Takes back every fault; connections that lost bytes are reset."""
+        """Heals every fault; connections that lost bytes are reset."""
         self._do(self._ways[at].heal())
 
     def close(self) -> None:

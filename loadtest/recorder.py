@@ -107,8 +107,8 @@ class Recorder:
             return
         if self._noted is None:
             raise QueryError(
-                "a recorded handle was asked outside of an utterance; ask it within "
-                "`Recorder.spoken`, which says whose audio it is"
+                "a recorded handle was used outside an utterance; use it within "
+                "`Recorder.spoken`, which names the audio"
             )
         if contexts and (call == BLOCKS or (words and words[0])):
             request = Request(0.0, self._kind, tuple(contexts), tuple(words), call)
@@ -137,7 +137,7 @@ class RecordingUtterance:
             raise AttributeError(name)
         if name not in _SILENT and not self._recorder.is_silent:
             raise QueryError(
-                f"{name} of a handle is not recorded; expected extend, score, "
+                f"cannot record {name} of a handle; expected extend, score, "
                 "score_sentences or context_blocks"
             )
         return getattr(self._handle, name)

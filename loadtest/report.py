@@ -1,6 +1,6 @@
-"""A report of a run, from its records: pure, so that a killed run's journal gives one as well.
+"""A report of a run, from its records. Pure, so it also works on the journal of a killed run.
 
-`report.schema.json` says what each field means.
+`report.schema.json` describes each field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Report = dict[str, Any]
 
 
 def imbalance(values: Sequence[float]) -> float | None:
-    """(max - avg) / avg (DLM 4.2.3); None where there is nothing to balance."""
+    """(max - avg) / avg (DLM 4.2.3); None if there is nothing to balance."""
     total = sum(values)
     return max(values) * len(values) / total - 1 if total else None
 
@@ -34,8 +34,7 @@ def build(records: Iterable[Record]) -> Report:
     """The report of a run.
 
     Args
-        records  in their order; the first is the header, the last says why the run ended, if it
-                 could
+        records  in order; the first is the header, the last says why the run ended, if known
     Raises
         FormatError  no header, or no client was ready: nothing was measured
     """
@@ -43,9 +42,7 @@ def build(records: Iterable[Record]) -> Report:
     for record in records:
         by_type[record.get("type", "")].append(record)
     if not by_type["header"] or not by_type["ready"]:
-        raise FormatError(
-            "the records hold no header or no client that was ready: nothing was measured"
-        )
+        raise FormatError("the records have no header or no ready client: nothing was measured")
     header, ready = by_type["header"][0], by_type["ready"]
     window_s, load = header["window_s"], header["load"]
     looks = _looks(by_type["servers"], ready[0]["shard_set"][:ID_DIGITS])
@@ -93,7 +90,7 @@ def _has_end(by_type: dict[str, list[Record]]) -> bool:
 
 
 class _Merged:
-    """Some windows' records of all clients, as one."""
+    """The records of some windows, of all clients, merged."""
 
     def __init__(self, begin_s: float, seconds: float, parts: list[Record]) -> None:
         self.begin_s, self.seconds, self.parts = begin_s, seconds, parts
@@ -123,7 +120,7 @@ class _Merged:
         }
 
     def errors(self) -> dict[str, str]:
-        """A text for each outcome that is not an answer."""
+        """A message for each outcome that is not an answer."""
         found: dict[str, str] = {}
         for part in self.parts:
             for outcome, text in part["errors"].items():
@@ -132,7 +129,7 @@ class _Merged:
 
     @property
     def mode(self) -> str | None:
-        """Of the cascade: small as soon as one client is on its small model."""
+        """The cascade's mode: small as soon as one client uses its small model."""
         modes = {part["mode"] for part in self.parts} - {None}
         return None if not modes else "small" if "small" in modes else "full"
 
@@ -197,7 +194,7 @@ def _per(count: float, of: float) -> float | None:
 
 
 def _looks(records: list[Record], shard_set: str) -> list[Report]:
-    """Looks at the servers since time 0, each with what happened since the one before."""
+    """Polls of the servers since time 0, each with the changes since the one before."""
     found: list[Report] = []
     before_s: float | None = None
     machine: Report | None = None
@@ -234,7 +231,7 @@ def _looks(records: list[Record], shard_set: str) -> list[Report]:
 
 
 def _servers(looks: list[Report]) -> list[Report]:
-    """Each server process: what it answered and used while it was looked at, and its last state."""
+    """Each server process: what it answered and used while it was polled, and its last state."""
     found: dict[tuple[str, int | None], Report] = {}
     for look in looks:
         for row in look["servers"]:
@@ -263,7 +260,7 @@ def _machine_share(looks: list[Report]) -> float | None:
 
 
 def _servers_at(looks: list[Report], window: _Merged) -> Report:
-    """Cores that servers took around a window; None where nobody looked."""
+    """Cores that servers used around a window; None if they were not polled."""
     for look in looks:
         middle = look["at_s"] - look["seconds"] / 2
         if window.begin_s <= middle < window.begin_s + window.seconds:
@@ -278,8 +275,7 @@ def _servers_at(looks: list[Report], window: _Merged) -> Report:
 
 
 def _target_rate(load: Report, window: _Merged) -> Report:
-    """Requests per second that were to be offered in the middle of a window; None of a closed
-    loop."""
+    """Requests per second planned for the middle of a window; None for a closed loop."""
     at_s = window.begin_s + window.seconds / 2
     for one in load["segments"]:
         if at_s < one["seconds"]:
@@ -295,7 +291,7 @@ def _target(ready: Record) -> Report:
 
 
 def _balance(shard_bytes: list[int], looks: list[Report]) -> Report:
-    """In bytes of shards and in messages that servers answered."""
+    """The balance of shard bytes and of messages that servers answered."""
     messages = [0.0] * len(shard_bytes)
     for look in looks:
         for row in look["servers"]:
@@ -311,7 +307,7 @@ def _balance(shard_bytes: list[int], looks: list[Report]) -> Report:
 
 
 def _driver(ready: list[Record], total: _Merged) -> Report:
-    """What planning, sending on time and counting take of the client processes."""
+    """The share of the client processes' time for planning, sending on time and counting."""
     cost_us = sum(one["driver_cpu_us"] for one in ready) / len(ready)
     share = _per(cost_us * total.sent / 1e6, total.counts["cpu_s"])
     return {
@@ -335,7 +331,7 @@ def _stability(windows: list[_Merged]) -> Report:
 
 
 def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
-    """Of a load in several segments, each by itself."""
+    """The figures of each segment of a load with several."""
     segments = load["segments"]
     if len(segments) < 2:
         return []
@@ -347,7 +343,7 @@ def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
 
 
 def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
-    """The windows that lie between two times whole, as one."""
+    """The windows that lie entirely between two times, merged."""
     inside = [
         w for w in windows if begin <= w.begin_s + 1e-6 and w.begin_s + w.seconds <= end + 1e-6
     ]
@@ -356,7 +352,7 @@ def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
 
 
 def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
-    """From fault to fault, each by itself, with what came last."""
+    """The figures from one fault to the next, each with its last events."""
     if not faults or not windows:
         return []
     commands: defaultdict[float, list[str]] = defaultdict(list)

@@ -70,7 +70,7 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
         found.append(Transcript(name, speaker, seconds, words))
     if not found:
         raise TextError(
-            f"{path} has no sentence; expected a sentence per line, or TSV with the columns "
+            f"{path} has no sentences; expected a sentence per line, or TSV with the columns "
             "seconds, speaker and text"
         )
     return found
@@ -83,7 +83,7 @@ def _seconds(row: dict[str, str], path: Path, number: int) -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise TextError(
-            f"{path}, line {number + 2}: {row['seconds']!r} seconds; a number above 0 is expected"
+            f"{path}, line {number + 2}: seconds is {row['seconds']!r}; expected a number above 0"
         )
     return seconds
 

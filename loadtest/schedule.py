@@ -60,16 +60,16 @@ class Load:
             if not (0 < one.seconds < 1e7 and 0 < one.begin < 1e7 and 0 < one.end < 1e7):
                 raise ConfigError(
                     f"{one.begin:g} to {one.end:g} requests per second for {one.seconds:g} s; "
-                    "numbers above 0 are expected"
+                    "expected numbers above 0"
                 )
         if not 0.01 <= self.smoothness <= 1e6:
             raise ConfigError(f"arrival smoothness {self.smoothness:g}; expected 0.01 to 1e6")
         if self.smoothness != 1.0 and self.pattern != GAMMA:
-            raise ConfigError("--arrival-smoothness is of --arrival-pattern gamma alone")
+            raise ConfigError("--arrival-smoothness is only for --arrival-pattern gamma")
         if not 0 <= self.warmup_s < 1e6 or self.concurrency < 0:
             raise ConfigError(
                 f"warm-up of {self.warmup_s:g} s, concurrency {self.concurrency}; "
-                "numbers from 0 are expected"
+                "expected numbers of at least 0"
             )
 
     @property
@@ -148,8 +148,8 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
         raise ConfigError("a closed loop has no schedule: each request waits for the one before")
     if load.requests > MAX_PLANNED:
         raise ConfigError(
-            f"{load.requests:,.0f} requests would be planned; {MAX_PLANNED:,} at most. Lower the "
-            "rate, or run several tests one after the other"
+            f"the run would have {load.requests:,.0f} requests; expected at most {MAX_PLANNED:,}. "
+            "Lower the rate, or run several tests one after another"
         )
     rng = np.random.default_rng(seed)
     asks = trace.asks

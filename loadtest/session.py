@@ -42,7 +42,7 @@ def results_folder(output: Path | None, prefix: str = "") -> Path:
     except OSError as exc:
         raise ConfigError(f"results cannot be written to {folder}: {exc.strerror}") from exc
     if used:
-        raise ConfigError(f"{folder} is not empty; give another --output, or remove it first")
+        raise ConfigError(f"{folder} is not empty; choose another --output, or remove it first")
     return folder
 
 
@@ -80,7 +80,7 @@ class Journal:
             self._file.flush()
         except OSError as exc:
             self.fault = exc
-            self._tell(f"{self._path}: {exc.strerror}; the run goes on, its records in memory")
+            self._tell(f"{self._path}: {exc.strerror}; the run continues, records in memory")
 
     def close(self) -> None:
         """What its buffer still holds has no room, if anything."""
@@ -163,7 +163,7 @@ def read_report(path: Path) -> dict[str, Any]:
             return build(records_of(path / JOURNAL))
         path = path / "report.json"
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist; a report.json or its folder is expected")
+        raise ConfigError(f"{path} does not exist; expected a report.json or its folder")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         kind, version = found["format"], found["version"]

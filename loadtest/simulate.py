@@ -1,11 +1,11 @@
 """A cluster in simulated time: clients, lanes, a network, servers, and the cores they share.
 
-Discrete events, seeded, nothing of them measured here: what a request asks comes from a trace and
-a slot table (`routes.py`), what work costs from `Costs`. When a message leaves is decided by the
-client's own lanes (`dlm.client.deliver.lane` and `pace`), so gathering is not modelled but run.
+Discrete events, seeded, with nothing measured here: a trace and a slot table (`routes.py`) say what
+a request asks, `Costs` what work costs. The client's own lanes (`dlm.client.deliver.lane` and
+`pace`) decide when a message leaves, so gathering is not modelled but run.
 
 A process does one thing at a time. Processes of one machine share its cores equally (processor
-sharing); of servers and clients that have cores of their own, nobody waits for a core.
+sharing); servers and clients with their own cores never wait for a core.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Then = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Processor seconds of what is done, measured once.
+    """Processor seconds of each kind of work, measured once.
 
     request_s         client, per request
     query_s           client, per query asked of it, those that cost no message included
     message_s         client, per message: sent, received, handed out
     server_message_s  server, per message
     server_query_s    server, per distinct query of it
-    wait_s            per message: seconds in which nobody computes (wake-ups)
+    wait_s            per message: seconds in which nothing computes (wake-ups)
     """
 
     request_s: float
@@ -55,11 +55,12 @@ class Layout:
 
     clients      client processes
     servers      servers, as many as shards
-    workers      processes of a server
-    cores        that all processes share, on one machine, less what other work takes; 0: every
-                 process has a core of its own
+    workers      processes per server
+    cores        shared by all processes on one machine, less what other work takes; 0: every
+                 process has its own core
     round_trip_s of the network
-    balanced     the pieces of each request go to the servers in turn, whoever owns them (DLM 4.2.1)
+    balanced     the pieces of each request go to the servers in turn, not to their owners (DLM
+                 4.2.1)
     """
 
     clients: int
@@ -74,11 +75,11 @@ class Layout:
 class Outcome:
     """What happened after the warm-up.
 
-    seconds     that were measured
+    seconds     measured
     requests    that ended
-    messages    that servers answered, of each server
+    messages    answered, per server
     queries     in them
-    busy_s      of each server, processor seconds, all workers
+    busy_s      processor seconds of each server, all workers
     client_s    processor seconds of all clients
     latency_s   of each request
     """
@@ -92,16 +93,16 @@ class Outcome:
     latency_s: list[float] = field(default_factory=list)
 
     def utilisation(self, workers: int) -> float:
-        """Of the busiest server's cores."""
+        """The utilisation of the busiest server's cores."""
         return float(self.busy_s.max()) / self.seconds / workers
 
     def percentile_ms(self, percent: float) -> float:
-        """Of the latencies; nan of none."""
+        """A percentile of the latencies; nan if there are none."""
         return 1e3 * float(np.percentile(self.latency_s, percent)) if self.latency_s else math.nan
 
 
 class Events:
-    """What happens, in order of time; of one time, in the order in which it was planned."""
+    """Events in order of time; events of the same time in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -114,11 +115,11 @@ class Events:
         heapq.heappush(self._heap, (time_s, self._number, then))
 
     def after(self, seconds: float, then: Then) -> None:
-        """Plans a call so many seconds from now."""
+        """Plans a call a number of seconds from now."""
         self.at(self.now + seconds, then)
 
     def run(self, until_s: float) -> None:
-        """All that is planned before a time."""
+        """Runs everything planned before a time."""
         heap = self._heap
         while heap and heap[0][0] < until_s:
             self.now, _, then = heapq.heappop(heap)
@@ -127,7 +128,7 @@ class Events:
 
 
 class Machine:
-    """Cores that all work on them shares equally, each at most one."""
+    """Cores shared equally by all jobs, each using at most one."""
 
     def __init__(self, events: Events, cores: float) -> None:
         self._events = events
@@ -139,7 +140,7 @@ class Machine:
         self._plan = 0
 
     def work(self, seconds: float, then: Then) -> None:
-        """Begins a job of so many seconds of a whole core."""
+        """Starts a job that needs a number of seconds of a whole core."""
         self._advance()
         self._number += 1
         heapq.heappush(self._jobs, (self._done_s + seconds, self._number, then))
@@ -170,7 +171,7 @@ class Machine:
 
 
 class Process:
-    """Does one thing after the other; on a machine, or on a core of its own."""
+    """Does one thing after another; on a machine, or on its own core."""
 
     def __init__(self, events: Events, machine: Machine | None = None) -> None:
         self._events = events
@@ -180,7 +181,7 @@ class Process:
         self.busy_s = 0.0
 
     def do(self, seconds: float, then: Then) -> None:
-        """Work of so many processor seconds, after all that was asked before."""
+        """Does work of a number of processor seconds, after all earlier work."""
         self._waiting.append((seconds, then))
         if not self._is_busy:
             self._start()
@@ -235,7 +236,7 @@ class Simulation:
 
     Args
         routed  what each request of a trace asks of each server
-        seed    of what is drawn: which worker of a server a connection reaches
+        seed    of the random choice of the worker that a connection reaches
     """
 
     def __init__(
@@ -270,7 +271,7 @@ class Simulation:
     # -- requests ------------------------------------------------------------------------------
 
     def ask(self, client: int, request: int, then: Then) -> None:
-        """A request of the trace begins now; `then` once it is answered."""
+        """Starts a request of the trace now; calls `then` once it is answered."""
         began = self.events.now
         costs, routed = self._costs, self._routed
 
@@ -308,7 +309,7 @@ class Simulation:
         return way
 
     def _advance(self, way: _Way) -> None:
-        """Sends what may leave, and looks again when the next may."""
+        """Sends what may leave, and looks again when the next message may."""
         events, lane = self.events, way.lane
         while (taken := lane.take(events.now)) is not None:
             self._send(way, *taken)
@@ -353,7 +354,7 @@ class Simulation:
         self._clients[client].do(costs.message_s / 2, sent)
 
     def _worker(self, client: int, server: int, message: int) -> Process:
-        """A connection reaches one worker, whichever takes it (SO_REUSEPORT)."""
+        """A connection reaches whichever worker accepts it (SO_REUSEPORT)."""
         workers = self._servers[server]
         if len(workers) == 1:
             return workers[0]
@@ -377,7 +378,7 @@ class Simulation:
         """Decoders that ask again as soon as they are answered.
 
         Args
-            orders  of each client, of each of its decoders: the requests, in turn, over and over
+            orders  for each client and each of its decoders: the requests, in turn, repeatedly
         """
         for client, decoders in enumerate(orders):
             for requests in decoders:
@@ -424,7 +425,7 @@ class Simulation:
 def poisson_load(
     requests: NDArray[np.int64], per_s: float, clients: int, seconds: float, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """(due_s, client, request) of requests that are drawn one by one from some of a trace."""
+    """(due_s, client, request) of requests drawn individually from some of a trace."""
     rng = np.random.default_rng(seed)
     count = rng.poisson(per_s * seconds)
     due = np.sort(rng.uniform(0.0, seconds, count))

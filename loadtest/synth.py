@@ -48,11 +48,11 @@ class Scale:
         if self.utterances < 0 or self.speakers < 0:
             raise ConfigError(
                 f"{self.utterances} utterances of {self.speakers} speakers; "
-                "numbers from 0 are expected"
+                "expected numbers of at least 0"
             )
         for name in ("length", "contexts", "words"):
             if not 0.01 <= getattr(self, name) <= 100:
-                raise ConfigError(f"{getattr(self, name):g} times the {name}; 0.01 to 100 expected")
+                raise ConfigError(f"--{name} is {getattr(self, name):g}; expected 0.01 to 100")
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ def read_trace(path: Path) -> Trace:
             table = pq.read_table(file)
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as exc:
             raise FormatError(
-                f"{path} is not a trace: {exc}. `python -m loadtest record` makes one"
+                f"{path} is not a trace: {exc}. Create one with `python -m loadtest record`"
             ) from exc
     return _trace_of(table, str(path))
 
@@ -255,7 +255,7 @@ def _trace_of(table: pa.Table, where: str) -> Trace:
             what = f"has columns {found}" if found else f"has {table.field(field.name)}"
             raise FormatError(f"{where} {what}; expected a column {field.name}: {field.type}")
     if table.num_rows == 0:
-        raise FormatError(f"{where} holds no request; record at least one utterance")
+        raise FormatError(f"{where} has no requests; record at least one utterance")
     one = table.combine_chunks()
     columns = {name: one.column(name).combine_chunks() for name in SCHEMA.names}
     for name, column in columns.items():
@@ -294,7 +294,7 @@ def _about(table: pa.Table, where: str) -> dict[str, Any]:
     if text is None:
         raise FormatError(
             f"{where} is a parquet file without the metadata {HEADER.decode()!r}, so it is not a "
-            "trace; `python -m loadtest record` makes one"
+            "trace; create one with `python -m loadtest record`"
         )
     try:
         about = json.loads(text)
@@ -380,4 +380,4 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
                 f"{where}, row {row} (utterance {trace.names[trace.utterance[row]]}): {why}"
             )
     if b"" in trace.table:
-        raise FormatError(f"{where} holds an empty word")
+        raise FormatError(f"{where} has an empty word")

@@ -1,4 +1,4 @@
-"""A served model checked against the oracle: whole sentences, and rescoring as a decoder does."""
+"""Checks a served model against the oracle: whole sentences, and rescoring as a decoder does."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def check_sentences(
 def check_rescoring(
     client: Client, oracle: DictModel, lines: list[bytes]
 ) -> tuple[Checked, tuple[Stats, Stats]]:
-    """Walks each sentence with a beam: the true word and others it could be confused with.
+    """Walks each sentence with a beam: the true word and words it could be confused with.
 
     At each position every hypothesis is extended by every candidate in one call, and the best
-    hypotheses of distinct state go on (DLM 3.3).
+    hypotheses with distinct states are kept (DLM 3.3).
     """
     before = replace(client.stats)
     checked = Checked()
@@ -87,7 +87,7 @@ def _position(
 ) -> Beam:
     """One position of the beam: extends, compares with the oracle, recombines, prunes.
 
-    The oracle gets every word of the history, so what a state leaves out is checked too.
+    The oracle gets every word of the history, so words that a state leaves out are checked too.
     """
     began = time.perf_counter()
     extension = utterance.extend(list(beam), candidates)
@@ -108,7 +108,7 @@ def _position(
 
 
 def counted_by_servers(client: Client, addresses: list[str], timeout_s: float) -> tuple[int, int]:
-    """Messages and queries that the servers counted, all of them together."""
+    """Messages and queries that all servers counted together."""
     core = client._core
     assert isinstance(core, Core)
     beats = [

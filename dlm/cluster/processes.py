@@ -1,4 +1,4 @@
-"""Shard servers as child processes, and what happens to them."""
+"""Shard servers as child processes: started, watched and restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dlm.server.parent import end_with_parent
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
 STOP_S = 10.0
 LOOK_S = 0.2  # between two looks at the processes
-RESTART_S = 2.0  # a server that ends at once is started this often
+RESTART_S = 2.0  # a server that ends at once is restarted at this interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Server:
     command: Sequence[str]
 
     def again(self) -> Server:
-        """One that is started in its place, at the same port; not ready yet."""
+        """Starts another in its place, on the same port; it is not ready yet."""
         command = list(self.command)
         command[command.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
     def by_hand(self) -> str:
-        """The command line that starts one in its place, for a user to type."""
+        """The command line that starts another in its place, for a user to type."""
         options = list(self.command[self.command.index("serve") :])
         for name, plain in (("--ready-file", None), ("--workers", "1"), ("--metrics-port", "0")):
             at = options.index(name)
@@ -58,7 +58,7 @@ class Server:
 
 
 def how_it_ended(status: int) -> str:
-    """What an exit status of a child process says."""
+    """The exit status of a child process, in words."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"was killed ({signal.Signals(-status).name})"
@@ -75,7 +75,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
-    """For each server of a cluster, the places in `manifests` of the sets that have its shard."""
+    """For each server of a cluster, the indices in `manifests` of the sets that have its shard."""
     servers = max(manifest.shards for manifest in manifests)
     return [
         [at for at, manifest in enumerate(manifests) if index < manifest.shards]
@@ -98,20 +98,20 @@ def running_servers(
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
     Server i holds shard i of every set that has one; the first folder is the default of those that
-    hold it. Further replicas come after the first of all shards, in the same order. Whoever starts
-    one `again` puts it into the list in place of the old one.
+    hold it. Further replicas come after the first of all shards, in the same order. Code that
+    starts one `again` must put it into the list in place of the old one.
 
     Args
         workers     processes of each server
         replicas    servers of each shard
         first_port  server i gets first_port + i; 0 takes free ports
-        first_metrics_port  likewise, and 0 is none
+        first_metrics_port  likewise; 0 means none
         options     of `dlm serve`, for each
-        compiling   compiles kernels that are not kept from an earlier start
+        compiling   compiles kernels that an earlier start did not cache
     Raises
-        ShardDown, ConfigError  a server did not start; what it said is on standard error
+        ShardDown, ConfigError  a server did not start; its message is on standard error
     """
-    compiling(KERNELS)  # all servers at once would compile the same, each for itself
+    compiling(KERNELS)  # otherwise all servers would compile the same at once
     held = holders([read_manifest(directory) for directory in directories])
     shards = len(held)
     with scratch_folder(None, "dlm-servers") as scratch:
@@ -121,7 +121,7 @@ def running_servers(
         servers: list[Server] = []
         try:
             for index, sets in enumerate(held * replicas):
-                # -P: what lies in the current folder, a queue.py say, is not part of a server.
+                # -P: a module in the current folder, such as a queue.py, is not part of a server.
                 command = [sys.executable, "-P", "-m", "dlm.cli.main", "serve"]
                 command += [os.fspath(directories[at]) for at in sets]
                 command += [
@@ -190,15 +190,15 @@ def supervise(
     restart: bool,
     changed: Callable[[list[Server]], None],
 ) -> Iterator[str]:
-    """What happens to servers, one line each, until `stopping()`.
+    """Yields a line for each event of a server, until `stopping()`.
 
-    Servers that are left go on, also where a shard has none: clients with `partial` answer for it.
+    The other servers go on, even if a shard has none left: clients with `partial` answer for it.
 
     Args
-        restart  whether one that ended is started again, in its place in `servers`
-        changed  called when one was
+        restart  whether a server that ended is restarted, in its place in `servers`
+        changed  called after a restart
     Raises
-        ShardDown  every server ended, and none is started again
+        ShardDown  every server ended, and none is restarted
     """
     gone: set[str] = set()
     started: dict[str, float] = {}
@@ -217,12 +217,12 @@ def supervise(
                     started[endpoint.address] = now
                     servers[at] = server.again()
                     changed(servers)
-                    yield f"{what}; started again"
+                    yield f"{what}; restarted"
                 continue
             gone.add(endpoint.address)
             left = [one.endpoint.shard for one in servers if one.endpoint.address not in gone]
             if not left:
-                raise ShardDown(f"{what}; every server has ended. --restart starts them again")
+                raise ShardDown(f"{what}; every server has ended. Use --restart to restart them")
             of_shard = left.count(endpoint.shard)
             runs = (
                 f"{of_shard} of its shard still run"
@@ -230,24 +230,24 @@ def supervise(
                 else "1 of its shard still runs"
             )
             yield (
-                f"{what}; {runs if of_shard else 'its shard has no server left'}. Start it again: "
+                f"{what}; {runs if of_shard else 'its shard has no server left'}. Restart it: "
                 f"{server.by_hand()} (or use dlm cluster --restart)"
             )
 
 
 def check_free(cluster_file: Path) -> None:
-    """Raises `ConfigError` unless `cluster_file` is free, or was left by a cluster that is gone."""
+    """Raises `ConfigError` unless `cluster_file` is free, or left by a cluster that has ended."""
     if not cluster_file.exists():
         return
     if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
         raise ConfigError(
             f"{cluster_file} exists and was not written by dlm cluster; "
-            "give another --cluster, or remove it first"
+            "choose another --cluster, or remove it first"
         )
     for endpoint in read_cluster_file(cluster_file):
         host, port = endpoint.address.rsplit(":", 1)
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
             raise ConfigError(
-                f"{cluster_file} names a cluster that runs ({endpoint.address} listens); "
-                "stop it, give another --cluster, or start this one in another folder"
+                f"{cluster_file} names a running cluster ({endpoint.address} listens); "
+                "stop it, choose another --cluster, or start this one in another folder"
             )

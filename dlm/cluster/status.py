@@ -1,7 +1,7 @@
-"""How the servers of a cluster are: heartbeats of each process behind a port, for each model.
+"""The state of a cluster's servers: heartbeats of each process behind a port, for each model.
 
-Several worker processes may share a port, and a connection reaches whichever of them the system
-picks; so further connections are made until every worker was met, or patience is at its end.
+Several worker processes may share a port, and the system picks which of them a connection reaches.
+So further connections are made until every worker was reached, or a limit of tries.
 
 One file past 500 lines: what is asked of servers is read beside what is concluded from it.
 """
@@ -26,19 +26,19 @@ from dlm.wire._pb import shard_pb2 as pb
 
 Clock = Callable[[], float]
 
-BEATING = Beating()  # as clients do it unless they are told otherwise
+BEATING = Beating()  # the clients' default
 ID_DIGITS = 12
 MAX_TRIES = 256
-# Heartbeats of which the shortest counts: the first of a connection has the handshake in it, and a
-# moment of this machine's own is not to be taken for the server's.
+# Heartbeats of which the shortest counts: the first on a connection includes the handshake, and a
+# delay of this machine must not count as the server's.
 BEATS = 3
-ROUNDS = 3  # one after the other, before a server is called slow beside another
+ROUNDS = 3  # one after another, before a server counts as slow compared with another
 
 
 def tries_for(workers: int) -> int:
-    """Connections to make before giving up on a worker that none of them met.
+    """Connections to make before giving up on a worker that none of them reached.
 
-    Each meets one of n workers by chance; after 8 n + 8 of them one is missed with a probability of
+    Each reaches one of n workers at random; 8 n + 8 of them miss one with a probability of
     n (1 - 1/n)^(8 n + 8): below 1 % for 30 workers, below 0.1 % for 8.
     """
     return min(8 * workers + 8, MAX_TRIES)
@@ -49,28 +49,28 @@ class Row:
     """A model that a server process holds, or a server that does not answer.
 
     address        as cluster.toml gives it
-    shard          that it says it holds; the hint of cluster.toml while it is silent, or None
-    state          "warming", "ready", "draining"; "silent" where it does not answer, "refused"
-                   where it does not let us ask
-    worker, workers  which of the processes on the port it is, from 0, and how many there are
+    shard          the shard it reports; the hint of cluster.toml while it is silent, or None
+    state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
+                   does not let us ask
+    worker, workers  number of the process on the port, from 0, and how many there are
     model, shard_set  their first 12 hex digits
     queries_per_s, messages_per_s  answered, between the last two beats
     refused        messages refused since it started
-    failing_percent  of the messages between the last two beats, those that it refused; None where
+    failing_percent  share of the messages between the last two beats that it refused; None if
                    there were none
     in_flight      messages being worked on
     cpu_percent    of one core, between the last two beats
-    memory_bytes   of the process alone
+    memory_bytes   private memory of the process
     uptime_s       since it started
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
-    delay_ms       the shortest of the last five round trips, as clients reckon
+    delay_ms       the shortest of the last five round trips, as clients measure it
     delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
                    slow
-    slow           whether clients take it for slow: against its baseline, or beside another
+    slow           whether clients consider it slow: compared with its baseline, or with another
                    server of its shard
-    error          why there is nothing to tell, or why less than there could be
+    error          why the row has no data, or incomplete data
 
-    None stands for what is not known (yet).
+    None means not known (yet).
     """
 
     address: str
@@ -99,11 +99,11 @@ class Row:
 class ClusterSnapshot:
     """All rows of one poll, and what follows from them.
 
-    shards   shards that there should be, as far as anybody knows
-    missing  of these, the ones that no server answers for: none of its servers is ready. Of what a
-             server that refuses us may hold, nobody can say that
+    shards   shards that there should be, as far as is known
+    missing  of these, the shards without a ready server; not those that a server that refuses us
+             may hold
     refused  whether a server does not let us ask
-    unserved  the default model that cluster.toml names, where no server that answers holds it
+    unserved  the default model that cluster.toml names, if no server that answers holds it
     """
 
     rows: tuple[Row, ...]
@@ -114,12 +114,12 @@ class ClusterSnapshot:
 
     @property
     def down(self) -> bool:
-        """Whether no server is ready at all, so that nobody knows which shards there should be."""
+        """Whether no server is ready, so that it is not known which shards there should be."""
         return not self.refused and not any(row.state == "ready" for row in self.rows)
 
     @property
     def whole(self) -> bool:
-        """Whether every server that was asked is ready, all its workers included, and so is every
+        """Whether every server that was asked is ready, with all its workers, and so is every
         shard."""
         ready = all(row.state == "ready" and row.error is None for row in self.rows)
         return ready and not (self.missing or self.refused or self.down)
@@ -133,9 +133,9 @@ class ClusterSnapshot:
 
     @property
     def mode(self) -> Mode | None:
-        """Which model clients with a small one use for new utterances, as far as heartbeats tell
-        (of the messages that fail only their clients know); None where a server refuses us, or
-        where none has the model that clients are to use."""
+        """Which model clients with a small one use for new utterances, as far as heartbeats show
+        (only clients know which of their messages fail); None if a server refuses us, or if none
+        has the model that clients should use."""
         if self.missing or self.slow or self.down:
             return Mode.SMALL
         return None if self.refused or self.unserved else Mode.FULL
@@ -174,14 +174,14 @@ class _BeatHistory:
         self._member = measured(self._member, beat.round_trip_s, beat.at, BEATING)
 
     def shorter(self, round_trip_s: float) -> None:
-        """A further measurement of the last look; the shortest counts."""
+        """Another measurement for the last poll; the shortest counts."""
         if round_trip_s < self.last.round_trip_s:
             self.last = replace(self.last, round_trip_s=round_trip_s)
             trips = (*self._member.trips[:-1], round_trip_s)
             self._member = self._member._replace(trips=trips, delay_s=min(trips))
 
     def row(self, endpoint: Endpoint, model: str | None) -> Row:
-        """What the beats say."""
+        """The row that follows from the beats."""
         reply, before, member = self.last.reply, self.before, self._member
         row = Row(
             endpoint.address,
@@ -219,7 +219,7 @@ class _BeatHistory:
 class _WorkerConnection:
     """A connection to one process.
 
-    held  a shard set -> its beats; the default, under which the process itself is told of, first
+    held  a shard set -> its beats; the default, which also reports on the process, first
     """
 
     def __init__(self, connection: Connection, beat: _Beat) -> None:
@@ -230,7 +230,7 @@ class _WorkerConnection:
         self.held = {bytes(beat.reply.shard_set): _BeatHistory(beat)}
 
     def record(self, shard_set: bytes, beat: _Beat) -> bool:
-        """Takes a beat; false where another process answered it, or for another shard set."""
+        """Takes a beat; false if another process answered it, or for another shard set."""
         reply = beat.reply
         if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
             return False
@@ -244,7 +244,7 @@ class _WorkerConnection:
 
 
 def _state(state: int) -> str:
-    """The name of a `ServerState`; one that this version does not know is "unknown"."""
+    """The name of a `ServerState`; "unknown" if this version does not know it."""
     try:
         name: str = pb.ServerState.Name(state)
     except ValueError:
@@ -253,7 +253,7 @@ def _state(state: int) -> str:
 
 
 class _Server:
-    """One address: the workers met there, by their instance."""
+    """One address: the workers reached there, by their instance."""
 
     def __init__(
         self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
@@ -267,20 +267,20 @@ class _Server:
         self._sequence = 0
 
     def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
-        """The last of up to `BEATS`, with the shortest of their round trips; one that is short is
-        alone."""
+        """The last of up to `BEATS`, with the shortest of their round trips; one short beat is
+        enough."""
         beat = self._beat_once(connection, shard_set, shard)
         for _ in range(1, BEATS):
             if beat.round_trip_s <= BEATING.slow_floor_s:
                 break
-            with contextlib.suppress(DlmError):  # it has answered this look already
+            with contextlib.suppress(DlmError):  # it has already answered this poll
                 again = self._beat_once(connection, shard_set, shard)
                 least = min(beat.round_trip_s, again.round_trip_s)
                 beat = replace(again, round_trip_s=least)
         return beat
 
     def measure_again(self) -> None:
-        """A further round trip to each worker for each of its shard sets."""
+        """Another round trip to each worker for each of its shard sets."""
         for worker in self.workers.values():
             for shard_set, held in worker.held.items():
                 with contextlib.suppress(DlmError):
@@ -296,7 +296,7 @@ class _Server:
         return _Beat(now, reply, now - begun)
 
     def poll(self) -> list[Row]:
-        """A beat of each worker known, and of those that can be found."""
+        """A beat of each known worker, and of others that can be found."""
         error: DlmError | None = None
         for instance, worker in list(self.workers.items()):
             try:
@@ -330,7 +330,7 @@ class _Server:
         return rows
 
     def rows(self) -> list[Row]:
-        """What the last beats say."""
+        """The rows that follow from the last beats."""
         rows = [row for worker in self.workers.values() for row in self._rows(worker)]
         return sorted(rows, key=lambda row: row.worker or 0)
 
@@ -338,14 +338,14 @@ class _Server:
         return max((w.workers for w in self.workers.values()), default=1) or 1
 
     def _beat_all(self, worker: _WorkerConnection) -> bool:
-        """A beat of each shard set of a worker; false where another process answers by now."""
+        """A beat of each shard set of a worker; false if another process answers now."""
         default, *others = worker.held
         return worker.record(default, self._beat(worker.connection)) and all(
             worker.record(one, self._beat(worker.connection, one, worker.shard)) for one in others
         )
 
     def _rows(self, worker: _WorkerConnection) -> list[Row]:
-        """One a shard set; what belongs to the whole process is told with the default alone."""
+        """One per shard set; figures of the whole process appear only with the default."""
         rows = [
             held.row(self.endpoint, self._model(worker, shard_set))
             for shard_set, held in worker.held.items()
@@ -353,7 +353,7 @@ class _Server:
         return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
 
     def _meet(self) -> None:
-        """Makes a connection; keeps it where it met a worker that was not known."""
+        """Makes a connection; keeps it if it reached a new worker."""
         connection = self._connect(self.endpoint.address)
         kept = False
         try:
@@ -368,7 +368,7 @@ class _Server:
                 connection.close()
 
     def _find_others(self, worker: _WorkerConnection) -> None:
-        """The shard sets that a process holds beside its default; none where it does not say."""
+        """The shard sets that a process holds besides its default; none if it does not say."""
         try:
             reply = worker.connection.describe(self._timeout_s)
             self._learn(reply)
@@ -383,7 +383,7 @@ class _Server:
         self.manifests[manifest.shard_set_bytes] = manifest
 
     def _model(self, worker: _WorkerConnection, shard_set: bytes) -> str | None:
-        """The model behind a shard set, which is asked for once."""
+        """The model of a shard set, which is asked for once."""
         if shard_set not in self.manifests:
             try:
                 self._learn(worker.connection.describe(self._timeout_s, shard_set))
@@ -402,7 +402,7 @@ def _text_of(error: DlmError | None) -> str:
 
 
 def mark_slow(rows: list[Row]) -> list[Row]:
-    """The rows, those of them slow whose delay is far above that of another of their shard."""
+    """The rows, marked slow if their delay is far above that of another server of their shard."""
     least: dict[tuple[str | None, int | None], float] = {}
     for row in rows:
         if row.state == "ready" and row.delay_ms is not None:
@@ -422,13 +422,13 @@ def mark_slow(rows: list[Row]) -> list[Row]:
 
 
 class ClusterStatus:
-    """Looks at every server, again and again; rates come from the second look on.
+    """Polls every server repeatedly; rates are known from the second poll on.
 
     Args
         endpoints  the servers, each once
-        connect    makes a connection of its own at every call
-        timeout_s  seconds for one heartbeat, and for meeting all workers of a server
-        model      the default that cluster.toml names, if it does
+        connect    makes a separate connection at every call
+        timeout_s  seconds for one heartbeat, and for reaching all workers of a server
+        model      the default that cluster.toml names, if any
     """
 
     def __init__(
@@ -444,7 +444,7 @@ class ClusterStatus:
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
     def poll(self) -> ClusterSnapshot:
-        """One look at all servers at once; never raises for a server's sake."""
+        """Polls all servers at once; a server's failure raises nothing."""
         with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
             rows = mark_slow([r for part in pool.map(_Server.poll, self._servers) for r in part])
         rows = self._remeasure_slow(rows)
@@ -471,10 +471,10 @@ class ClusterStatus:
         return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
-        """The rows, where what seems slow was measured again, one server after the other.
+        """The rows, after measuring again what seems slow, one server after another.
 
-        All at once they wait for this process, too: what is long for all, or for whoever came last
-        to its turn, is not the servers' delay.
+        All at once, they also wait for this process: a delay of all, or of the last to get its
+        turn, is not the servers' delay.
         """
         for _ in range(ROUNDS):
             shards = {(row.shard_set, row.shard) for row in rows if row.slow}
@@ -496,6 +496,6 @@ class ClusterStatus:
         return rows
 
     def close(self) -> None:
-        """Lets go of every connection."""
+        """Closes every connection."""
         for server in self._servers:
             server.close()

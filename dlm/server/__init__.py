@@ -1,1 +1,1 @@
-"""One shard, answering: the process that a client's messages arrive at."""
+"""The server of one shard: the process that answers clients' messages."""

@@ -1,4 +1,4 @@
-"""Which messages does a service take now? Its state, its shard, and what is in flight."""
+"""Which messages a service accepts now: by its state, its shard, and what is in flight."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Admission:
         shard_set, shard  what the service holds
         clock             seconds that never go back
     Attributes
-        refuses  while DRAINING: no longer takes what comes
-        held     shard sets of all models on this port; `Models` says so where there are several
-        load     messages that this process works on, of all its models
+        refuses  while DRAINING: accepts no more messages
+        held     shard sets of all models on this port; `Models` sets it if there are several
+        load     messages that this process is working on, of all its models
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Admission:
     # ----------------------------------------------------------------- in flight
 
     def enter(self) -> None:
-        """A message is taken."""
+        """A message is accepted."""
         self._asked = self._clock()
         self._metrics.in_flight += 1
         if (client := caller()) is not None:
@@ -57,7 +57,7 @@ class Admission:
         self._idle.clear()
 
     def leave(self) -> None:
-        """It is answered, and its reply written; or it never will be."""
+        """Its reply has been written, or never will be."""
         self._metrics.in_flight -= 1
         if (client := caller()) is not None:
             client.in_flight -= 1
@@ -75,49 +75,49 @@ class Admission:
     # ------------------------------------------------------------------ refusals
 
     def overload(self) -> Refusal | None:
-        """Why no message of this caller can be taken now; None where one can."""
+        """Why no message of this caller can be accepted now; None if one can."""
         load = self.load()
         if load >= self._config.max_in_flight:
             return Refusal(
                 Reason.OVERLOADED,
-                f"{load} messages are in flight, {self._config.max_in_flight} at "
-                "most are taken; ask a replica, or again later",
+                f"{load} messages are in flight; the server accepts at most "
+                f"{self._config.max_in_flight}. Ask a replica, or retry later",
             )
         client = caller()
         if client is not None and client.in_flight >= self._config.client_in_flight:
             return Refusal(
                 Reason.CLIENT_LIMIT,
-                f"{client.in_flight} messages of this client are in flight, as many as one client "
-                "may have; send fewer at once, or again later",
+                f"this client has {client.in_flight} messages in flight, which is its limit. Send "
+                "fewer at once, or retry later",
             )
         return None
 
     def require_ready(self) -> None:
-        """Raises `Refusal` where the service answers nothing, not yet or no longer."""
+        """Raises `Refusal` if the service does not answer yet, or no longer."""
         if self.state is ServingState.WARMING:
             raise Refusal(
-                Reason.NOT_READY, "this server is still warming up; ask a replica, or again later"
+                Reason.NOT_READY, "this server is still warming up; ask a replica, or retry later"
             )
         if self.state is ServingState.DRAINING and self.refuses:
-            raise Refusal(Reason.DRAINING, "this server is going away; ask a replica")
+            raise Refusal(Reason.DRAINING, "this server is shutting down; ask a replica")
 
     def require_same(self, shard_set: bytes, shard: int | None = None) -> None:
-        """Raises `Refusal` where a message means another shard set, or another shard."""
+        """Raises `Refusal` if a message names another shard set or shard."""
         if len(shard_set) != codec.SHARD_SET_BYTES:
             raise Refusal(
                 Reason.MALFORMED,
-                f"shard_set has {len(shard_set)} bytes, {codec.SHARD_SET_BYTES} expected",
+                f"shard_set has {len(shard_set)} bytes; expected {codec.SHARD_SET_BYTES}",
             )
         if shard_set != self._shard_set:
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
-                f"shard set {shard_set.hex()} was asked, this server holds "
+                f"the message is for shard set {shard_set.hex()}, but this server holds "
                 f"{' and '.join(one.hex() for one in self.held)}; "
                 "describe the servers again and open a new handle",
             )
         if shard is not None and shard != self._shard:
             raise Refusal(
                 Reason.WRONG_SHARD,
-                f"shard {shard} was asked, this server holds {self._shard}; "
-                "look the address up again",
+                f"the message is for shard {shard}, but this server holds shard {self._shard}; "
+                "look up the address again",
             )

@@ -1,7 +1,7 @@
-"""From a message that is parsed to the bytes of its reply: read, checked, searched, encoded.
+"""From a parsed message to the bytes of its reply: read, checked, searched, encoded.
 
-One compiled call checks a message and searches it (`index/search/owned_kernels.py`). It says only
-that something is wrong; what, and where, is found by checks that nearly no message needs.
+One compiled call checks a message and searches it (`index/search/owned_kernels.py`). It reports
+only that something is wrong; further checks, which few messages need, find what and where.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RequireSame: TypeAlias = Callable[[bytes, int], None]
 
 
 class OpenShard(Protocol):
-    """What of `index.search.shard.Shard` is used here."""
+    """The part of `index.search.shard.Shard` that is used here."""
 
     directory: Path
     index: int
@@ -48,7 +48,7 @@ class OpenShard(Protocol):
         word_counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to queries that may be anything, and how many matched each order."""
+        """Packed answers to unchecked queries, and how many matched each order."""
 
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to queries that passed `Answerer.check`."""
@@ -56,10 +56,10 @@ class OpenShard(Protocol):
     def find_blocks(
         self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
     ) -> FoundBlocks:
-        """Where the words stand that follow contexts that passed it."""
+        """Where the words that follow checked contexts are stored."""
 
     def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
-        """What follows them."""
+        """The words that follow them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A ContextBlock that is in order, and where what it asks stands."""
+    """A valid ContextBlock, and where its answer is stored."""
 
     request: codec.BlockRequest
     found: FoundBlocks
 
     @property
     def size(self) -> int:
-        """Words and contexts of all that is stored: what the work grows with."""
+        """Words and contexts stored in all; the work grows with it."""
         return self.found.words + len(self.request.context_lengths)
 
 
@@ -96,12 +96,12 @@ class Answerer:
     """Answers of one shard; each method in any thread.
 
     Args
-        most_queries  of a message
-        require_same  raises `Refusal` where a message means another shard set or shard
-        clock         seconds that never go back; what `late` is measured on
+        most_queries  per message
+        require_same  raises `Refusal` if a message names another shard set or shard
+        clock         monotonic seconds; the clock of `late`
     Guarantees
-        a message is answered whole and right, or `Refusal` is raised with the first thing that is
-        wrong with it, in the order of proto/README.md
+        a message is answered in full and correctly, or `Refusal` is raised with its first fault,
+        in the order of proto/README.md
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Answerer:
     # ------------------------------------------------------------------------ Score
 
     def score(self, message: pb.ScoreRequest, late: float | None) -> Answered:
-        """The reply to `message`, which is not begun after `late`."""
+        """The reply to `message`; not started after `late`."""
         begun = self._begin(late)
         try:
             request = codec.open_score_request(message, max_queries=self._most)
@@ -161,7 +161,7 @@ class Answerer:
         return AssertionError("a message is wrong by one check and right by the other")
 
     def check(self, groups: QueryGroups) -> None:
-        """Raises `Refusal` unless the shard may trust `groups` and owns every context in it."""
+        """Raises `Refusal` unless `groups` is valid and the shard owns every context in it."""
         shard = self._shard
         fault, place = kernels.check(
             groups.context_lengths,
@@ -178,7 +178,7 @@ class Answerer:
     # ----------------------------------------------------------------- ContextBlock
 
     def locate(self, message: pb.ScoreRequest | bytes) -> Located:
-        """What a ContextBlock asks, by itself or in the message of a stream; raises `Refusal`."""
+        """Locates what a ContextBlock asks for, alone or in a stream; raises `Refusal`."""
         try:
             if isinstance(message, bytes):
                 request = codec.decode_block_request(message, max_queries=self._most)
@@ -192,7 +192,7 @@ class Answerer:
         return Located(request, self._shard.find_blocks(lengths, words))
 
     def list(self, located: Located, late: float | None) -> Answered:
-        """As `score`, of contexts that were found."""
+        """Like `score`, for contexts that `locate` found."""
         begun, request = self._begin(late), located.request
         stored = self._shard.stored_words(located.found, request.skips, self._most)
         searched = time.perf_counter()
@@ -212,7 +212,7 @@ class Answerer:
     # ----------------------------------------------------------------------- warm-up
 
     def warm_up(self, data: bytes) -> None:
-        """Runs the ScoreRequest in `data` through all that messages run, owned or not.
+        """Runs the ScoreRequest in `data` through all the code of a message, owned or not.
 
         Raises  whatever a kernel raises: a server that cannot answer must not become ready
         """
@@ -233,20 +233,20 @@ class Answerer:
 
 
 def _refusal(fault: int, place: int, groups: QueryGroups, shard: OpenShard) -> Refusal:
-    """Of what `kernels.check` found, for a person."""
+    """What `kernels.check` found, as a message."""
     if fault == kernels.BAD_CONTEXT_LENGTH:
         longest = shard.order - 1
-        allowed = f"2 to {longest} are taken" if longest >= 2 else "it has no partitioned n-gram"
+        allowed = f"expected 2 to {longest}" if longest >= 2 else "it has no partitioned n-grams"
         return Refusal(
             Reason.CONTEXT_LENGTH,
             f"context {place} has {groups.context_lengths[place]} words; the model has order "
-            f"{shard.order}, so {allowed}. Shorter contexts are answered from the low orders",
+            f"{shard.order}: {allowed}. The low orders answer shorter contexts",
         )
     if fault == kernels.BAD_SLOT:
         return Refusal(
             Reason.SLOT_NOT_OWNED,
-            f"the slot of context {place} belongs to another shard than {shard.index}; route "
-            "by the slot table in the manifest of this shard set",
+            f"the slot of context {place} does not belong to shard {shard.index}; route by the "
+            "slot table in the manifest of this shard set",
         )
     name = "context word" if fault == kernels.BAD_CONTEXT_WORD else "word"
     ids = groups.context_words if fault == kernels.BAD_CONTEXT_WORD else groups.words

@@ -1,7 +1,7 @@
-"""One shard server process from start to end: open, bind, warm, serve, drain.
+"""A shard server process from start to end: open, bind, warm up, serve, drain.
 
-`serve` is the whole of it for the command; `ShardServer` is one process without files and signals.
-Where several processes share the port, `workers` starts them.
+`serve` is all of this, for the command line; `ShardServer` is one process without files and
+signals. If several processes share the port, `workers` starts them.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from dlm.wire import codec
 
 logger = EventLog(__name__)
 
-# Messages that were on their way when the last one finished still get their refusal.
+# Messages still in transit when the last one finished get their refusal.
 STOP_GRACE_S = 0.5
-# A server that drains ends once no message has come for so long: longer than a client takes from
-# one heartbeat to the next (0.6 s), so that whoever asks steadily has learned to ask another.
+# A draining server ends once no message has come for this long. It is longer than the time between
+# a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
 QUIET_S = 1.0
 LINGER_LOOK_S = 0.02
 WARM_UP_SEED = 20190812
@@ -78,18 +78,18 @@ def serve(
 
     Args
         directories  one or more; a call that names no shard set means the first
-        on_ready     called once, when the first query can be answered, by every worker
-        ready_file   JSON of `Ready`, there from that moment until the server drains
+        on_ready     called once, when every worker can answer its first query
+        ready_file   JSON of `Ready`; it exists from that moment until the server drains
     Returns
-        0 where everything in flight was answered, 1 where the second signal or drain_s cut it off
+        0 if everything in flight was answered, 1 if the second signal or drain_s cut it off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound, memory cannot be locked, one shard set twice, a
-                          file of tokens or certificates is no good, or a worker ended before it
-                          was ready
+        ConfigError       the port cannot be bound, memory cannot be locked, a shard set is given
+                          twice, a file of tokens or certificates is unusable, or a worker ended
+                          before it was ready
     """
     allow_connections()
-    credentials = Credentials(config)  # what is wrong with them is said before anything is opened
+    credentials = Credentials(config)  # faults in them are reported before anything is opened
     compile_kernels()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
     shards = [
@@ -99,7 +99,7 @@ def serve(
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: ShardServer(config, shards, notice=notice, credentials=credentials))
-    # What is opened and compiled here is shared by all workers, since they are forked from here.
+    # All workers share what is opened and compiled here, since they are forked from here.
     files = [open_files(shard) for shard in shards]
 
     def warm() -> None:
@@ -136,8 +136,8 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
     """Runs a server on a loop of its own, until a signal.
 
     Args
-        worker  SIGTERM comes from the supervisor, and may come from a service manager as well: the
-                second says no more than the first
+        worker  SIGTERM comes from the supervisor, and perhaps from a service manager too: a second
+                one has no further effect
     """
 
     async def main() -> int:
@@ -156,7 +156,7 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
 def open_shard(
     directory: Path, index: int, *, verify: bool, residence: Residence = MAPPED
 ) -> Shard:
-    """The shard, and proof that the vocabulary it hands out is whole too."""
+    """Opens the shard, and checks that the vocabulary it hands out is whole too."""
     begun = time.monotonic()
     shard = Shard.open(directory, index, verify=verify, residence=residence)
     vocabulary = shard.manifest.file("vocabulary")
@@ -176,23 +176,23 @@ def open_shard(
 def reopen_shard(
     shard: Shard, residence: Residence, tick: Callable[[], None] | None = None
 ) -> Shard:
-    """The same shard, mapped anew, after its files were read whole.
+    """Maps the same shard again, after reading all of its files.
 
-    For the worker after one that could not read a page of its map: what is there now is another
-    file under the name, or this one restored, or what the error says.
+    For the worker that follows one that could not read a page of its map: by now the file may have
+    been replaced or restored; otherwise the error says what is wrong.
 
     Args
         tick  called every few megabytes
     Raises
         ShardFormatError  a file is damaged
-        ConfigError       another shard set is in the folder now
+        ConfigError       the folder now holds another shard set
     """
     directory, index = shard.directory, shard.index
     manifest = read_manifest(directory)
     if manifest.shard_set != shard.manifest.shard_set:
         raise ConfigError(
-            f"{directory} holds shard set {manifest.shard_set} now, and this server was started "
-            f"with {shard.manifest.shard_set}: start it again"
+            f"{directory} now holds shard set {manifest.shard_set}, but this server was started "
+            f"with {shard.manifest.shard_set}; restart the server"
         )
     for entry in (
         manifest.file("shard", index),
@@ -211,10 +211,10 @@ class ShardServer:
     Args
         shards   one of each shard set, the default first
         process  which of the processes on the port this is
-        files    of each shard, what `open_files` gave before the process was forked
-        credentials  likewise who may call
+        files    per shard, what `open_files` returned before the process was forked
+        credentials  who may call, also read before the fork
     Raises
-        ConfigError  one shard set twice
+        ConfigError  a shard set is given twice
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class ShardServer:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
-        self._drained = False  # whether all that was taken before the first refusal was answered
+        self._drained = False  # whether every message accepted before the first refusal is answered
         self._asked_to_drain = False
 
     @property
@@ -253,13 +253,13 @@ class ShardServer:
         return self.models.default
 
     def drain(self) -> None:
-        """Posts STOP, once however often it is called."""
+        """Posts STOP, once, however often it is called."""
         if not self._asked_to_drain:
             self._asked_to_drain = True
             self.post(Event.STOP)
 
     def post(self, event: Event) -> None:
-        """Hands `event` to `run`; from any thread. An event for a server that has ended is lost."""
+        """Passes `event` to `run`; from any thread. A server that has ended ignores it."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:
@@ -267,7 +267,7 @@ class ShardServer:
                 raise
 
     async def run(self) -> int:
-        """Serves until the events say that it is over; returns and raises as `serve`."""
+        """Serves until an event ends it; returns and raises as `serve` does."""
         beating = asyncio.create_task(self._beat())
         try:
             server = self._bind()
@@ -277,7 +277,7 @@ class ShardServer:
                 self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
                 last = await self._serve()
-                # A message that is about to be refused is in flight, too, but nothing is cut off.
+                # A message about to be refused is in flight too, but nothing is cut off.
                 whole = self._drained or self.models.in_flight == 0
                 await self._health.close()
                 if last is Event.DRAINED and whole:
@@ -297,7 +297,7 @@ class ShardServer:
         return 0 if whole else 1
 
     async def _beat(self) -> None:
-        """Says that this loop turns, where somebody watches; and looks whether it is in trouble."""
+        """Reports that this loop runs, if anyone watches; and checks for trouble."""
         was_in_trouble = False
         while True:
             if self.process.beat is not None:
@@ -316,7 +316,7 @@ class ShardServer:
         return "; ".join(filter(None, self.process.trouble().values()))
 
     async def _serve(self) -> Event:
-        """Carries out what follows from each event; returns the one that closed the server."""
+        """Carries out the actions of each event; returns the event that closed the server."""
         drain: asyncio.Task[None] | None = None
         while True:
             event = await self._events.get()
@@ -341,8 +341,8 @@ class ShardServer:
         config = self.config
         server = grpc.aio.server(
             options=[
-                # Workers share the port, which their supervisor keeps from others. One process must
-                # not: a second server would share it in silence.
+                # Workers share the port, which their supervisor guards. A single process must not:
+                # a second server would silently share it.
                 ("grpc.so_reuseport", int(self.process.workers > 1)),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -369,7 +369,7 @@ class ShardServer:
         return server
 
     def _show(self) -> HttpServer | None:
-        """The HTTP endpoint of metrics and probes, where one is wanted."""
+        """The HTTP endpoint of metrics and probes, if one is configured."""
         config = self.config
         if self.process.metrics_socket is not None:
             listening = self.process.metrics_socket
@@ -414,7 +414,7 @@ class ShardServer:
         self.post(Event.WARMED)
 
     async def _drain(self) -> None:
-        """Answers while clients move away, then refuses what comes and finishes what it has."""
+        """Answers while clients move away, then refuses new messages and finishes the others."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.config.linger_s
         while not self.models.refuses and self.models.is_wanted(QUIET_S) and loop.time() < end:
@@ -455,10 +455,10 @@ class ShardServer:
 def warm_up_messages(shard: OpenShard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them.
 
-    One context and many, one word and many, each context length; contexts of this shard where a
-    search finds some. They pass through the codec so that the kernels meet arrays of the very kind
-    that traffic brings (read-only, over the bytes received): another kind is another compilation.
-    None for a model of order 2 or less, which answers nothing here.
+    One context and many, one word and many, each context length; with contexts of this shard if a
+    search finds some. They pass through the codec, so that the kernels get arrays of the kind that
+    traffic brings (read-only, over the received bytes): any other kind is compiled separately. None
+    for a model of order 2 or less, for which this server answers nothing.
     """
     if shard.order <= 2:
         return []

@@ -1,4 +1,4 @@
-"""The counts of `metrics.py` in the form of Prometheus, made when somebody asks.
+"""The counts of `metrics.py` as Prometheus metrics, built on request.
 
 No query text, word or id is ever a label: labels are ids of models and shard sets (their first
 12 hex digits), numbers of shards and workers, and the closed sets of reasons, stages and states.
@@ -30,10 +30,10 @@ STAGES = ("queue", "decode", "search", "encode", "write")
 
 @dataclass(frozen=True)
 class Served:
-    """A shard that this process serves, and what is counted of it.
+    """A shard that this process serves, and its counts.
 
-    state   asked at every scrape
-    shards  that the whole shard set has, those of other servers among them
+    state   called at every scrape
+    shards  number of shards in the whole shard set, on all servers
     """
 
     model: str
@@ -55,7 +55,7 @@ class Served:
 
 
 def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
-    """Labels of what belongs to a whole process, but for the worker.
+    """Labels of metrics of a whole process, except the worker.
 
     Args
         manifest  of its default model
@@ -65,11 +65,11 @@ def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
 
 
 class ServerCollector(Collector):
-    """The families of one process.
+    """The metric families of one process.
 
     Args
-        served    what it serves, asked at every scrape, the default first; what belongs to the
-                  whole process (memory, version) is told with the labels of the default
+        served    what it serves, called at every scrape, the default first; metrics of the whole
+                  process (memory, version) have the labels of the default
         process   which of the processes on the port this is
     """
 
@@ -86,7 +86,7 @@ class ServerCollector(Collector):
         return self._families([])
 
     def collect(self) -> Iterable[Metric]:
-        """The families as they stand now."""
+        """The current families."""
         return self._families(self._served())
 
     def _families(self, served: Sequence[Served]) -> Iterator[Metric]:
@@ -94,9 +94,9 @@ class ServerCollector(Collector):
         yield from _requests(labelled)
         yield from _histograms(labelled)
         for name, documentation in (
-            ("in_flight", "Score requests being worked on."),
-            ("streams", "Exchange streams that are open."),
-            ("downloads", "Download streams that are open."),
+            ("in_flight", "Score requests in progress."),
+            ("streams", "Open Exchange streams."),
+            ("downloads", "Open Download streams."),
         ):
             gauge = GaugeMetricFamily(f"dlm_server_{name}", documentation, labels=LABELS)
             for labels, s in labelled:
@@ -111,28 +111,28 @@ class ServerCollector(Collector):
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
         shards = GaugeMetricFamily(
-            "dlm_server_shards", "Shards of the shard set, on all servers.", labels=LABELS
+            "dlm_server_shards", "Shards in the shard set, on all servers.", labels=LABELS
         )
         for labels, s in labelled:
             shards.add_metric(labels, s.shards)
         yield shards
         memory = GaugeMetricFamily(
             "dlm_server_memory_bytes",
-            "Memory of the process alone; pages it shares with others are left out.",
+            "Private memory of the process, without pages shared with other processes.",
             labels=LABELS,
         )
         restarts = CounterMetricFamily(
-            "dlm_server_worker_restarts", "Processes that were this worker before.", labels=LABELS
+            "dlm_server_worker_restarts", "Times this worker was restarted.", labels=LABELS
         )
         open_files = GaugeMetricFamily(
-            "dlm_server_open_files", "Files and connections of the process.", labels=LABELS
+            "dlm_server_open_files", "Open files and connections of the process.", labels=LABELS
         )
         max_files = GaugeMetricFamily(
-            "dlm_server_max_files", "How many of them it may have.", labels=LABELS
+            "dlm_server_max_files", "Limit of open files of the process.", labels=LABELS
         )
         trouble = GaugeMetricFamily(
             "dlm_server_trouble",
-            "1 for a cause that makes it not ready though it answers.",
+            "1 for each cause that makes the server not ready although it answers.",
             labels=(*LABELS, "cause"),
         )
         info = GaugeMetricFamily("dlm_server_info", "Always 1.", labels=(*LABELS, "version"))
@@ -158,8 +158,8 @@ Labelled = list[tuple[tuple[str, str, str, str], Served]]
 def _requests(labelled: Labelled) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "dlm_server_requests",
-        "Score requests by how they ended: ok, the reason of a refusal, or abandoned; and calls "
-        "of any kind that were refused before they were read.",
+        "Score requests by result (ok, the reason of a refusal, or abandoned), and calls of any "
+        "kind refused before they were read.",
         labels=(*LABELS, "result"),
     )
     queries = CounterMetricFamily("dlm_server_queries", "Queries answered.", labels=LABELS)
@@ -175,8 +175,8 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         counts = s.metrics
         requests.add_metric((*labels, "ok"), counts.messages)
         requests.add_metric((*labels, "abandoned"), counts.abandoned)
-        # All of them from the start: a rate over a series that begins with its first refusal
-        # would not see that one.
+        # All reasons from the start: a rate over a series that began with its first refusal would
+        # miss that one.
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
         queries.add_metric(labels, counts.queries)
@@ -191,10 +191,10 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
 
 def _histograms(labelled: Labelled) -> Iterator[Metric]:
     batch = HistogramMetricFamily(
-        "dlm_server_batch_queries", "Queries of a Score request.", labels=LABELS
+        "dlm_server_batch_queries", "Queries per Score request.", labels=LABELS
     )
     stages = HistogramMetricFamily(
-        "dlm_server_stage_seconds", "Seconds a Score request spent.", labels=(*LABELS, "stage")
+        "dlm_server_stage_seconds", "Seconds per stage of a request.", labels=(*LABELS, "stage")
     )
     for labels, s in labelled:
         sizes = s.metrics.batch_queries

@@ -16,7 +16,7 @@ KERNELS = (*shard.KERNELS, kernels.first_fault, kernels.count_orders, checks.tot
 
 
 def compile_kernels() -> None:
-    """Compiles those that are not kept from an earlier start, and says so in the log."""
+    """Compiles kernels that an earlier start did not cache, and logs it."""
     begun = time.monotonic()
 
     def tell(done: int, of: int) -> None:

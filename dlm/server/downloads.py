@@ -27,7 +27,7 @@ KIND_OF_FILE: dict[int, str] = {
 def open_files(shard: OpenShard) -> dict[int, int]:
     """Descriptors of the files that clients download, by their number on the wire.
 
-    Held open from the start: a folder replaced under a running server changes nothing.
+    They are open from the start, so replacing the folder under a running server has no effect.
     """
     return {
         number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
@@ -37,7 +37,7 @@ def open_files(shard: OpenShard) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Download:
-    """A file that is being sent, and how far."""
+    """A file being sent, and the offset reached."""
 
     descriptor: int
     entry: FileEntry
@@ -48,7 +48,7 @@ class Downloads:
     """Those of one service.
 
     Args
-        files  what `open_files` gave, for services that must not open them anew
+        files  what `open_files` returned, for services that must not open them again
     """
 
     def __init__(
@@ -69,41 +69,41 @@ class Downloads:
         }
 
     def close(self) -> None:
-        """Gives the thread and the files back."""
+        """Ends the thread and closes the files."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         for descriptor, _ in self.files.values():
             os.close(descriptor)
         self.files = {}
 
     def begin(self, data: bytes) -> Download:
-        """What a DownloadRequest asks; raises `Refusal`."""
+        """Begins what a DownloadRequest asks for; raises `Refusal`."""
         request = parse(pb.DownloadRequest(), data)
         self._admission.require_ready()
         self._admission.require_same(request.shard_set, request.shard)
         if request.file not in self.files:
             raise Refusal(
                 Reason.MALFORMED,
-                f"file {request.file} was asked for; "
-                f"{pb.DOWNLOAD_FILE_VOCABULARY} is the vocabulary, "
-                f"{pb.DOWNLOAD_FILE_LOW_ORDERS} the low orders",
+                f"the request names file {request.file}; expected "
+                f"{pb.DOWNLOAD_FILE_VOCABULARY} for the vocabulary or "
+                f"{pb.DOWNLOAD_FILE_LOW_ORDERS} for the low orders",
             )
         descriptor, entry = self.files[request.file]
         if request.offset > entry.bytes:
             raise Refusal(
                 Reason.OFFSET_OUT_OF_RANGE,
-                f"byte {request.offset} of {entry.name} was asked for, which has {entry.bytes}; "
-                "begin again at 0",
+                f"offset {request.offset} is beyond the end of {entry.name}, which has "
+                f"{entry.bytes} bytes; start again at 0",
             )
         if self._metrics.downloads >= self._config.max_downloads:
             raise Refusal(
                 Reason.OVERLOADED,
-                f"{self._metrics.downloads} downloads are running, as many as are allowed; "
-                "ask a replica, or again later, from the same offset",
+                f"{self._metrics.downloads} downloads are running, which is the limit. Ask a "
+                "replica, or retry later, from the same offset",
             )
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; raises `Refusal` in a server that drains: downloads resume
+        """The next chunk, serialized; raises `Refusal` if the server drains: downloads resume
         elsewhere."""
         self._admission.require_ready()
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)

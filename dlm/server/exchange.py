@@ -1,8 +1,8 @@
 """One Exchange: a stream of Scores and ContextBlocks, of any model on this port.
 
-Small messages are answered one after the other as they are read; so each stream has its turn on the
-event loop, and a client that sends faster than it is served waits in its own stream, behind nobody
-else. Large ones are answered in threads, out of order.
+Small messages are answered one after another as they are read. So streams take turns on the event
+loop, and a client that sends faster than it is served delays only its own stream. Large messages
+are answered in threads, out of order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = EventLog(__name__)
 
 
 class Model(Protocol):
-    """What of `ShardService` is used here."""
+    """The part of `ShardService` that is used here."""
 
     config: ServerConfig
     metrics: ServerMetrics
@@ -42,7 +42,7 @@ class Model(Protocol):
     def in_thread(
         self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
     ) -> Awaitable[Answered]:
-        """What `work` gives."""
+        """What `work` returns."""
 
     def count(
         self, answered: Answered, arrived: float, waited_s: float, posted: float | None = None
@@ -50,17 +50,17 @@ class Model(Protocol):
         """Counts a request that was answered."""
 
     def written(self, write_s: float) -> None:
-        """Counts a reply to one that was taken, and lets it go."""
+        """Counts the reply to an accepted message, and releases the message."""
 
     def refusal(self, call: str, exc: Exception) -> Refusal:
-        """Counts one that was not, and says why."""
+        """Counts a request that was not answered, and says why."""
 
 
 class ExchangeStream:
     """One stream; on the event loop.
 
     Args
-        find     which model a message means that names a shard set
+        find     the model of a message, by the shard set it names
         metrics  where the stream is counted
         context  of the call, from gRPC
     """
@@ -103,7 +103,7 @@ class ExchangeStream:
             admission = model.admission
             overload = admission.overload()
             if overload is not None:
-                # Bounded as any other: who does not read is not read either.
+                # Bounded as any other: a client that does not read replies is not read either.
                 reply = self._refuse(model, message, overload)
                 await replies.put(reply, model.metrics.wrote)
                 continue
@@ -168,7 +168,7 @@ class ExchangeStream:
         model.metrics.wrote(await self._replies.write(reply))
 
     def _admit(self, model: Model, message: pb.ScoreRequest) -> tuple[float | None, float]:
-        """Until when an answer is worth having, and how long the message has waited, in seconds;
+        """The time until which an answer is of use, and the seconds that the message has waited;
         raises `Refusal`."""
         now = model.clock()
         waited_s = self._lateness.of(message.sent_us, now)
@@ -184,11 +184,11 @@ class ExchangeStream:
         return model.refusal("exchange", exc).reply(message.sequence)
 
     async def _break_off(self, size: int) -> None:
-        """Ends a stream after bytes that are not a message: they carry no number, so
-        no reply can name them; and what follows is as doubtful."""
+        """Ends a stream after bytes that are not a message: they carry no number for a reply to
+        name, and what follows cannot be trusted either."""
         self._metrics.refused(Reason.MALFORMED)
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()
         await self._replies.flush()
-        said = f"{size} bytes were received that are no dlm.v1.ScoreRequest"
+        said = f"received {size} bytes that are not a dlm.v1.ScoreRequest"
         await Refusal(Reason.MALFORMED, said).abort(self._context)

@@ -1,12 +1,12 @@
 """What a server shows over HTTP: /metrics, /healthz and /readyz.
 
-It holds numbers alone, no text of anyone, and takes no input but a path; still it tells how busy a
-server is, so it listens on loopback unless told otherwise.
+It shows only numbers, no user's text, and takes no input but a path. It does reveal how busy the
+server is, so it listens on loopback by default.
 
-One process shows itself (`worker_exposition`). Several that share a port each show themselves on a
-unix socket in a private folder, and a process beside them shows all in one (`serve_joined`): a
-worker that is dead or stuck is left out, and never fails a scrape. Where all of them are, the
-scrape says why (`dlm_server_trouble`), or fails: an empty one would raise no alert.
+A single process serves its own metrics (`worker_exposition`). Processes that share a port each do
+so on a unix socket in a private folder, and one more process joins them (`serve_joined`). A dead or
+stuck worker is left out and never fails a scrape. If all are, the scrape says why
+(`dlm_server_trouble`) or fails, since an empty one would raise no alert.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ logger = EventLog(__name__)
 TROUBLE = "dlm_server_trouble"
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
-# Scrapes may not cost more than a few per cent of a core, however many come: text this fresh is
-# given again. Seconds.
+# However many scrapes come, they may cost only a few per cent of a core: text of this age is
+# reused. Seconds.
 FRESH_S = 0.1
-# A loop that has not come round in this time is taken for stuck. Seconds.
+# A loop that has not run for this long counts as stuck. Seconds.
 STUCK_S = 2.0
-# What a worker has to answer a scrape. Seconds; scrapers wait 10 by default.
-WORKER_S = 3.0  # above STUCK_S, so that a stuck loop is told as such
+# Time for a worker to answer a scrape. Seconds; scrapers wait 10 by default.
+WORKER_S = 3.0  # above STUCK_S, so that a stuck loop is reported as such
 WORKER_BYTES = 16 << 20
 
 Clock = Callable[[], float]
 
 
 def worker_socket(folder: Path, worker: int) -> Path:
-    """Where worker `worker` shows itself below the private folder of its supervisor."""
+    """The socket of worker `worker`, in the private folder of its supervisor."""
     return folder / f"metrics-{worker}.sock"
 
 
@@ -68,13 +68,13 @@ def worker_exposition(
 ) -> HttpServer:
     """Shows one server process; close what is returned.
 
-    /healthz is 200 while the process answers on `loop`, where its messages are answered, and 503
-    while that is stuck; /readyz is 200 in READY alone, without trouble. Both say the state.
+    /healthz is 200 while `loop`, which answers messages, is running, and 503 while it is stuck;
+    /readyz is 200 only in READY and without trouble. Both report the state.
 
     Args
         listening  a socket of `http.tcp_socket` or `http.unix_socket`
         loop       the event loop that serves
-        trouble    why the server is not ready though it answers, or ""
+        trouble    why the server is not ready although it answers, or ""
     """
     rendered: tuple[float, bytes] | None = None
 
@@ -116,15 +116,15 @@ def joined_exposition(
 ) -> HttpServer:
     """Shows several worker processes as one; close what is returned.
 
-    /metrics is 200 while a worker answers, or `trouble` says why none does: then it has
-    `dlm_server_trouble` for each, dead or not. Else 503.
+    /metrics is 200 while a worker answers, or if `trouble` says why none does; then it has
+    `dlm_server_trouble` for each worker, dead or not. Otherwise it is 503.
 
-    /readyz is 200 while at least one worker is ready: the port is answered then. /healthz is 200
-    while at least one worker's is: a dead or stuck one is its supervisor's to replace.
+    /readyz is 200 while at least one worker is ready, since the port then answers. /healthz is 200
+    while at least one worker's is: the supervisor replaces a dead or stuck one.
 
     Args
-        sockets  worker -> its unix socket (`worker_socket`), there or not
-        labels   of what belongs to a whole process, but for the worker
+        sockets  worker -> its unix socket (`worker_socket`), which may not exist
+        labels   of metrics of a whole process, except the worker
         trouble  why none of them is ready, or ""
     """
     rendered: tuple[float, bytes] | None = None
@@ -175,8 +175,8 @@ def serve_joined(
 ) -> None:
     """`joined_exposition` as a whole process, until SIGTERM or SIGINT.
 
-    For a child of the supervisor, which itself has no threads, so that it may fork: bind
-    `listening` before the fork, so that a port that is taken is told at the start.
+    It runs in a child of the supervisor, since that must have no threads if it is to fork. Bind
+    `listening` before the fork, so that a port in use is reported at the start.
     """
     ends = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in the server's thread too
@@ -215,7 +215,7 @@ def join(texts: Mapping[int, str]) -> list[Metric]:
 def _with_damage(
     families: list[Metric], workers: Iterable[int], labels: Mapping[str, str]
 ) -> list[Metric]:
-    """The families, and that a damaged file keeps each worker that shows nothing from its work."""
+    """The families, with the damaged file as the trouble of each worker that shows nothing."""
     others = [family for family in families if family.name != TROUBLE]
     found = next((family for family in families if family.name == TROUBLE), None)
     shown = {sample.labels["worker"] for sample in found.samples} if found else set()
@@ -230,10 +230,10 @@ def _with_damage(
 
 @dataclass(frozen=True, slots=True)
 class WorkerSockets:
-    """Where the metrics of all workers are asked for, and where each shows its own.
+    """The socket for the metrics of all workers, and one for each worker's own.
 
-    sockets  that the workers show themselves on; a worker that comes later takes over
-    ways     the names that lead to them, in this process and its children
+    sockets  of the workers; a worker's successor takes over its socket
+    ways     paths that lead to them, in this process and its children
     """
 
     listening: socket.socket
@@ -249,12 +249,12 @@ class WorkerSockets:
 
 @contextlib.contextmanager
 def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
-    """The port, bound, and a socket for each worker; None where none is wanted.
+    """The port, bound, and a socket for each worker; None if metrics are off.
 
-    The sockets have no name that could be left behind, removed or entered by others: the folder of
-    their names is gone before a worker begins, and what leads to them are descriptors.
+    The sockets have no names that could be left behind, removed or used by others: their folder is
+    removed before a worker starts, and only descriptors lead to them.
 
-    Raises  ConfigError  the port cannot be bound, or there is no place for the folder
+    Raises  ConfigError  the port cannot be bound, or the folder cannot be created
     """
     if not config.metrics_port:
         yield None
@@ -272,12 +272,12 @@ def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
                     stack.callback(os.close, way)
                     ways[worker] = Path(f"/proc/self/fd/{way}")
         except OSError as exc:
-            raise ConfigError(f"no sockets for the metrics of workers: {exc}") from exc
+            raise ConfigError(f"cannot create sockets for the workers' metrics: {exc}") from exc
         yield WorkerSockets(listening, sockets, ways)
 
 
 class _Families(Collector):
-    """Families that are there already, for `generate_latest`."""
+    """Families that were already built, for `generate_latest`."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -287,7 +287,7 @@ class _Families(Collector):
 
 
 async def _ask_all(sockets: Mapping[int, Path], target: str) -> dict[int, Response]:
-    """What the workers answer, those that do so in time."""
+    """The answers of the workers that answer in time."""
 
     async def ask(path: Path) -> Response | None:
         try:

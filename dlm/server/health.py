@@ -1,8 +1,9 @@
-"""In what state a server is, and how it tells: the state machine and the standard health service.
+"""The state of a server, and how it is reported: the state machine and the standard health service.
 
-The machine is pure: `step(state, event)` gives the next state and what to do; `app` does it.
+The machine is pure: `step(state, event)` returns the next state and what to do; `app` does it.
 
-Two rules: a server that drains never comes back, and a state is announced before it is acted on.
+Two rules: a draining server never becomes ready again, and a state is announced before it is acted
+on.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class HealthService:
         self._changed = asyncio.Condition()
 
     async def announce(self, state: ServingState, *, in_trouble: bool = False) -> None:
-        """Answers for `state` from now on, and sends it to who watches.
+        """Answers for `state` from now on, and sends it to watchers.
 
         Args
             in_trouble  NOT_SERVING in any state (trouble.py)
@@ -100,7 +101,7 @@ class HealthService:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Ends the streams of those who watch, so that they do not hold the server up."""
+        """Ends the watchers' streams, so that they do not hold up the server."""
         async with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -110,12 +111,12 @@ class HealthService:
         return serving_status(state) if service in self.SERVICES else None
 
     async def check(self, request: Any, context: Any) -> Any:
-        """The status of one service; NOT_FOUND for a service that is not here."""
+        """The status of one service; NOT_FOUND for an unknown service."""
         status = self._status(request.service)
         if status is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"this server has no such service; ask for {SHARD_SERVICE}",
+                f"this server has no such service; use {SHARD_SERVICE}",
             )
         return health_pb2.HealthCheckResponse(status=status)
 

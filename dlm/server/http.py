@@ -1,11 +1,11 @@
-"""GET over HTTP/1.1, for probes and scrapers, in a thread of its own.
+"""GET over HTTP/1.1, for probes and scrapers, in a separate thread.
 
-Small on purpose: one request per connection, no body is ever read. Whoever connects slows nothing
-but the endpoint itself: a connection has `REQUEST_S` from its first byte to its last, a head has
-`HEAD_BYTES`, and beyond `CONNECTIONS` at once the oldest makes room: whoever holds them all with
-nothing to say keeps out no probe, which is done in milliseconds. Whatever they do is not logged.
+Small on purpose: one request per connection, and no body is read. Connections can slow only the
+endpoint itself: each has `REQUEST_S` from its first byte to its last and `HEAD_BYTES` for its head,
+and beyond `CONNECTIONS` the oldest is closed. So idle connections cannot keep out a probe, which
+takes milliseconds. Nothing they do is logged.
 
-A descriptor is kept back, so that a process that can open no other file still says so here.
+One descriptor is kept in reserve, so that a process that can open no other file still says so here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = EventLog(__name__)
 CONNECTIONS = 32
 HEAD_BYTES = 8192
 REQUEST_S = 5.0
-RETRY_S = 0.1  # where no descriptor or no memory is left
+RETRY_S = 0.1  # if no descriptor or no memory is left
 TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a path answers."""
+    """The response of a path."""
 
     status: HTTPStatus
     body: bytes
@@ -61,13 +61,13 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as exc:
         raise ConfigError(
-            f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Give another "
+            f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Choose another "
             "metrics_port (--metrics-port), or 0 for none"
         ) from exc
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A socket that listens at `path`, in place of what an ended process may have left there.
+    """A socket that listens at `path`, replacing one that an ended process may have left.
 
     Raises  ConfigError  it cannot be bound
     """
@@ -86,7 +86,7 @@ class HttpServer:
     """Answers the `routes` on a socket that listens, until closed.
 
     Args
-        routes  path -> what answers it; runs on this server's own event loop
+        routes  path -> its handler, which runs on this server's own event loop
     """
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
@@ -105,7 +105,7 @@ class HttpServer:
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Lets go of the socket; connections that are open are cut."""
+        """Closes the socket and cuts open connections."""
         with contextlib.suppress(RuntimeError):  # closed already
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -151,7 +151,7 @@ class HttpServer:
             task.add_done_callback(lambda done: self._open.pop(done, None))
 
     async def _comes(self) -> None:
-        """Waits for a connection, without taking a descriptor for it."""
+        """Waits for a connection, without using a descriptor for it."""
         come = asyncio.Event()
         self._loop.add_reader(self._socket, come.set)
         try:
@@ -160,17 +160,17 @@ class HttpServer:
             self._loop.remove_reader(self._socket)
 
     async def _accept_in_place_of_spare(self) -> None:
-        """One connection from its first byte to its last, where no other file can be opened."""
+        """One connection from its first byte to its last, when no other file can be opened."""
         self._give_spare()
         try:
             connection, _ = self._socket.accept()
-        except OSError:  # other threads want descriptors too, and one was faster
+        except OSError:  # another thread took the descriptor first
             await asyncio.sleep(RETRY_S)
             return
         try:
             await self._talk(connection)
         finally:
-            # In one step from a connection to a spare: nobody is faster.
+            # From connection to spare in one step, so that no other thread can take it.
             os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
             self._spare = connection.detach()
 
@@ -195,7 +195,7 @@ class HttpServer:
                     await self._end(connection)
 
     async def _head(self, connection: socket.socket) -> bytes | None:
-        """What comes before the empty line, or more than a head may have; None: it never came."""
+        """What comes before the empty line, or more than a head may have; None if it never came."""
         head = b""
         while (end := head.find(b"\r\n\r\n")) < 0 and len(head) <= HEAD_BYTES:
             part = await self._loop.sock_recv(connection, HEAD_BYTES)
@@ -217,19 +217,19 @@ class HttpServer:
             return _bytes(text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
         parts = head.split(b"\r\n", 1)[0].split(b" ")
         if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
-            return _bytes(text(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request"))
+            return _bytes(text(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request"))
         method, path = parts[0], parts[1].split(b"?", 1)[0].decode("latin-1")
         if method not in (b"GET", b"HEAD"):
-            return _bytes(text(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone is answered"))
+            return _bytes(text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported"))
         route = self._routes.get(path)
         if route is None:
             known = ", ".join(sorted(self._routes))
-            return _bytes(text(HTTPStatus.NOT_FOUND, f"{known}: nothing else is here"))
+            return _bytes(text(HTTPStatus.NOT_FOUND, f"unknown path; try {known}"))
         try:
             response = await route()
         except Exception as exc:  # noqa: BLE001 - the next request must be answered
             logger.error("server.http.failed", extra={"path": path, "error": type(exc).__name__})
-            response = text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the server's log says where")
+            response = text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; see the server's log")
         return _bytes(response, with_body=method == b"GET")
 
 
@@ -245,11 +245,11 @@ def _bytes(response: Response, *, with_body: bool = True) -> bytes:
 
 
 async def get(path: Path, target: str, limit: int) -> Response:
-    """What the server on the unix socket at `path` answers to GET `target`; no time bound.
+    """The response of the server on the unix socket at `path` to GET `target`; without a timeout.
 
     Raises
-        OSError     nobody listens there, or the connection broke
-        ValueError  what came is no whole response of at most `limit` bytes
+        OSError     nothing listens there, or the connection broke
+        ValueError  the response is incomplete, or longer than `limit` bytes
     """
     reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=limit)
     try:
@@ -261,11 +261,11 @@ async def get(path: Path, target: str, limit: int) -> Response:
             )
             length = int(fields["content-length"])
             if length > limit:
-                raise ValueError(f"{length} bytes were announced, {limit} at most are read")
+                raise ValueError(f"{length} bytes were announced; expected at most {limit}")
             body = await reader.readexactly(length)
             status = HTTPStatus(int(head.split(b" ", 2)[1]))
         except (EOFError, KeyError, IndexError, asyncio.LimitOverrunError) as exc:
-            raise ValueError("what came is no whole HTTP response") from exc
+            raise ValueError("the HTTP response is incomplete or malformed") from exc
         return Response(status, body, fields.get("content-type", TEXT))
     finally:
         writer.transport.abort()

@@ -1,8 +1,7 @@
-"""Passes over a message's arrays: what is wrong with it and where, and what of the answers is
-counted.
+"""Passes over a message's arrays: to find its first fault, and to count its answers.
 
-A Score is checked as it is searched (`index/search/owned_kernels.py`), which only says that
-something is wrong; this says what. ContextBlocks are checked here alone. In NumPy the slots take
+A Score is checked as it is searched (`index/search/owned_kernels.py`), which reports only that
+something is wrong; this finds what. ContextBlocks are checked only here. In NumPy the slots take
 some 40 microseconds for a message of any size; this takes 2 for a small one.
 """
 

@@ -1,9 +1,9 @@
-"""How long a message has been under way: what clocks of two machines can tell without being equal.
+"""How long a message has been in transit, measured with two clocks that are not synchronised.
 
-The client stamps each message with its own clock. The difference to ours is the clocks' distance
-plus the time under way; its least value of late is taken for a message that waited nowhere, and
-whatever a message has above it, it spent in queues. The least value is taken over one to two
-windows, since clocks drift (50 parts in a million move 3 ms in a minute).
+The client stamps each message with its own clock. The difference from ours is the offset of the
+clocks plus the time in transit. The least recent difference is taken as that of a message that
+waited nowhere; whatever a message has above it was spent in queues. The minimum is taken over one
+to two windows, since clocks drift (50 parts per million are 3 ms per minute).
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ class Lateness:
             self._begun = now
             self._before, self._least = self._least, inf
         self._least = min(self._least, difference)
-        # Whatever the stamps say, nothing of this stream waited longer than it has been open.
+        # Whatever the stamps say, no message waited longer than its stream has been open.
         return min(difference - min(self._least, self._before), now - self._first)

@@ -1,7 +1,7 @@
-"""What a shard server counts: plain numbers on the way of a message, read by whoever asks.
+"""What a shard server counts: plain numbers, updated by each message.
 
-Nothing here knows Prometheus; `collector.py` gives these numbers its form when it is asked for
-them. A message costs two microseconds of counting (README.md).
+Nothing here depends on Prometheus; `collector.py` converts the numbers on request. Counting costs
+two microseconds per message (README.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlm.index.layout import MAX_ORDER
 from dlm.wire.status import Reason
 
 LABELS = ("model", "shard_set", "shard", "worker")
-# Every family that a server shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
+# Every metric family of a server, and its labels. DO NOT CHANGE: dashboards and alerts name them.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_server_requests_total": (*LABELS, "result"),
     "dlm_server_queries_total": LABELS,
@@ -47,24 +47,24 @@ def _seconds() -> Histogram:
 class ServerMetrics:
     """Counts of one shard set since the start of the process.
 
-    Changed on the event loop only, so there is no lock; any thread may read, and sees numbers that
-    are whole one by one and at most one message apart.
+    Changed only on the event loop, so there is no lock; any thread may read, and sees each number
+    whole, and all of them at most one message apart.
 
     messages   Score requests answered, and ContextBlocks, which count as Scores of their words
     queries    queries answered in them
     blocks     contexts answered in ContextBlocks
-    refusals   of these requests, those refused, by reason; the labels are the closed set `Reason`
-    in_flight  those being worked on now
+    refusals   requests refused, by reason; the labels are the closed set `Reason`
+    in_flight  requests being worked on now
     streams    Exchange streams open now
     downloads  Download streams open now
-    abandoned  those whose client went away before the answer
-    unauthenticated  calls of any method refused for want of a good token
-    client_limits    calls of any method refused since their client had too much open
-    clients    calls let in, by the name of their token; as many as the tokens file names
-    batch_queries   queries a request
+    abandoned  requests whose client went away before the answer
+    unauthenticated  calls of any method refused because they have no valid token
+    client_limits    calls of any method refused because their client had too much open
+    clients    calls accepted, by the name of their token; as many as the tokens file names
+    batch_queries   queries per request
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
-               be begun, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
-               bytes to gRPC (streams alone: of a unary call gRPC does that by itself)
+               start, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
+               bytes to gRPC (streams only: for a unary call gRPC does that itself)
 
     Shapes
         matched_orders  (16,) int64: queries answered by matched order, 1 to 15
@@ -122,7 +122,7 @@ class ServerMetrics:
         self.refusals[reason] += 1
 
     def refused_for(self, reason: Reason) -> int:
-        """Score requests refused for `reason`, and calls refused for it before they were read."""
+        """Score requests, and calls not read yet, that were refused for `reason`."""
         early = {
             Reason.UNAUTHENTICATED: self.unauthenticated,
             Reason.CLIENT_LIMIT: self.client_limits,

@@ -1,7 +1,7 @@
-"""Several models behind one port: which of them a call means.
+"""Several models behind one port: which of them a call is for.
 
-A call names its shard set, and is handed to the service that holds it, which checks and answers it
-as if it were alone. The first is what a call means that names none.
+A call names its shard set and is passed to the service that holds it, which checks and answers it
+as if it were the only one. A call that names none goes to the first.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dlm.wire._pb import shard_pb2 as pb
 
 M = TypeVar("M", pb.ScoreRequest, pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
 
-# How a ScoreRequest or ContextBlockRequest begins that was written in the order of its fields, as
-# all known writers do: field 1, 16 bytes.
+# The first bytes of a ScoreRequest or ContextBlockRequest with its fields in order, as all known
+# writers have them: field 1, 16 bytes.
 _FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
 _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 
 class Models:
-    """The services of one server process, one a shard set.
+    """The services of one server process, one per shard set.
 
     Raises
-        ConfigError  the same shard set twice
+        ConfigError  the same shard set is given twice
     """
 
     def __init__(self, services: Sequence[ShardService]) -> None:
@@ -40,7 +40,7 @@ class Models:
             for service in services:
                 service.close()
             raise ConfigError(
-                "two of the folders hold the same shard set; name each model once "
+                "two of the folders hold the same shard set; give each model once "
                 f"(found: {', '.join(service.shard_set.hex() for service in services)})"
             )
         for service in services:
@@ -57,7 +57,7 @@ class Models:
 
     @property
     def state(self) -> ServingState:
-        """Of all services: they warm up, answer and drain together."""
+        """The state of all services: they warm up, answer and drain together."""
         return self.default.state
 
     @state.setter
@@ -67,7 +67,7 @@ class Models:
 
     @property
     def refuses(self) -> bool:
-        """Whether a server that drains has stopped taking messages."""
+        """Whether a draining server has stopped accepting messages."""
         return self.default.admission.refuses
 
     @refuses.setter
@@ -76,8 +76,8 @@ class Models:
             service.admission.refuses = refuses
 
     def is_wanted(self, quiet_s: float) -> bool:
-        """Whether a message is in flight, or may be about to come: a stream is open, and the last
-        came less than `quiet_s` ago."""
+        """Whether a message is in flight, or may be about to come: a stream is open, and its last
+        message came less than `quiet_s` ago."""
         if self.in_flight:
             return True
         streams = sum(service.metrics.streams for service in self)
@@ -95,18 +95,18 @@ class Models:
                 await service.admission.idle()
 
     def close(self) -> None:
-        """Gives threads and files back."""
+        """Ends the threads and closes the files."""
         for service in self:
             service.close()
 
     # ------------------------------------------------------------- the choice
 
     def find(self, shard_set: bytes) -> ShardService:
-        """The service that is to check and answer a message that names `shard_set`.
+        """The service that checks and answers a message that names `shard_set`.
 
-        The first where none holds it: that one refuses it, for the first reason in the order of the
-        contract (a damaged message is CHECKSUM, not another set). Each service makes sure itself
-        that a message names its own set, so that no mistake here becomes an answer.
+        If none holds it, the first: that one refuses the message, for the first reason in the order
+        of the contract (a damaged message is CHECKSUM, not another set). Each service checks that
+        the message names its own set, so a mistake here cannot become an answer.
         """
         return self._by_set.get(shard_set, self.default)
 
@@ -153,12 +153,12 @@ class Models:
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         """dlm.v1.Shard/Download."""
         chunks: Any = self._chosen(pb.DownloadRequest(), data).download(data, context)
-        async with aclosing(chunks):  # a client that stops half-way keeps no place
+        async with aclosing(chunks):  # a client that stops half-way frees its place
             async for chunk in chunks:
                 yield chunk
 
     def handlers(self) -> Any:
-        """What a gRPC server is given: no serializer, so bytes in and bytes out."""
+        """The handlers for a gRPC server, without serializers: bytes in, bytes out."""
         calls: Any = self.default if len(self._by_set) == 1 else self
         return grpc.method_handlers_generic_handler(
             SHARD_SERVICE,

@@ -1,4 +1,4 @@
-"""A child that ends with the process that started it, however that ended."""
+"""A child that ends with its parent process, however that ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
 
 def end_with_parent(parent: int) -> None:
-    """In the child of `parent`, right after the fork: SIGTERM for this process when it dies.
+    """Call it in the child of `parent`, right after the fork: SIGTERM comes when the parent dies.
 
-    Ends the process where the parent is dead already. Cleared by no exec, inherited by no child.
+    Ends the process if the parent is already dead. An exec keeps this; children do not inherit it.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a worker says to its supervisor: a line of JSON at a time, over a pipe."""
+"""Messages from a worker to its supervisor: lines of JSON over a pipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlm.errors import ConfigError, DlmError
 
 
 def say(pipe: int, content: object) -> None:
-    """One line to the supervisor; where that is gone, so is this process soon."""
+    """Sends one line to the supervisor; if that has ended, this process will soon end too."""
     data = json.dumps(content).encode() + b"\n"
     with contextlib.suppress(OSError):
         while data:
@@ -19,8 +19,8 @@ def say(pipe: int, content: object) -> None:
 
 
 def as_error(kind: str, message: str) -> DlmError:
-    """What a worker raised, as the same class."""
+    """The error that a worker raised, as the same class."""
     found = getattr(dlm.errors, kind, None)
     if isinstance(found, type) and issubclass(found, DlmError):
         return found(message)
-    return ConfigError(message)  # the operating system said no
+    return ConfigError(message)  # the operating system refused

@@ -1,8 +1,8 @@
-"""One port for several processes, and for nobody else.
+"""One port for several processes of one server only.
 
-Workers listen on it with SO_REUSEPORT, and the system deals connections out among them. The same
-option would let a second, unrelated server of the same user join them in silence and answer part of
-the connections with another model; so whoever reserves a port makes sure that it is the only one.
+Workers listen on it with SO_REUSEPORT, and the system spreads connections over them. The same
+option would let an unrelated server of the same user join silently and answer some connections with
+another model; so a server that reserves a port makes sure that no other has it.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 
 from dlm.errors import ConfigError
 
-_TRIES = 16  # ports to try where the system picks one that is free for one address family only
+_TRIES = 16  # ports to try if the system picks one that is free for only one address family
 
 
 def cannot_be_bound(address: str) -> ConfigError:
-    """What is said of an address that this process cannot listen on."""
+    """The error message for an address that this process cannot listen on."""
     return ConfigError(
         f"{address} cannot be bound: another process listens there, or this machine "
-        "has no such address. Stop the other, or give another port (0 picks a free one)"
+        "has no such address. Stop that process, or choose another port (0 picks a free one)"
     )
 
 
 @contextlib.contextmanager
 def reserved(host: str, port: int, *, address: str) -> Iterator[int]:
-    """A port that stays this process's, and that its children may listen on with SO_REUSEPORT.
+    """Reserves a port for this process, on which its children may listen with SO_REUSEPORT.
 
     Args
         port     0 takes a free one
-        address  what an error names
+        address  shown in errors
     Returns
         the port
     Raises
-        ConfigError  another process listens there or has reserved it, or there is no such address
+        ConfigError  another process listens there or has reserved it, or the address does not exist
     """
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -61,8 +61,8 @@ def _reserve(places: list[Any], port: int, stack: contextlib.ExitStack) -> int:
     for family, kind, protocol, _, (host, _, *more) in dict.fromkeys(places):
         try:
             if port:
-                # Before the port is shared: a name that one process at a time can have, and gone
-                # with it whatever ends it. The port itself cannot say "shared, but not with you".
+                # Before the port is shared: a name that only one process can have, released
+                # whenever it ends. The port itself cannot say "shared, but not with you".
                 lock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 lock.bind(f"\0dlm.server.port/{host}/{port}")
                 _probe(family, kind, protocol, (host, port, *more))
@@ -70,11 +70,11 @@ def _reserve(places: list[Any], port: int, stack: contextlib.ExitStack) -> int:
             _only_own_family(taken)
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            taken.bind((host, port, *more))  # and never listens: no connection is dealt to it
+            taken.bind((host, port, *more))  # it never listens, so it gets no connections
         except OSError as exc:
             if exc.errno == errno.EADDRINUSE:
                 raise
-            failure = exc  # such as an IPv6 address where there is no IPv6
+            failure = exc  # such as an IPv6 address on a machine without IPv6
             continue
         bound += 1
         if not port:

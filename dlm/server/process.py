@@ -1,4 +1,4 @@
-"""What a server process says of itself: which worker it is, and what it costs."""
+"""What a server process reports about itself: which worker it is, and what it uses."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from dlm.server.trouble import Cause, OpenFiles, SharedText
 
-# A heartbeat shows the memory as it was at most about this many seconds ago.
+# Age of the memory figure in a heartbeat, at most about this many seconds.
 MEMORY_AGE_S = 1.0
-# The system walks the page tables to count: time is spent on that at most one part in so many.
+# The system walks the page tables to count; at most one part in this many of the time goes to that.
 MEMORY_SHARE = 100
 
 
 def private_memory(status: Path = Path("/proc/self")) -> int:
-    """Bytes that would be free if this process ended: written by it, and shared with no other.
+    """Bytes that would be freed if this process ended: those it wrote and shares with no other.
 
-    Pages of mapped files are left out, since they belong to the page cache; so are pages that a
-    worker still shares with the process it was forked from.
+    Pages of mapped files are not counted, since they belong to the page cache; nor are pages that a
+    worker still shares with its parent.
     """
     try:
         lines = (status / "smaps_rollup").read_bytes().splitlines()
@@ -34,14 +34,14 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 
 
 class MemoryGauge:
-    """`private_memory`, without making anybody wait for it.
+    """`private_memory`, without waiting for it.
 
     Args
-        read   what counts the bytes; may take milliseconds for each GiB mapped
-        clock  seconds that never go back
+        read   counts the bytes; may take milliseconds per GiB mapped
+        clock  monotonic seconds
     Guarantees
-        only the first `bytes` reads on the caller's thread; later ones give the last number known
-        and, where it is old, have a thread of their own find the next
+        only the first `bytes` reads on the caller's thread; later ones return the last known number
+        and, if it is old, start a thread that finds the next
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class MemoryGauge:
 class Process:
     """One of the processes that share a port.
 
-    worker    which of them, from 0
+    worker    its number, from 0
     workers   how many there are
-    restarts  processes that were this worker before
-    instance  drawn at random: another number is another process, whose counters began at 0
-    metrics_socket  that it shows its metrics on, where its supervisor joins those of all
+    restarts  earlier processes of this worker
+    instance  drawn at random: a new number means a new process, whose counters began at 0
+    metrics_socket  where it shows its metrics, if its supervisor joins those of all workers
     open_files      of this process
-    damage    what its supervisor found wrong with a file that all workers have mapped
-    doubts    another worker could not read a page of a mapped file: this one maps the files anew,
-              after it has read them
-    checks    says so to its supervisor, again and again
-    beat      tells its supervisor that the event loop turns; every `restarts.BEAT_S` seconds
+    damage    a fault that its supervisor found in a file that all workers have mapped
+    doubts    another worker could not read a page of a mapped file: this one reads the files and
+              then maps them again
+    checks    reports progress of that to its supervisor, repeatedly
+    beat      reports to its supervisor that the event loop runs, every `restarts.BEAT_S` seconds
     """
 
     worker: int = 0
@@ -109,7 +109,7 @@ class Process:
     checks: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def trouble(self) -> dict[Cause, str]:
-        """Why it is not ready though it answers, for each cause; "" where that is not so."""
+        """Why it is not ready although it answers, by cause; "" for a cause that is absent."""
         return {
             Cause.DAMAGED_FILE: self.damage.read(),
             Cause.OPEN_FILES: self.open_files.trouble,

@@ -1,4 +1,4 @@
-"""How a server tells its parent that it answers, and where."""
+"""How a server tells its parent that it is ready, and at which address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlm.files import write_whole
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A server that answers: what a parent process wants to know of it.
+    """What a parent process needs to know about a ready server.
 
     shard_set   of the first folder, which a call that names none means
     shard_sets  of every folder
@@ -35,7 +35,7 @@ class Notice:
     """The ready file and the callback: there from `publish` until `withdraw`.
 
     Args
-        file  JSON of `Ready`; one that was left there is removed at once
+        file  JSON of `Ready`; one left by an earlier server is removed at once
     """
 
     def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
@@ -44,7 +44,7 @@ class Notice:
         self.withdraw()
 
     def publish(self, ready: Ready) -> None:
-        """Writes the file, whole or not at all, and calls back."""
+        """Writes the file atomically, and calls back."""
         if self._file is not None:
             write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
         if self._on_ready is not None:

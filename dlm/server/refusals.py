@@ -1,4 +1,4 @@
-"""Calls that are refused: why, and how a client is told."""
+"""Refused calls: why they are refused, and what the client receives."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
 
-# Advice to whoever is refused for load: by then the queue that was full has moved on.
+# Advice to a client refused for load: by then the full queue has moved on.
 RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 
 
 class Refusal(Exception):
-    """A call that is refused: the reason and a message for whoever reads the client's log.
+    """A refused call: the reason, and a message for readers of the client's log.
 
-    Never leaves the server: handlers turn it into a status code and trailing metadata, streams
+    It never leaves the server: handlers turn it into a status code and trailing metadata, streams
     into a reply.
     """
 
@@ -37,20 +37,20 @@ class Refusal(Exception):
         raise AssertionError("abort returned")
 
     def reply(self, sequence: int) -> bytes:
-        """What a stream is told of its message `sequence`."""
+        """The reply of a stream to its message `sequence`."""
         retry_after_ms = RETRY_AFTER_MS if self.reason in LOAD_REASONS else 0
         return codec.encode_refusal(sequence, self.reason.value, self.message, retry_after_ms)
 
 
 def too_late() -> Refusal:
-    """Of work that was not begun in time."""
+    """For work that did not start in time."""
     return Refusal(
-        Reason.LATE, "the deadline passed before the work began; allow more time, or ask a replica"
+        Reason.LATE, "the deadline passed before work started; allow more time, or ask a replica"
     )
 
 
 def of_fault(error: ProtocolError) -> Refusal:
-    """Of a message in which the codec found something wrong."""
+    """For a message in which the codec found a fault."""
     if isinstance(error, codec.DamagedMessage):
         return Refusal(Reason.CHECKSUM, str(error))
     if isinstance(error, codec.OversizedMessage):
@@ -59,19 +59,19 @@ def of_fault(error: ProtocolError) -> Refusal:
 
 
 def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
-    """Of whatever was raised. A fault of ours is logged: where it happened and its type, but not
-    its message, which may hold what was asked."""
+    """For any exception. A bug is logged with its place and type, but without its message, which
+    may contain queries."""
     if isinstance(exc, Refusal):
         return exc
     kind = type(exc).__name__
-    shown = RuntimeError(f"{kind}; its message is withheld, since it may hold queries")
+    shown = RuntimeError(f"{kind}; its message is withheld, since it may contain queries")
     logger.error(
         "server.%s.failed",
         call,
         exc_info=(RuntimeError, shown, exc.__traceback__),
         extra={"error": kind, "shard": shard},
     )
-    return Refusal(Reason.INTERNAL, f"the server failed ({kind}); its log says where")
+    return Refusal(Reason.INTERNAL, f"the server failed ({kind}); see its log")
 
 
 def parse(message: codec.M, data: bytes) -> codec.M:

@@ -1,8 +1,8 @@
-"""The replies of one stream, written one after the other, each within a time.
+"""The replies of one stream, written one after another, each within a time limit.
 
-A task of the stream's own writes, so that the next message is read and answered meanwhile: gRPC
-says that a reply is written by a thread that wakes the loop, and waiting for that costs a stream
-more than the search of a message.
+The stream has a separate task for writing, so that it can read and answer the next message
+meanwhile: gRPC reports a written reply through a thread that wakes the loop, and waiting for that
+costs a stream more than searching a message does.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from dlm.logs import EventLog
 
 logger = EventLog(__name__)
 
-# Seconds that a reply may wait for its client to read, from when it is ready, its turn behind other
-# replies included. What waits counts as in flight, and gRPC lets a stream that is not read stand
-# for as long as its connection lives: without an end, two clients that read nothing, or one reply
-# now and then, would close the server to all. 10: far above any deadline.
+# Seconds that a ready reply may wait for its client to read it, including its turn behind other
+# replies. A waiting reply counts as in flight, and gRPC keeps an unread stream open as long as its
+# connection lives: without this limit, two clients that read nothing, or a reply now and then,
+# would block the server for all. 10: far above any deadline.
 WRITE_S = 10.0
-# Replies of one stream that may wait. Whoever does not read them is not read either. 8: twice what
-# a client has in flight on all its streams by default.
+# Replies of one stream that may wait. A client that does not read them is not read either. 8: twice
+# what a client has in flight on all its streams by default.
 MAX_WAITING = 8
 
 Written = Callable[[float], None]  # gets the seconds that it took
 
 
 class Unread(Exception):
-    """A client reads nothing: its stream is to end, which `security.Guard` does."""
+    """A client does not read; `security.Guard` ends its stream."""
 
     def __init__(self, waited_s: float) -> None:
-        super().__init__(f"a reply waited {waited_s:g} s for its client to read; read what comes")
+        super().__init__(f"a reply waited {waited_s:g} s for its client to read it; read replies")
 
 
 class Replies:
     """What is written to one stream, in the order in which it was put.
 
-    Used as a context manager around all that a handler does: where a reply is not read in time the
-    handler is cancelled, and `Unread` is what leaves the context. Where the client went away, then
-    or before, it is left as by a handler that was cancelled.
+    Used as a context manager around everything a handler does. If a reply is not read in time, the
+    handler is cancelled and the context raises `Unread`. If the client went away, then or before,
+    the context ends as if the handler was cancelled.
 
     Args
         context  of the call, from gRPC
         client   whose it is, for the log
     Guarantees
-        whatever happens, the function given with a reply is called once: when it is gRPC's, or
-        when it never will be; after one that was not read in time nothing more is written; after
-        the context gRPC takes a status, for which nothing may be under way
+        the function given with a reply is always called once: when gRPC has the reply, or when it
+        never will; after a reply that was not read in time, nothing more is written; after the
+        context, no write is in progress, so that gRPC accepts a status
     Cost
-        no task and no timer a reply: one of each a stream
+        one task and one timer per stream, none per reply
     """
 
     def __init__(self, context: Any, client: str = "") -> None:
@@ -93,12 +93,12 @@ class Replies:
             raise asyncio.CancelledError
 
     def check(self) -> None:
-        """Raises `Unread` where a reply was not read."""
+        """Raises `Unread` if a reply was not read."""
         if self._unread:
             raise Unread(WRITE_S)
 
     async def put(self, reply: bytes, written: Written) -> None:
-        """Returns once few enough wait; raises `Unread` where the client takes none."""
+        """Returns once few enough replies wait; raises `Unread` if the client reads none."""
         self._waiting.append((reply, time.perf_counter(), written))
         if self._ended:
             self._drop()
@@ -135,10 +135,10 @@ class Replies:
         self.check()
 
     async def close(self) -> None:
-        """Writes nothing more; returns once gRPC is done with what it had begun to write.
+        """Writes nothing more; returns once gRPC has finished the write in progress.
 
-        That cannot be taken back, and gRPC takes no status meanwhile: it is when the client reads
-        it, or goes away.
+        That write cannot be withdrawn, and gRPC accepts no status meanwhile. It ends when the
+        client reads it, or goes away.
         """
         self._end()
         if self._writer is not None:
@@ -161,8 +161,8 @@ class Replies:
         self._room.set()
 
     def _look(self) -> None:
-        """Ends the stream whose oldest reply has waited too long; else looks again when it will
-        have, or not before something waits again."""
+        """Ends the stream if its oldest reply has waited too long; otherwise looks again when it
+        will have, or once something waits again."""
         self._timer = None
         if not self._waiting:
             return

@@ -1,30 +1,30 @@
-"""When a worker that ended is started again, when one is given up. Pure: no clock, no process."""
+"""When to restart a worker that ended, and when to give one up. Pure: no clock, no process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A worker that lived shorter than this, in seconds, may well die of the same cause again.
+# A worker that lived for less than this, in seconds, may well die of the same cause again.
 QUICK_S = 30.0
-# Then the next start waits, in seconds: this, and twice as long with each further quick death.
+# Then the next start waits this long, in seconds, and twice as long after each further quick death.
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
-# A worker beats this often, in seconds, and its supervisor looks as often.
+# Seconds between the beats of a worker, and between the looks of its supervisor.
 BEAT_S = 1.0
-# Looks in a row without a sign of life after which a worker is given up: far above what a busy loop
-# takes. Before its first sign it has longer, since a machine that starts is busy.
+# Looks in a row without a sign of life after which a worker is given up: far more than a busy loop
+# takes. Before its first sign it has longer, since a starting machine is busy.
 SILENT_LOOKS = 10
 START_LOOKS = 60
-# Looks until it must be ready, its loop turning all along: the warm-up may read from a slow disk.
+# Looks until it must be ready, while its loop runs: the warm-up may read from a slow disk.
 READY_LOOKS = 600
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Whether a worker is alive: from its fork on, and until it ends.
+    """Whether a worker is alive, from its fork until it ends.
 
-    Counted in looks of whoever watches, never in seconds: where the whole machine was paused, no
-    look was made, and nobody is given up.
+    Counted in looks of the supervisor, never in seconds: if the whole machine was paused, there
+    were no looks, and no worker is given up.
 
     looks         made before it was ready; -1 from then on
     silent_looks  made since the last sign of life
@@ -36,17 +36,17 @@ class Pulse:
     has_beaten: bool = False
 
     def beat(self) -> None:
-        """Its event loop turns."""
+        """Its event loop runs."""
         self.silent_looks = 0
         self.has_beaten = True
 
     def ready(self) -> None:
-        """It answers; a sign of life like any beat."""
+        """It is ready, which counts as a beat too."""
         self.beat()
         self.looks = -1
 
     def stuck_reason(self) -> str | None:
-        """One look; where the worker is to be given up, why."""
+        """One look; the reason if the worker must be given up."""
         self.silent_looks += 1
         silence = SILENT_LOOKS if self.has_beaten else START_LOOKS
         if self.silent_looks > silence:
@@ -59,7 +59,7 @@ class Pulse:
 
 
 def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:
-    """What follows from the death of a worker.
+    """What to do after the death of a worker.
 
     Args
         lived_s       seconds from its start to its end
@@ -69,7 +69,7 @@ def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:
 
     Edge cases
         | the first quick death       | no pause: one crash costs nobody a second |
-        | a long life                 | no pause, and the count begins anew       |
+        | a long life                 | no pause, and the count starts again      |
     """
     if lived_s >= QUICK_S:
         return 0, 0.0

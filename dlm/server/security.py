@@ -1,7 +1,7 @@
-"""Who may call, and how much of the server one client may take: one interceptor before every call.
+"""Authentication and per-client limits: one interceptor before every call.
 
-Without a good token a call ends here, whatever its method, before a byte of its request is read;
-with one it is counted against its client until it ends, and ends when its token is taken away.
+Without a valid token a call of any method ends here, before a byte of its request is read. With
+one, it counts towards its client's limits until it ends, and it ends when its token is revoked.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ logger = EventLog(__name__)
 DOWNLOAD = f"/{SHARD_SERVICE}/Download"
 HEALTH = frozenset({f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"})
 
-# One text for every such call: it says what to do, and nothing of why this one was refused.
+# One text for every such call: it says what to do, but not why this one was refused.
 UNAUTHENTICATED = (
-    "this server takes calls with a token it knows, as metadata `authorization: Bearer TOKEN`; "
-    "set token_file (or token) on the client"
+    "this server accepts only calls with a known token in the metadata "
+    "`authorization: Bearer TOKEN`; set token_file (or token) on the client"
 )
 
-REQUEST_S = 20.0  # for the one message of a call that has one; it usually comes with the call
-RETRY_CALLS_MS = 1000  # what a client above its limit of calls is told
+REQUEST_S = 20.0  # for the message of a unary call; it usually comes with the call
+RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
 MAX_FILES = 1 << 20
-LOG_S = 1.0  # refusals are logged once a second at most, however many there are
+LOG_S = 1.0  # refusals are logged at most once per second, however many there are
 
 # Frames of a peer that has no right here yet. 16 KiB of metadata is ten times what calls need.
 CHANNEL_OPTIONS = (
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
-    # Calls of all clients that wait for the event loop to look at them: above the first number
-    # gRPC cancels some at random, without a word. Its own 1,000 and 3,000 are one peer's burst.
+    # Calls of all clients that wait for the event loop: above the first number gRPC silently
+    # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
     ("grpc.server.max_pending_requests", 1 << 16),
     ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
-    # From connecting to the first frames of HTTP/2, TLS between them; 120 s without it.
+    # From connecting to the first HTTP/2 frames, including TLS; gRPC's default is 120 s.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.settings_timeout", 10_000),
-    # Connections without a call are closed after ten minutes; clients make them anew unseen.
+    # Connections without a call are closed after ten minutes; clients reconnect unnoticed.
     ("grpc.max_connection_idle_ms", 600_000),
 )
 
@@ -66,8 +66,8 @@ class ClientUsage:
     """What one client has open now.
 
     name       of its token; else the subject of its certificate; else its address without the port
-    calls      calls and streams of every kind, until it has read how they ended: what it does not
-               read is kept for it
+    calls      calls and streams of every kind, until the client has read their end: unread data is
+               kept for it
     in_flight  Score messages being worked on; `service` counts them
     downloads  Download streams
     """
@@ -82,19 +82,19 @@ _caller: ContextVar[ClientUsage | None] = ContextVar("dlm_caller", default=None)
 
 
 def caller() -> ClientUsage | None:
-    """The client of the call that runs here; None outside of calls that passed a `Guard`."""
+    """The client of the current call; None outside of calls that passed a `Guard`."""
     return _caller.get()
 
 
 def replies_to(context: Any) -> Replies:
-    """What is written to the stream of the call that runs here."""
+    """The replies to the stream of the current call."""
     client = caller()
     return Replies(context, client.name if client is not None else "")
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that is being worked on."""
+    """A call in progress."""
 
     client: ClientUsage
     digest: bytes | None
@@ -106,21 +106,21 @@ Handler = Callable[[Any, Any], Any]
 
 
 class Credentials:
-    """The files that say who may call, as they were when they were last good.
+    """The files that say who may call, as they were when they were last usable.
 
-    Read before workers are forked and followed from then on, so that one that comes later begins
-    with what the others have: neither with a file that is no good by now, nor with a token that
-    was taken away.
+    They are read before workers are forked, and followed from then on, so that a later worker
+    starts with what the others have: neither with a file that is now unusable, nor with a token
+    that was revoked.
 
     Raises
-        ConfigError  a file that config names is no good
+        ConfigError  a file that config names is unusable
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
         self._path = Path(config.tokens)
-        # Each before its files are read: what changes meanwhile is read again.
+        # Each watch before its files are read: changes in between are then read again.
         self.watches: dict[str, FileWatcher] = {}
         if config.tokens:
             self.watches["tokens"] = FileWatcher([self._path])
@@ -142,7 +142,7 @@ class Credentials:
             self.certificates.reload()
 
     def reload_changed(self) -> None:
-        """Takes up changes, for a process that serves nobody; to be called again and again."""
+        """Applies changes, in a process that serves nobody; call it repeatedly."""
         for what, watch in self.watches.items():
             reload_if_changed(watch, partial(self.reload, what), what=what)
 
@@ -152,10 +152,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     Args
         config   tls_*, tokens, open_health and the limits of a client
-        metrics  what is counted, names of tokens among it
+        metrics  the counts, including calls by token name
         credentials  what the process had read before it was forked
     Raises
-        ConfigError  a file that config names is no good
+        ConfigError  a file that config names is unusable
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._credentials = credentials or Credentials(config)
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
-        self._open = 0  # those too that are answered and not read yet
+        self._open = 0  # includes those answered but not read yet
         self._clients: dict[str, ClientUsage] = {}
         self._refusals = 0
         self._logged = -LOG_S
@@ -196,7 +196,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             task.cancel()
 
     def _reload(self, what: str) -> dict[str, object]:
-        """Reads files again, and ends what was opened by a token that is gone; says what to log.
+        """Reads files again, and ends what a revoked token opened; returns what to log.
 
         Raises  ConfigError; then nothing changes
         """
@@ -232,7 +232,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _guarded(
         self, handler: Any, method: str, name: str | None, digest: bytes | None
     ) -> grpc.RpcMethodHandler:
-        """`handler`, begun before the request is read, so that a call counts from its start."""
+        """`handler`, started before the request is read, so that a call counts from its start."""
         codec = handler.request_deserializer, handler.response_serializer
 
         async def one(requests: Any, context: Any) -> Any:
@@ -302,14 +302,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 raise
             task.uncancel()
         except Unread as exc:
-            # gRPC is done with what it had begun to write: the client reads, and is told.
+            # gRPC has finished its write: the client reads, so it gets the status.
             await _abort(context, Reason.LATE, str(exc))
         finally:
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
     def _ended(self, client: ClientUsage, method: str, _: Any) -> None:
-        """A call is over: its client has all of it, or is gone."""
+        """A call is over: its client has all of it, or has gone away."""
         self._open -= 1
         client.calls -= 1
         client.downloads -= method == DOWNLOAD
@@ -322,27 +322,27 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return found
 
     def _forget(self, client: ClientUsage) -> None:
-        """Addresses come and go: who has nothing open is not kept."""
+        """Forgets clients that have nothing open, since addresses come and go."""
         if not client.calls:
             self._clients.pop(client.name, None)
 
     def _full(self, client: ClientUsage, method: str) -> tuple[Reason, str] | None:
-        """Why this client may not open another call; None where it may."""
+        """Why this client may not open another call; None if it may."""
         config = self._config
         if client.calls >= config.client_streams:
             return Reason.CLIENT_LIMIT, (
-                f"{client.calls} calls and streams of this client are open, as many as one client "
-                "may have; end some, or call again later"
+                f"this client has {client.calls} calls and streams open, which is its limit. End "
+                "some, or retry later"
             )
         if method == DOWNLOAD and client.downloads >= config.client_downloads:
             return Reason.CLIENT_LIMIT, (
-                f"{client.downloads} downloads of this client are running, as many as one client "
-                "may have; ask again later, from the same offset"
+                f"this client has {client.downloads} downloads running, which is its limit. Retry "
+                "later, from the same offset"
             )
         if self._open >= config.max_calls:
             return Reason.OVERLOADED, (
-                f"{self._open} calls and streams are open, as many as this server takes; "
-                "ask a replica, or again later"
+                f"{self._open} calls and streams are open, which is this server's limit. Ask a "
+                "replica, or retry later"
             )
         return None
 
@@ -366,7 +366,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
 
     def _worth_a_line(self, context: Any) -> dict[str, Any]:
-        """What is logged of a refusal, and of those since the last line; nothing within LOG_S."""
+        """The log fields for refusals since the last line; nothing within LOG_S of it."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged < LOG_S:
@@ -377,25 +377,25 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def allow_connections() -> None:
-    """Raises this process's limit of open files to what it may have, so that idle connections of
-    one peer leave room for others."""
+    """Raises this process's limit of open files as far as allowed, so that idle connections of one
+    peer leave room for others."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _streams(behaviour: Handler) -> grpc.RpcMethodHandler:
-    """A handler that gRPC begins at once: those of one request wait for its bytes first."""
+    """A handler that gRPC starts at once: unary handlers wait for the request's bytes first."""
     return grpc.stream_stream_rpc_method_handler(behaviour)
 
 
 async def _first(context: Any) -> Any:
-    """The message of a call that has one."""
+    """The message of a unary call."""
     try:
         async with asyncio.timeout(REQUEST_S):
             request = await context.read()
     except TimeoutError:
-        await _abort(context, Reason.LATE, f"no message came within {REQUEST_S:g} s of the call")
+        await _abort(context, Reason.LATE, f"no message arrived within {REQUEST_S:g} s of the call")
     if request is grpc.aio.EOF:
         await _abort(context, Reason.MALFORMED, "the call ended without a message")
     return request

@@ -1,8 +1,8 @@
 """The six calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
 
-Handlers take and give raw bytes: what is no protobuf is refused like any other bad message, and
-what goes wrong inside is told apart from it. They run on the event loop; what answers a message
-(`answers.py`) runs there for a small one and in a thread for a large one.
+Handlers take and return raw bytes, so that bytes that are not protobuf are refused like any other
+bad message, and internal errors are distinguished from them. They run on the event loop; answering
+(`answers.py`) runs there for a small message and in a thread for a large one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY
 
 R = TypeVar("R")
-# Answers the bytes of a message that is not begun after a time.
+# Answers the bytes of a message; does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
 
 
@@ -40,12 +40,12 @@ class ShardService:
     Args
         shard    open and verified
         config   limits
-        clock    seconds that never go back; what deadlines and the uptime are measured on
-        process  what a heartbeat says of the process
-        files    what `downloads.open_files` gave, for services that must not open them anew
+        clock    monotonic seconds, for deadlines and the uptime
+        process  what a heartbeat reports of the process
+        files    what `downloads.open_files` returned, for services that must not open them again
     Guarantees
-        a Score is answered whole and right, or refused with a code and a reason; nothing that a
-        client sends can end the process
+        a Score is answered in full and correctly, or refused with a code and a reason; nothing that
+        a client sends can end the process
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class ShardService:
         self.admission = Admission(config, self.metrics, self.shard_set, shard.index, clock)
         self.answerer = Answerer(shard, config.max_queries, self.admission.require_same, clock)
         self.downloads = Downloads(shard, config, self.admission, self.metrics, files)
-        # Which service a message means; `Models` says so where there are several.
+        # The service that a message is for; `Models` sets this if there are several.
         self.find: Callable[[bytes], ShardService] = lambda shard_set: self
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
 
     def close(self) -> None:
-        """Gives threads and files back; work that no thread has begun is dropped."""
+        """Ends the threads and closes the files; work that no thread has started is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.downloads.close()
 
@@ -91,7 +91,7 @@ class ShardService:
         return await self._take("context_block", data, context, self._read_and_list)
 
     async def _take(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
-        """What `work` gives for a message, in a span where calls are traced."""
+        """What `work` returns for a message, in a span if calls are traced."""
         if self._tracer is not None:
             return await self._take_traced(call, data, context, work, self._tracer)
         return await self._take_counted(call, data, context, work)
@@ -120,7 +120,7 @@ class ShardService:
     async def _take_traced(
         self, call: str, data: bytes, context: Any, work: Work, tracer: Tracer
     ) -> bytes:
-        """In a span, where the caller sent the context of one that is sampled."""
+        """The same in a span, if the caller sent a sampled trace context."""
         span = tracer.proceed(
             f"dlm.{call}", context.invocation_metadata() or (), shard=self.shard.index
         )
@@ -142,7 +142,7 @@ class ShardService:
     async def _read_and_answer(self, data: bytes, late: float | None) -> bytes:
         arrived = time.perf_counter()
         message = parse(pb.ScoreRequest(), data)
-        message.ClearField("context_block")  # Exchange alone carries those
+        message.ClearField("context_block")  # only Exchange carries those
         if len(message.words) <= 4 * self.config.inline_queries:  # four bytes per word
             answered = self.answerer.score(message, late)
             self.count(answered, arrived)
@@ -166,7 +166,7 @@ class ShardService:
     async def in_thread(
         self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
     ) -> Answered:
-        """What `work` gives."""
+        """What `work` returns."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work, asked, late)
 
@@ -181,7 +181,7 @@ class ShardService:
 
         Args
             arrived   when it was read, after it had waited `waited_s`
-            posted    when it was read so far that it could be handed to a thread
+            posted    when enough of it was read to hand it to a thread
         """
         read = arrived if posted is None else posted
         self.metrics.blocks += answered.blocks
@@ -201,7 +201,7 @@ class ShardService:
         return refusal
 
     def written(self, write_s: float) -> None:
-        """Counts a reply to a message that was taken, and lets it go."""
+        """Counts the reply to an accepted message, and releases the message."""
         self.metrics.wrote(write_s)
         self.admission.leave()
 
@@ -281,7 +281,7 @@ class ShardService:
             self.metrics.downloads -= 1
 
     async def _guard(self, context: Any, call: str, work: Callable[[], R | Awaitable[R]]) -> R:
-        """What `work` gives; where it refuses or fails, the call ends with a status instead."""
+        """What `work` returns; if it refuses or fails, the call ends with a status instead."""
         try:
             result = work()
             return await result if isinstance(result, Awaitable) else result

@@ -1,4 +1,4 @@
-"""The server's certificate, its key and the authority of its clients, changed while it runs."""
+"""The server's certificate, its key and its clients' authority, reloaded while it runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dlm.wire.secret import read_secret, require_file
 class Certificates:
     """What a handshake uses: read and checked once, then again whenever `reload` is called.
 
-    A connection keeps what it began with; each new handshake takes what was read last.
+    A connection keeps what it began with; each new handshake uses what was read last.
 
     Raises
-        ConfigError  a file is missing or no PEM, the key is of another certificate or has a
+        ConfigError  a file is missing or not PEM, the key belongs to another certificate or has a
                      password, or others may read it
     """
 
@@ -32,7 +32,7 @@ class Certificates:
         self._fresh = False
 
     def reload(self) -> None:
-        """Reads the files again; what was read before stays where they are no good.
+        """Reads the files again; if they are unusable, what was read before stays.
 
         Raises  ConfigError
         """
@@ -40,7 +40,7 @@ class Certificates:
         self._fresh = True
 
     def credentials(self) -> Any:
-        """What a gRPC port is bound with; handshakes follow every `reload`."""
+        """The credentials to bind a gRPC port with; handshakes follow every `reload`."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
             self._newer,
@@ -48,14 +48,14 @@ class Certificates:
         )
 
     def _newer(self) -> Any:
-        """gRPC asks this at each handshake, on its own threads; None: as before."""
+        """gRPC calls this at each handshake, on its own threads; None means no change."""
         if not self._fresh:
             return None
         self._fresh = False
         return self._configuration()
 
     def _configuration(self) -> Any:
-        """Made where it is used: a process that is to fork has no gRPC in it."""
+        """Made only when used, so that a process that will fork does not start gRPC."""
         key, cert, client_ca = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
@@ -69,15 +69,15 @@ class Certificates:
                 context.load_cert_chain(cert_file, key_file, password=lambda: b"")
             except (OSError, ValueError) as exc:
                 raise ConfigError(
-                    f"{self._cert} and {self._key} are no certificate in PEM and its key without "
-                    f"a password: {getattr(exc, 'reason', None) or exc}"
+                    f"{self._cert} and {self._key} are not a PEM certificate and its key without a "
+                    f"password: {getattr(exc, 'reason', None) or exc}"
                 ) from exc
         if client_ca is not None:
             try:
                 context.load_verify_locations(cadata=client_ca.decode("ascii"))
             except (OSError, ValueError) as exc:
                 raise ConfigError(
-                    f"{self._client_ca} holds no certificate in PEM: "
+                    f"{self._client_ca} contains no PEM certificate: "
                     f"{getattr(exc, 'reason', None) or exc}"
                 ) from exc
         return key, cert, client_ca
@@ -93,7 +93,7 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A file name for bytes in memory: the ssl module takes certificates from files alone."""
+    """A file name for bytes in memory: the ssl module takes certificates only from files."""
     descriptor = os.memfd_create("dlm-tls")
     try:
         os.write(descriptor, content)

@@ -1,4 +1,4 @@
-"""Who may call: the tokens file, and whose a token is."""
+"""Authentication: the tokens file, and the client that a token belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from dlm.errors import ConfigError
 from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read_secret
 
-# Every call is compared with every token, so that the time tells nothing: 0.1 ms at this many.
+# Every call is compared with every token, so that timing reveals nothing: 0.1 ms at this many.
 MAX_TOKENS = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
@@ -19,10 +19,10 @@ _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens that are good now.
+    """The tokens that are valid now.
 
     digests  SHA-256 of each, 32 bytes
-    names    whose it is; a name may have several, so that they can be changed one after the other
+    names    the client of each; a name may have several, so that tokens can be rotated
     """
 
     digests: tuple[bytes, ...]
@@ -32,9 +32,9 @@ class Tokens:
         return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
 
     def find(self, metadata: object) -> int | None:
-        """Number of the token that a call brings, None where it brings none that is good.
+        """Number of the token that a call carries; None if it carries no valid one.
 
-        Guarantees  the same steps whatever the call brings: one hash, one comparison with each
+        Guarantees  the same steps whatever the call carries: one hash, one comparison with each
                     digest, none of which ends early
         """
         brought = [value for key, value in metadata or () if key == AUTHORIZATION]  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ class Tokens:
 
 
 def is_name(name: str) -> bool:
-    """Whether a client may be called so."""
+    """Whether a client may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -59,11 +59,11 @@ def read_tokens(path: Path) -> Tokens:
     """The tokens in a file: a line ``NAME:TOKEN`` or ``NAME:SHA256`` each, `#` before a comment.
 
     Raises
-        ConfigError  what is wrong with it, by line; never what stands there
+        ConfigError  what is wrong with it, by line; never the contents of the line
     """
     if not path.exists():
         raise ConfigError(
-            f"{path} does not exist; `dlm token NAME --tokens {path} --token-file FILE` makes it"
+            f"{path} does not exist; `dlm token NAME --tokens {path} --token-file FILE` creates it"
         )
     digests: list[bytes] = []
     names: list[str] = []
@@ -71,8 +71,8 @@ def read_tokens(path: Path) -> Tokens:
         name, colon, secret = line.partition(":")
         if not colon or not is_name(name):
             raise ConfigError(
-                f"{path}, line {number}: {_FORMAT} is expected, with a name of 1 to 64 characters "
-                "of A-Z a-z 0-9 . _ -"
+                f"{path}, line {number}: expected {_FORMAT}, with a name of 1 to 64 characters of "
+                "A-Z a-z 0-9 . _ -"
             )
         if _HASH.fullmatch(secret):
             hashed = bytes.fromhex(secret)
@@ -80,20 +80,20 @@ def read_tokens(path: Path) -> Tokens:
             hashed = digest(secret.encode())
         else:
             raise ConfigError(
-                f"{path}, line {number}: the token of {name} is none: {_FORMAT}; a token has 16 to "
-                "512 characters of A-Z a-z 0-9 . _ ~ + / -"
+                f"{path}, line {number}: the token of {name} is not valid; expected {_FORMAT}. A "
+                "token has 16 to 512 characters of A-Z a-z 0-9 . _ ~ + / -"
             )
         if hashed in digests:
             raise ConfigError(
-                f"{path}, line {number}: the token of {name} stands in an earlier line too "
-                f"(of {names[digests.index(hashed)]}); give each client its own"
+                f"{path}, line {number}: the token of {name} is also in an earlier line "
+                f"(of {names[digests.index(hashed)]}); give each client its own token"
             )
         digests.append(hashed)
         names.append(name)
     if not digests:
         raise ConfigError(
-            f"{path} holds no token; {_FORMAT} is expected. (To let nobody in, stop the server.)"
+            f"{path} contains no token; expected {_FORMAT}. (To let nobody in, stop the server.)"
         )
     if len(digests) > MAX_TOKENS:
-        raise ConfigError(f"{path} holds {len(digests)} tokens; {MAX_TOKENS} at most are expected")
+        raise ConfigError(f"{path} contains {len(digests)} tokens; expected at most {MAX_TOKENS}")
     return Tokens(tuple(digests), tuple(names))

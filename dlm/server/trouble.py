@@ -1,7 +1,7 @@
-"""Why a server whose workers answer is not ready all the same; for probes, metrics and the log.
+"""Why a server is not ready although its workers answer; for probes, metrics and the log.
 
-Two causes. A file that it has mapped is damaged: every worker that touches the missing part dies.
-No file or connection can be opened any more: new clients wait, and nobody tells them.
+There are two causes. A mapped file is damaged: every worker that touches the missing part dies. No
+more files or connections can be opened: new clients wait without notice.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dlm.logs import EventLog
 
 logger = EventLog(__name__)
 
-REMIND_S = 60.0  # what lasts is logged again after so long
-CALM_LOOKS = 5  # looks in a row that must find room before it counts as over
+REMIND_S = 60.0  # lasting trouble is logged again after this long
+CALM_LOOKS = 5  # looks in a row that must find room before the trouble is over
 
 
 class Cause(Enum):
-    """Of a server that is not ready; values are labels."""
+    """Why a server is not ready; values are labels."""
 
     DAMAGED_FILE = "damaged_file"
     OPEN_FILES = "open_files"
@@ -34,8 +34,8 @@ class OpenFiles:
     """How many files and connections this process has open, and whether it may open another.
 
     Args
-        room   raises OSError where nothing can be opened
-        clock  seconds that never go back
+        room   raises OSError if nothing can be opened
+        clock  monotonic seconds
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class OpenFiles:
 
     @property
     def limit(self) -> int:
-        """Of this process; what `ulimit -n` shows."""
+        """The limit of this process, as `ulimit -n` shows it."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def count(self) -> int:
-        """Open now; takes a microsecond for each."""
+        """Files and connections open now; takes a microsecond for each."""
         try:
             return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # less the folder itself
         except OSError:
             return self.limit  # not even the folder can be opened
 
     def check(self) -> str:
-        """One look; why no file can be opened, or "" where one can."""
+        """One look; why no file can be opened, or "" if one can."""
         try:
             self._room()
         except OSError as exc:
-            # Another error (no memory, no such device) says nothing of how many are open.
+            # Another error (no memory, no such device) says nothing about how many are open.
             if exc.errno in (errno.EMFILE, errno.ENFILE):
                 self._none_left(exc.errno)
         else:
@@ -79,13 +79,13 @@ class OpenFiles:
         if number == errno.EMFILE:
             self.trouble = (
                 f"{self.limit:,} files and connections are open, which is this process's limit; "
-                "new clients wait for one to close. Raise it (LimitNOFILE= in a systemd unit, "
-                "ulimit -n) or find who opens so many connections"
+                "new clients wait for one to close. Raise the limit (LimitNOFILE= in a systemd "
+                "unit, ulimit -n) or find who opens so many connections"
             )
         else:
             self.trouble = (
-                "this machine has as many files and connections open as it may (fs.file-max); new "
-                "clients wait for one to close. Raise it with sysctl or find who opens so many"
+                "this machine has reached its limit of open files and connections (fs.file-max); "
+                "new clients wait for one to close. Raise it with sysctl or find who opens so many"
             )
         now = self._clock()
         if begins or now - self._logged_at >= REMIND_S:
@@ -100,7 +100,7 @@ def _open_one() -> None:
 
 
 class SharedText:
-    """A short text that this process writes, and that its children of fork read."""
+    """A short text that this process writes and its forked children read."""
 
     _BYTES = 4096
 
@@ -108,13 +108,13 @@ class SharedText:
         self._memory = mmap.mmap(-1, self._BYTES)
 
     def write(self, text: str) -> None:
-        """Replaces the text; what is too long is cut."""
+        """Replaces the text; a text that is too long is cut."""
         data = text.encode()[: self._BYTES - 2]
         self._memory[:2] = b"\0\0"  # a reader meanwhile finds nothing rather than half
         self._memory[2 : 2 + len(data)] = data
         self._memory[:2] = len(data).to_bytes(2, "little")
 
     def read(self) -> str:
-        """The text; "" where there is none."""
+        """The text; "" if there is none."""
         length = int.from_bytes(self._memory[:2], "little")
         return self._memory[2 : 2 + length].decode(errors="replace")

@@ -12,11 +12,11 @@ from dlm.wire.secret import signature
 
 logger = EventLog(__name__)
 
-POLL_S = 0.25  # a change is taken up at the second look: within half a second
+POLL_S = 0.25  # a change is applied at the second look: within half a second
 
 
 class FileWatcher:
-    """Whether files have changed and come to rest: alike at two looks, unlike what was loaded."""
+    """Whether files have changed and settled: alike at two looks, unlike what was loaded."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -31,12 +31,12 @@ class FileWatcher:
         return True
 
 
-# Takes up a change; says what is to be logged of it, if anything.
+# Applies a change; returns what to log about it, if anything.
 Reload = Callable[[], Mapping[str, object] | None]
 
 
 def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
-    """Calls `reload` if there was a change; one that it refuses is logged, and the old stays."""
+    """Calls `reload` after a change; if that is rejected, logs it and keeps the old files."""
     if not watch.changed():
         return
     try:
@@ -48,7 +48,7 @@ def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
 
 
 async def follow(watch: FileWatcher, reload: Reload, *, what: str) -> None:
-    """Looks again and again."""
+    """Looks repeatedly."""
     while True:
         await asyncio.sleep(POLL_S)
         reload_if_changed(watch, reload, what=what)

@@ -1,19 +1,19 @@
-"""Several processes on one port: who starts them, replaces them and ends them.
+"""Several processes on one port: the supervisor that starts, replaces and ends them.
 
-The supervisor opens and compiles, and forks its workers from there, so that they share every page
-of it (README.md, "Decisions"). It never starts gRPC, an event loop or a thread: those belong to the
-workers, and none of them would survive the fork that replaces one.
+The supervisor opens and compiles, then forks its workers, so that they share all of its pages
+(README.md, "Decisions"). It never starts gRPC, an event loop or a thread: those belong to the
+workers, and none would survive the fork that replaces a worker.
 
-A worker speaks to it over a pipe, a line of JSON at a time; its end, however it comes, is the end
-of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends. Its event loop beats over that
-pipe: one that is stuck keeps its port and its connections and answers nobody, so it is ended. So is
-one that does not get ready.
+A worker sends lines of JSON to it over a pipe, which closes when the worker ends for any reason.
+Signals go the other way: SIGTERM drains, SIGKILL ends. The worker's event loop beats over that
+pipe: a stuck worker keeps its port and its connections but answers nobody, so it is ended. So is a
+worker that does not become ready.
 
-Where metrics are wanted, one more process joins those of the workers (`exposition.serve_joined`):
-it is replaced like a worker, and outlives them all.
+If metrics are on, one more process joins those of the workers (`exposition.serve_joined`): it is
+replaced like a worker, and outlives them all.
 
-A worker that dies of SIGBUS could not read a page of a mapped file. Those after it read the files
-and map them anew; while they find one damaged, the server is not ready and says which.
+A worker that dies of SIGBUS could not read a page of a mapped file. Later workers read the files
+and map them again; while they find one damaged, the server is not ready and says which.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from dlm.server.watch import POLL_S
 
 logger = EventLog(__name__)
 
-# Serves on a port until SIGTERM, and returns the exit status; in the worker's process.
+# Serves on a port until SIGTERM and returns the exit status; runs in the worker's process.
 WorkerMain = Callable[[int, Process, OnReady], int]
 
-# Seconds that a worker has beyond linger_s and drain_s to end by itself.
+# Seconds beyond linger_s and drain_s for a worker to end by itself.
 END_GRACE_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stopped(BaseException):
-    """A signal came while there was no worker."""
+    """A signal came while no worker was running."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A process of ours, or the pause before the next one.
+    """A child process, or the pause before the next one.
 
-    index   which worker it is; None of the process that shows the metrics of all
+    index   number of the worker; None for the process that shows the metrics of all
     pid     0 between two processes
-    pipe    where it speaks; -1 likewise
+    pipe    for its messages; -1 between two processes
     again   when the next one starts
     pulse   of the process
     suspect whether it may map files of which another worker could not read a page
@@ -90,11 +90,11 @@ class Supervisor:
     """Keeps `config.workers` processes serving.
 
     Args
-        warm    what is done once, before the first fork: what it leaves in memory is shared
+        warm    called once, before the first fork: what it leaves in memory is shared
         work    what each worker does; gets the port, its own `Process`, and what to call when ready
         notice  published when all workers answer, withdrawn when they drain
-        look    called all along, some times a second: takes up what workers are to begin with
-        labels  of the metrics that are shown for a worker that is dead
+        look    called several times per second: refreshes what new workers start with
+        labels  of the metrics that are shown for a dead worker
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class Supervisor:
         """Serves until SIGTERM or SIGINT; a second one ends the workers at once.
 
         Returns
-            0 where every worker answered all that it had, 1 where one was cut off
+            0 if every worker answered all of its messages, 1 if one was cut off
         Raises
             ConfigError  the port cannot be bound, or a worker ended before all were ready
-            DlmError     what such a worker raised
+            DlmError     the error that such a worker raised
         """
         try:
             return self._run()
@@ -189,14 +189,14 @@ class Supervisor:
 
     @property
     def _processes(self) -> list[_Worker]:
-        """The workers, and what shows their metrics."""
+        """The workers, and the process that shows their metrics."""
         return [*self._workers, self._shows] if self._shows else self._workers
 
     def _prepare(self) -> None:
         begun = time.monotonic()
         self._warm()
-        # What is here stays: the collector need not look at it again, and so does not write to the
-        # pages that the workers share.
+        # These objects stay: the garbage collector need not visit them again, and so does not write
+        # to the pages that the workers share.
         gc.collect()
         gc.freeze()
         logger.info(
@@ -204,7 +204,7 @@ class Supervisor:
         )
 
     def _supervise(self) -> None:
-        """Until every worker has ended after a signal."""
+        """Runs until every worker has ended after a signal."""
         while True:
             now = time.monotonic()
             if self._signals and self._stopping_since is None:
@@ -235,7 +235,7 @@ class Supervisor:
         return self._stopping_since + config.linger_s + config.drain_s + END_GRACE_S
 
     def _patience(self, now: float) -> float | None:
-        """Seconds until there is something to do that nobody will say."""
+        """Seconds until there is something to do, if no message or signal comes."""
         if self._killed:
             return None
         if self._stopping_since is not None:
@@ -247,14 +247,14 @@ class Supervisor:
         return min(pauses)
 
     def _look_for_stuck(self) -> None:
-        """Ends workers that do not get ready or not beat; what follows is as with any that ends."""
+        """Ends workers that do not become ready or do not beat; they are then replaced as usual."""
         for worker in self._workers:
             why = worker.pulse.stuck_reason() if worker.pid else None
             if why is not None:
                 worker.pulse = Pulse()
                 worker.error = ConfigError(
-                    f"worker {worker.index} {why}; it was ended. A file on a disk or network that "
-                    "does not answer is the usual cause: look at dmesg and at the mounts"
+                    f"worker {worker.index} {why}; it was ended. The usual cause is a file on a "
+                    "disk or network that does not answer: check dmesg and the mounts"
                 )
                 facts = {"worker": worker.index, "pid": worker.pid, "error": str(worker.error)}
                 logger.error("server.worker.stuck", extra=facts)
@@ -278,7 +278,7 @@ class Supervisor:
                 os.kill(worker.pid, number)
 
     def _end_all(self) -> None:
-        """No process outlives this; no worker is left but where something was raised."""
+        """Ends all processes; workers are left only if an error was raised."""
         for worker in self._processes:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGKILL)
@@ -289,9 +289,9 @@ class Supervisor:
     # --------------------------------------------------------------- one worker
 
     def _start_or_wait(self, worker: _Worker) -> None:
-        """Starts a worker; later, where the system has no process or no memory for it now.
+        """Starts a worker; or later, if the system has no process or no memory for it now.
 
-        Raises  ConfigError  nor had it at the start of the server
+        Raises  ConfigError  this happens at the start of the server
         """
         try:
             self._start(worker)
@@ -365,7 +365,7 @@ class Supervisor:
                     doubts=self._doubts,
                     checks=lambda: say(pipe, {"checks": 1}),
                 )
-                # Who beats must not wait for a supervisor that does not read.
+                # The beat must not wait for a supervisor that does not read.
                 os.set_blocking(pipe, False)
                 tell: OnReady = lambda ready: say(pipe, {"ready": asdict(ready)})  # noqa: E731
                 status = int(self._work(self._port, process, tell))
@@ -380,7 +380,7 @@ class Supervisor:
                 os._exit(status)
 
     def _hear(self, worker: _Worker) -> None:
-        """What a worker says, or that it has ended."""
+        """Handles a worker's message, or its end."""
         try:
             data = os.read(worker.pipe, 65_536)
         except BlockingIOError:
@@ -405,7 +405,7 @@ class Supervisor:
             self._ended(worker)
 
     def _publish(self) -> None:
-        """Says that the server answers, once all workers do."""
+        """Reports that the server is ready, once all workers are."""
         if self._published or self._stopping_since is not None:
             return
         if all(worker.ready for worker in self._workers):
@@ -443,7 +443,7 @@ class Supervisor:
         if not self._published and worker.index is not None:
             raise worker.error or ConfigError(
                 f"worker {worker.index} ended with status {status} before the server was ready; "
-                "what it logged says why"
+                "see its log for the reason"
             )
         if status == -signal.SIGBUS and not worker.suspect:
             self._doubts = True
@@ -463,14 +463,14 @@ class Supervisor:
     # ------------------------------------------------- files that are damaged
 
     def _found_damage(self, error: DlmError) -> None:
-        """A page of a map could not be read, and a new worker found why: nobody is sent here."""
+        """A new worker found why a page of a map could not be read: the server is not ready."""
         if self._damage.read() != str(error):
             self._damage.write(str(error))
             logger.error("server.file.damaged", extra={"error": str(error)})
         self._notice.withdraw()
 
     def _believe_again(self, worker: _Worker) -> None:
-        """A worker read the files whole and is ready with maps of its own; the others follow it."""
+        """A worker read all of the files and is ready with new maps; the others follow it."""
         if not self._doubts or worker.suspect:
             return
         if self._damage.read():
@@ -482,11 +482,11 @@ class Supervisor:
             if other.pid and other.suspect:
                 os.kill(other.pid, signal.SIGTERM)  # a second SIGTERM changes nothing
         if all(one.pid and one.ready and not one.suspect for one in self._workers):
-            self._doubts = False  # what a worker dies of later is another matter
+            self._doubts = False  # a later death of a worker is another matter
 
 
 def _name_in_logs(index: int) -> None:
-    """Every line that this process logs says which worker wrote it."""
+    """Makes every log line of this process name its worker."""
 
     def named(record: logging.LogRecord) -> bool:
         if not hasattr(record, "worker"):

@@ -1,7 +1,7 @@
 """Messages to arrays and back: packed, little-endian, checksummed.
 
-Every reader here takes bytes that may be anything. It either returns arrays that keep the promises
-of proto/README.md or raises `ProtocolError`; it never trusts a length it has not checked.
+Every reader here accepts arbitrary bytes. It either returns arrays that keep the promises of
+proto/README.md or raises `ProtocolError`; it never trusts a length that it has not checked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dlm.wire._pb import shard_pb2 as pb
 CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
-# Above 0 is no probability; but models that do not sum to 1 in every context have such scores where
-# they back off, by weights above 0, which ARPA files do not bound.
+# A log10 above 0 is not a probability. But models that do not sum to 1 in every context have such
+# scores where they back off, by weights above 0, which ARPA files do not bound.
 MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
@@ -40,15 +40,15 @@ _NUMBERS = struct.Struct("<8Q")
 
 
 class DamagedMessage(ProtocolError):
-    """The content of a message does not give the checksum that came with it."""
+    """The content of a message does not match its checksum."""
 
 
 class OversizedMessage(ProtocolError):
-    """A message asks more queries than the server takes at once."""
+    """A message has more queries than the server accepts at once."""
 
 
 class ScoreRequest(NamedTuple):
-    """A decoded `dlm.v1.ScoreRequest`: lengths agree, checksum right, nothing else checked.
+    """A decoded `dlm.v1.ScoreRequest`: its lengths and checksum are checked, and nothing else.
 
     sequence, timeout_us, sent_us  as in the message; 0 outside of Exchange
     """
@@ -71,12 +71,12 @@ def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
 
 
 def parse(message: M, data: bytes) -> M:
-    """`message` filled from `data`; `ProtocolError` where the bytes are no such message."""
+    """`message` filled from `data`; raises `ProtocolError` if the bytes are not such a message."""
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
         raise ProtocolError(
-            f"{len(data)} bytes were received that are no dlm.v1.{type(message).__name__}"
+            f"received {len(data)} bytes that are not a dlm.v1.{type(message).__name__}"
         ) from exc
     return message
 
@@ -86,7 +86,7 @@ def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[
         return np.frombuffer(data, dtype)
     except ValueError:
         raise ProtocolError(
-            f"field {name} holds {len(data)} bytes, which is no whole number of {dtype.name} values"
+            f"field {name} has {len(data)} bytes; expected a whole number of {dtype.name} values"
         ) from None
 
 
@@ -95,7 +95,7 @@ def _packed(array: NDArray[np.generic], dtype: np.dtype) -> bytes:
 
 
 def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-    """The bytes of a ScoreRequest, and its checksum, which the reply must answer to."""
+    """The bytes of a ScoreRequest, and its checksum, which the reply depends on."""
     parts = (
         _packed(groups.context_lengths, _U8),
         _packed(groups.context_words, _U32),
@@ -116,8 +116,8 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
 
 
 def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
-    """What Exchange adds behind an encoded ScoreRequest: protobuf messages are joined by joining
-    their bytes."""
+    """What Exchange appends to an encoded ScoreRequest: joining the bytes of protobuf messages
+    merges them."""
     return bytes(
         pb.ScoreRequest(
             sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
@@ -131,32 +131,32 @@ def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
     Raises
         DamagedMessage    the checksum is wrong
         OversizedMessage  there are more than `max_queries` queries
-        ProtocolError     the bytes are no message, an array has a broken length, the counts do not
-                          add up, or a context asks nothing
+        ProtocolError     the bytes are not a message, an array has a wrong length, the counts do
+                          not add up, or a context asks nothing
     """
     return read_score_request(parse(pb.ScoreRequest(), data), max_queries=max_queries)
 
 
 def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
-    """`decode_score_request` of a message that is parsed already."""
+    """`decode_score_request` of an already parsed message."""
     request = open_score_request(m, max_queries=max_queries)
     check_counts(request.groups)
     return request
 
 
 def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
-    """`read_score_request` without `check_counts`, for who checks that elsewhere."""
+    """`read_score_request` without `check_counts`, for callers that do it elsewhere."""
     # Each access of a field makes a Python object: once is enough.
     shard_set, shard = m.shard_set, m.shard
     lengths, context_words = m.context_lengths, m.context_words
     counts, words = m.word_counts, m.words
     if len(shard_set) != SHARD_SET_BYTES:
-        raise ProtocolError(f"shard_set has {len(shard_set)} bytes, {SHARD_SET_BYTES} expected")
+        raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
     expected = checksum(shard_set, _SHARD.pack(shard), lengths, context_words, counts, words)
     if m.checksum != expected:
         raise DamagedMessage(
-            f"the request's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
-            "it was damaged on the way"
+            f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
+            "it was damaged in transit"
         )
     groups = QueryGroups(
         _array("context_lengths", lengths, _U8),
@@ -166,8 +166,8 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
     )
     if len(groups.words) > max_queries:
         raise OversizedMessage(
-            f"{len(groups.words)} queries in one message, {max_queries} at most are taken; "
-            "send them in several"
+            f"the message has {len(groups.words)} queries; the server accepts at most "
+            f"{max_queries}. Send them in several messages"
         )
     return ScoreRequest(shard_set, shard, groups, expected, m.sequence, m.timeout_us, m.sent_us)
 
@@ -176,21 +176,21 @@ def check_counts(groups: QueryGroups) -> None:
     """Raises `ProtocolError` unless the counts add up and each context asks something."""
     if len(groups.word_counts) != len(groups.context_lengths):
         raise ProtocolError(
-            f"{len(groups.context_lengths)} context lengths but {len(groups.word_counts)} word "
-            "counts were sent; one of each a context is expected"
+            f"received {len(groups.context_lengths)} context lengths but "
+            f"{len(groups.word_counts)} word counts; expected one of each per context"
         )
     context_total, word_total, silent = kernels.totals(groups.context_lengths, groups.word_counts)
     if context_total != len(groups.context_words):
         raise ProtocolError(
-            f"the context lengths add up to {context_total}, "
-            f"{len(groups.context_words)} context words were sent"
+            f"the context lengths add up to {context_total}, but "
+            f"{len(groups.context_words)} context words were received"
         )
     if word_total != len(groups.words):
         raise ProtocolError(
-            f"the word counts add up to {word_total}, {len(groups.words)} words were sent"
+            f"the word counts add up to {word_total}, but {len(groups.words)} words were received"
         )
     if silent:
-        raise ProtocolError("a context with no word to score was sent")
+        raise ProtocolError("a context has no words to score")
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
@@ -205,7 +205,7 @@ def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
 
 
 def encode_packed_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """`encode_score_reply` of answers one behind the other: all log10_prob, then the others.
+    """`encode_score_reply` of packed answers: all of log10_prob, then the other arrays.
 
     Shapes   packed (7 Q,) uint8
     """
@@ -236,7 +236,7 @@ def _encode_score_reply(
 
 
 class BlockRequest(NamedTuple):
-    """A decoded `dlm.v1.ContextBlockRequest`: lengths agree, checksum right, nothing else checked.
+    """A decoded `dlm.v1.ContextBlockRequest`: lengths and checksum are checked, and nothing else.
 
     Shapes  context_lengths, skips (C,); context_words (sum(context_lengths),)
     """
@@ -247,7 +247,7 @@ class BlockRequest(NamedTuple):
     context_words: NDArray[np.uint32]
     skips: NDArray[np.uint32]
     checksum: int
-    sequence: int | None = None  # as in Exchange, where it came so
+    sequence: int | None = None  # of the message in Exchange, if it came in one
     timeout_us: int = 0
     sent_us: int = 0
 
@@ -259,7 +259,7 @@ def encode_block_request(
     context_words: NDArray[np.uint32],
     skips: NDArray[np.uint32],
 ) -> tuple[bytes, int]:
-    """The bytes of a ContextBlockRequest, and its checksum, which the reply must answer to."""
+    """The bytes of a ContextBlockRequest, and its checksum, which the reply depends on."""
     parts = (
         context_lengths.astype(np.uint8, copy=False).tobytes(),
         context_words.astype(_U32, copy=False).tobytes(),
@@ -280,7 +280,7 @@ def encode_block_request(
 def carry_block_request(data: bytes) -> bytes:
     """An encoded ContextBlockRequest in the ScoreRequest that carries it in Exchange.
 
-    The ScoreRequest asks nothing itself: what a server answers that does not know the field.
+    The ScoreRequest itself asks nothing; a server that does not know the field answers that.
     """
     request = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = request.shard_set, request.shard
@@ -292,11 +292,11 @@ def carry_block_request(data: bytes) -> bytes:
 
 
 def carried_block_reply(data: bytes) -> bytes:
-    """The encoded ContextBlockReply in a ScoreReply; raises `UnknownCall` where it has none."""
+    """The encoded ContextBlockReply in a ScoreReply; raises `UnknownCall` if it has none."""
     reply = bytes(parse(pb.ScoreReply(), data).context_block)
     if not reply:
         raise UnknownCall(
-            "the server answered a ContextBlock as a Score; it does not know the call"
+            "the server answered a ContextBlock as if it were a Score; it does not know the call"
         )
     return reply
 
@@ -313,41 +313,41 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
     Raises
         DamagedMessage    the checksum is wrong
         OversizedMessage  there are more than `max_queries` contexts
-        ProtocolError     the bytes are no message, an array has a broken length, or the lengths do
-                          not add up
+        ProtocolError     the bytes are not a message, an array has a wrong length, or the lengths
+                          do not add up
     """
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
     if len(shard_set) != SHARD_SET_BYTES:
-        raise ProtocolError(f"shard_set has {len(shard_set)} bytes, {SHARD_SET_BYTES} expected")
+        raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
     parts = m.context_lengths, m.context_words, m.skips
     expected = checksum(shard_set, _SHARD.pack(shard), *parts)
     if m.checksum != expected:
         raise DamagedMessage(
-            f"the request's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
-            "it was damaged on the way"
+            f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
+            "it was damaged in transit"
         )
     lengths = _array("context_lengths", parts[0], _U8)
     words, skips = _array("context_words", parts[1], _U32), _array("skips", parts[2], _U32)
     if len(lengths) > max_queries:
         raise OversizedMessage(
-            f"{len(lengths)} contexts in one message, {max_queries} at most are taken; "
-            "send them in several"
+            f"the message has {len(lengths)} contexts; the server accepts at most {max_queries}. "
+            "Send them in several messages"
         )
     if len(skips) != len(lengths):
         raise ProtocolError(
-            f"{len(lengths)} context lengths but {len(skips)} skips were sent; one of each a "
-            "context is expected"
+            f"received {len(lengths)} context lengths but {len(skips)} skips; expected one of each "
+            "per context"
         )
     if (total := int(lengths.sum(dtype=np.int64))) != len(words):
         raise ProtocolError(
-            f"the context lengths add up to {total}, {len(words)} context words were sent"
+            f"the context lengths add up to {total}, but {len(words)} context words were received"
         )
     return BlockRequest(shard_set, shard, lengths, words, skips, expected)
 
 
 def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
-    """The bytes of the ContextBlockReply to `request`, in a ScoreReply where it was in Exchange."""
+    """The bytes of the ContextBlockReply to `request`, in a ScoreReply if it came in Exchange."""
     parts = (
         stored.totals.astype(_U32, copy=False).tobytes(),
         stored.counts.astype(_U32, copy=False).tobytes(),
@@ -395,14 +395,14 @@ def decode_block_reply(
     Args
         skips  of the request, below the vocabulary's size
     Raises
-        ProtocolError  the bytes are no message, answer another request, shard or shard set, were
-                       damaged on the way, or break a rule of proto/README.md, "ContextBlock"
+        ProtocolError  the bytes are not a message, answer another request, shard or shard set,
+                       were damaged in transit, or break a rule of proto/README.md, "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
     if m.shard_set != shard_set or m.shard != shard:
         raise ProtocolError(
-            f"shard {m.shard} of shard set {m.shard_set.hex()} answered, "
-            f"shard {shard} of {shard_set.hex()} was asked"
+            f"the reply is from shard {m.shard} of shard set {m.shard_set.hex()}; "
+            f"expected shard {shard} of {shard_set.hex()}"
         )
     parts = (
         *(m.totals, m.word_counts, m.log10_backoffs, m.words),
@@ -411,8 +411,8 @@ def decode_block_reply(
     expected = checksum(shard_set, _SHARD.pack(shard), *parts, head=request_checksum)
     if m.checksum != expected:
         raise DamagedMessage(
-            f"the reply's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
-            "it was damaged on the way or answers another request"
+            f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
+            "it was damaged in transit or answers another request"
         )
     totals, counts = _array("totals", parts[0], _U32), _array("word_counts", parts[1], _U32)
     log10_backoffs, words = (
@@ -439,17 +439,17 @@ def decode_block_reply(
         ("state_lengths", answers.state_length, given),
     ):
         if len(array) != wanted:
-            raise ProtocolError(f"{len(array)} values of {name} were received, {wanted} expected")
+            raise ProtocolError(f"received {len(array)} values of {name}; expected {wanted}")
     stored = StoredWords(totals, counts, log10_backoffs, words, answers)
     fault = _fault_of_block(stored, skips, vocabulary_size)
     if fault:
-        raise ProtocolError(f"{fault}. The server is faulty; ask another")
+        raise ProtocolError(f"{fault}. The server is faulty; use another")
     check_answers(answers, QueryGroups(context_lengths, words, counts, words), order)
     return stored
 
 
 def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_size: int) -> str:
-    """What of a block cannot be, its answers left out; empty where nothing is wrong."""
+    """What is impossible in a block, apart from its answers; empty if nothing is."""
     fault, at = kernels.block_fault(
         stored.totals,
         stored.counts,
@@ -462,20 +462,20 @@ def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_s
     if not fault:
         return ""
     if fault == kernels.TOTAL:
-        return f"{stored.totals[at]} words follow a context, of {vocabulary_size}"
+        return f"{stored.totals[at]} words follow a context, but there are only {vocabulary_size}"
     if fault == kernels.WORD:
-        return f"word id {stored.words[at]} was received; ids are below {vocabulary_size}"
+        return f"received word id {stored.words[at]}; ids are below {vocabulary_size}"
     return {
-        kernels.COUNT: "more words were received after a context than are stored there",
-        kernels.NO_PROGRESS: "no word was received of those that are stored",
-        kernels.RISE: "words after a context that do not rise were received",
-        kernels.WEIGHT: "a weight that is not finite was received",
-        kernels.NGRAM: "a word was received that is stored after fewer than two words",
+        kernels.COUNT: "received more words after a context than are stored there",
+        kernels.NO_PROGRESS: "received none of the words that are stored",
+        kernels.RISE: "received words after a context that are not in rising order",
+        kernels.WEIGHT: "received a weight that is not finite",
+        kernels.NGRAM: "received a word that is stored after fewer than two words",
     }[int(fault)]
 
 
 def encode_refusal(sequence: int, reason: str, message: str, retry_after_ms: int = 0) -> bytes:
-    """The bytes of a ScoreReply that refuses, in Exchange."""
+    """The bytes of a ScoreReply that refuses a message of Exchange."""
     reply = pb.ScoreReply(
         sequence=sequence,
         reason=reason,
@@ -492,11 +492,11 @@ def _refusal_checksum(sequence: int, reason: str, message: str, retry_after_ms: 
 
 
 def check_refusal(reply: pb.ScoreReply) -> None:
-    """Raises `DamagedMessage` where a reply with a reason is not as it was sent."""
+    """Raises `DamagedMessage` if a reply with a reason was damaged."""
     if reply.checksum != _refusal_checksum(
         reply.sequence, reply.reason, reply.message, reply.retry_after_ms
     ):
-        raise DamagedMessage("a refusal was damaged on the way")
+        raise DamagedMessage("a refusal was damaged in transit")
 
 
 def decode_score_reply(
@@ -505,14 +505,14 @@ def decode_score_reply(
     """The answers to the request that had `request_checksum`.
 
     Raises
-        ProtocolError  the bytes are no message, answer another request, shard or shard set, hold
-                       another number of answers, or were damaged on the way
+        ProtocolError  the bytes are not a message, answer another request, shard or shard set,
+                       have another number of answers, or were damaged in transit
     """
     m = parse(pb.ScoreReply(), data)
     if m.shard_set != shard_set or m.shard != shard:
         raise ProtocolError(
-            f"shard {m.shard} of shard set {m.shard_set.hex()} answered, "
-            f"shard {shard} of {shard_set.hex()} was asked"
+            f"the reply is from shard {m.shard} of shard set {m.shard_set.hex()}; "
+            f"expected shard {shard} of {shard_set.hex()}"
         )
     probs, matched = m.log10_probs, m.matched_orders
     ngrams, states = m.ngram_lengths, m.state_lengths
@@ -521,8 +521,8 @@ def decode_score_reply(
     )
     if m.checksum != expected:
         raise DamagedMessage(
-            f"the reply's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
-            "it was damaged on the way or answers another request"
+            f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
+            "it was damaged in transit or answers another request"
         )
     if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
         return Answers(
@@ -541,14 +541,14 @@ def decode_score_reply(
         if len(getattr(answers, name)) != queries:
             break
     raise ProtocolError(
-        f"{len(getattr(answers, name))} values of {name} were received, {queries} expected"
+        f"received {len(getattr(answers, name))} values of {name}; expected {queries}"
     )
 
 
 def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
     """Checks the answers to `groups` against the ranges of proto/README.md, "Score".
 
-    A checksum says that the answers are as the server sent them, not that they can be right.
+    A checksum proves that the answers are as the server sent them, not that they are possible.
 
     Raises  ProtocolError  one of them cannot be an answer of a model of this order
     """
@@ -570,9 +570,9 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"answer {at} of {len(answers)} is log10_prob {answers.log10_prob[at]:g}, matched_order "
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
-        f"1 <= matched_order <= ngram_length <= {words}, state_length <= ngram_length and below "
-        f"{order}, log10_prob <= 0 (below inf where matched_order is below {words}) are "
-        "expected. The server is faulty; ask another"
+        f"expected 1 <= matched_order <= ngram_length <= {words}, state_length <= ngram_length "
+        f"and below {order}, log10_prob <= 0 (below inf if matched_order is below {words}). "
+        "The server is faulty; use another"
     )
 
 
@@ -599,7 +599,7 @@ def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
 def encode_chunk(
     data: bytes | memoryview, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
 ) -> pb.DownloadChunk:
-    """One piece of a file, at most `CHUNK_BYTES`, compressed where that makes it smaller."""
+    """One chunk of a file, at most `CHUNK_BYTES`, compressed if that makes it smaller."""
     raw = bytes(data)
     packed = pa.Codec("zstd", 3).compress(raw, asbytes=True) if raw else b""
     smaller = len(packed) < len(raw)
@@ -622,22 +622,22 @@ def _chunk_checksum(shard_set: bytes, shard: int, offset: int, file_bytes: int, 
 def decode_chunk(
     chunk: pb.DownloadChunk, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
 ) -> bytes:
-    """The bytes of a chunk that must begin at `offset` of a file of `file_bytes`.
+    """The bytes of a chunk that must start at `offset` of a file of `file_bytes`.
 
     Raises
-        ProtocolError  the chunk is of another shard or shard set, stands elsewhere, is larger than
-                       `CHUNK_BYTES`, passes the end of the file, does not decode, or was damaged
-                       on the way
+        ProtocolError  the chunk is of another shard or shard set, has another offset, is larger
+                       than `CHUNK_BYTES`, passes the end of the file, does not decode, or was
+                       damaged in transit
     """
     if chunk.shard_set != shard_set or chunk.shard != shard:
         raise ProtocolError(
-            f"a chunk from shard {chunk.shard} of shard set {chunk.shard_set.hex()} came, "
-            f"shard {shard} of {shard_set.hex()} was asked"
+            f"received a chunk from shard {chunk.shard} of shard set {chunk.shard_set.hex()}; "
+            f"expected shard {shard} of {shard_set.hex()}"
         )
     if chunk.offset != offset or chunk.file_bytes != file_bytes:
         raise ProtocolError(
-            f"a chunk at byte {chunk.offset} of {chunk.file_bytes} came, "
-            f"byte {offset} of {file_bytes} was expected"
+            f"received a chunk at byte {chunk.offset} of {chunk.file_bytes}; "
+            f"expected byte {offset} of {file_bytes}"
         )
     if not 0 < chunk.raw_bytes <= min(CHUNK_BYTES, file_bytes - offset):
         raise ProtocolError(
@@ -651,10 +651,10 @@ def decode_chunk(
                 chunk.data, decompressed_size=chunk.raw_bytes, asbytes=True
             )
         except (pa.ArrowException, OSError) as exc:
-            raise ProtocolError(f"the chunk at byte {offset} does not decompress") from exc
+            raise ProtocolError(f"the chunk at byte {offset} cannot be decompressed") from exc
     else:
-        raise ProtocolError(f"chunk encoding {chunk.encoding} is not known to this version")
+        raise ProtocolError(f"this version does not know chunk encoding {chunk.encoding}")
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:
-        raise DamagedMessage(f"the chunk at byte {offset} was damaged on the way")
+        raise DamagedMessage(f"the chunk at byte {offset} was damaged in transit")
     return raw

@@ -1,4 +1,4 @@
-"""One pass over the arrays of a message that may be anything."""
+"""Single passes over the arrays of an unchecked message."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dlm.jit import kernel
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
-    """Words of all contexts, words asked of them, and whether a context asks nothing.
+    """The words of all contexts, the words asked, and whether a context asks nothing.
 
     Shapes   (C,) uint8, (C,) uint32
     Returns  int64, int64, bool; fewer than 2^31 contexts cannot reach 2^63, so that hostile counts
@@ -26,13 +26,13 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     return contexts, words, silent
 
 
-# What `block_fault` found; 0 where nothing is wrong.
+# What `block_fault` found; 0 if nothing is wrong.
 (TOTAL, COUNT, NO_PROGRESS, WORD, RISE, WEIGHT, NGRAM) = range(1, 8)
 
 
 @kernel("uint32[:], uint32[:], uint32[:], uint32[:], float32[:], uint8[:], int64")
 def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # type: ignore[no-untyped-def]
-    """The first of the numbers above that is so of a ContextBlockReply, and where.
+    """The first fault of a ContextBlockReply, as one of the numbers above, and its place.
 
     Shapes   totals, counts, skips (C,) uint32; words (Q,) uint32; log10_backoffs (B,) float32;
              ngram (Q,) uint8; size, words of the vocabulary

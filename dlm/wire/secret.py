@@ -1,8 +1,8 @@
-"""Tokens: how they look, how they travel, how a server keeps them; and files that hold secrets.
+"""Tokens: their form, how they are sent and stored; and files that contain secrets.
 
-A token is 256 random bits as text. It travels in the metadata of each call, as RFC 6750 has it
-(``authorization: Bearer TOKEN``); a server keeps its SHA-256 alone, which is enough for what
-nobody can guess.
+A token is 256 random bits as text. It is sent in the metadata of each call, as RFC 6750 says
+(``authorization: Bearer TOKEN``). A server stores only its SHA-256, which is enough for a secret
+that cannot be guessed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlm.errors import ConfigError
 AUTHORIZATION = "authorization"  # DO NOT CHANGE: metadata of a call, on the wire
 SCHEME = "Bearer "  # DO NOT CHANGE: before the token, on the wire
 
-# RFC 6750's alphabet. 16 characters are the least that is not guessed over a network.
+# RFC 6750's alphabet. 16 characters are the fewest that cannot be guessed over a network.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,512}={0,2}")
 MAX_SECRET_BYTES = 1 << 20
 
@@ -27,17 +27,17 @@ Signature = tuple[tuple[int, ...] | None, ...]
 
 
 def new_token() -> str:
-    """A fresh token of 256 random bits, 43 characters."""
+    """A new token of 256 random bits, 43 characters."""
     return secrets.token_urlsafe(32)
 
 
 def digest(token: bytes) -> bytes:
-    """What a server keeps of a token, 32 bytes."""
+    """What a server stores of a token, 32 bytes."""
     return hashlib.sha256(token).digest()
 
 
 def signature(*paths: Path) -> Signature:
-    """What changes when one of the files does: by another write, or another file in its place."""
+    """A value that changes when one of the files does: when it is written to or replaced."""
     found: list[tuple[int, ...] | None] = []
     for path in paths:
         try:
@@ -50,9 +50,9 @@ def signature(*paths: Path) -> Signature:
 
 
 def require_file(path: Path) -> None:
-    """Nothing where a regular file is there, or nothing: opening will say so.
+    """Checks that a path, if it exists, is a regular file; opening a missing one fails by itself.
 
-    Looked at before it is opened, since a named pipe that nobody writes to is opened for ever.
+    Called before opening, since opening a named pipe without a writer waits forever.
 
     Raises
         ConfigError  a folder, a pipe, a device
@@ -62,20 +62,18 @@ def require_file(path: Path) -> None:
     except OSError:
         return
     if not stat.S_ISREG(mode):
-        raise ConfigError(
-            f"{path} cannot be read: it is no regular file, and a file is expected there"
-        )
+        raise ConfigError(f"{path} cannot be read: it is not a regular file; expected a file")
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a file that nobody else may read.
+    """The content of a file that others may not read.
 
-    Its owner alone; or, where it belongs to root, its group too, which is how orchestrators and
-    service managers hand secrets to a process. Root itself reads such a file to change it.
+    Only its owner may; or, if it belongs to root, its group too, which is how orchestrators and
+    service managers pass secrets to a process. Root itself reads such a file to change it.
 
     Raises
-        ConfigError  it is no regular file, cannot be read, is larger than 1 MiB, or others may read
-                     it
+        ConfigError  it is not a regular file, cannot be read, is larger than 1 MiB, or others may
+                     read it
     """
     require_file(path)
     try:
@@ -85,31 +83,33 @@ def read_secret(path: Path) -> bytes:
             if stat.S_ISREG(found.st_mode) and found.st_mode & (0o037 if of_root else 0o077):
                 raise ConfigError(
                     f"{path} holds a secret and has mode {stat.S_IMODE(found.st_mode):04o}, so "
-                    "that others may read or change it; "
+                    "others may read or change it; "
                     + (
-                        f"root may, and its group may read it: chmod 640 {path}"
+                        f"restrict it to root, with read access for its group: chmod 640 {path}"
                         if of_root
-                        else f"its owner alone may: chmod 600 {path}"
+                        else f"restrict it to its owner: chmod 600 {path}"
                     )
                 )
             content = file.read(MAX_SECRET_BYTES + 1)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_SECRET_BYTES:
-        raise ConfigError(f"{path} is larger than {MAX_SECRET_BYTES} bytes: no file of secrets")
+        raise ConfigError(
+            f"{path} is larger than {MAX_SECRET_BYTES} bytes, too large for a file of secrets"
+        )
     return content
 
 
 def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
-    """(number, text) of the lines of a file of secrets, without comments and empty ones.
+    """(number, text) of the lines of a file of secrets, without comments and empty lines.
 
     Raises
-        ConfigError  bytes that are no ASCII, or no end to the last line, which is how a file looks
-                     that is half-written. No message repeats what the file holds.
+        ConfigError  bytes that are not ASCII, or a last line without an end, as in a half-written
+                     file. No message repeats the file's content.
     """
     if content and not content.endswith(b"\n"):
         raise ConfigError(
-            f"{path}: its last line has no end, as if the file were half-written; end it with a "
+            f"{path}: its last line has no newline, so the file may be half-written; end it with a "
             "newline, and replace such files by renaming a new one over them"
         )
     out = []
@@ -119,7 +119,7 @@ def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
         try:
             out.append((number, line.decode("ascii").strip()))
         except UnicodeDecodeError:
-            raise ConfigError(f"{path}, line {number}: bytes that are no ASCII text") from None
+            raise ConfigError(f"{path}, line {number}: its bytes are not ASCII text") from None
     return out
 
 
@@ -131,7 +131,7 @@ def parse_token_file(content: bytes, path: Path) -> str:
     lines = lines_of(content, path)
     if len(lines) != 1 or not TOKEN.fullmatch(lines[0][1]):
         raise ConfigError(
-            f"{path}: one line with one token is expected (16 to 512 characters of A-Z a-z 0-9 "
-            ". _ ~ + / -), such as `dlm token NAME` prints for the client"
+            f"{path}: expected one line with one token (16 to 512 characters of A-Z a-z 0-9 "
+            ". _ ~ + / -), as `dlm token NAME` prints it for the client"
         )
     return lines[0][1]

@@ -21,7 +21,7 @@ from dlm.errors import (
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
 MAX_TEXT = 1000  # characters of a server's text in an error
-PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): try again after so long
+PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): when to retry
 
 
 class Reason(StrEnum):
@@ -64,10 +64,10 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-# A reason that says: your table is older than mine, ask again with a fresh one.
+# Reasons that mean: your table is older than mine; fetch a new one and retry.
 STALE_REASONS = frozenset({Reason.WRONG_SHARD_SET, Reason.WRONG_SHARD, Reason.SLOT_NOT_OWNED})
 
-# A reason that says: somebody rolls the servers; another of the shard answers, or will in a moment.
+# Reasons that mean: the servers are being rolled; another of the shard answers, or will soon.
 MOVING_REASONS = frozenset({Reason.DRAINING, Reason.NOT_READY})
 
 ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
@@ -90,30 +90,30 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
 
 _STRANGER = (
     "the authority in ca does not vouch for the server's certificate: another one signed it, or "
-    "its time is over"
+    "it has expired"
 )
-# What gRPC says of a connection that it could not make, and what to do about it.
+# What gRPC says about a connection that it could not make, and what to do about it.
 ADVICE = (
     (
         "WRONG_VERSION_NUMBER",
-        "the server speaks no TLS there: leave ca out, or start the server with --tls-cert",
+        "the server does not use TLS: leave ca out, or start the server with --tls-cert",
     ),
     ("CERTIFICATE_VERIFY_FAILED", _STRANGER),
     ("certificate signature failure", _STRANGER),
     (
         "Hostname Verification",
         "the server's certificate is for another name than the address: connect by its name, or "
-        "give that as server_name",
+        "set server_name to it",
     ),
     (
         "Socket closed",
-        "the server hung up at once: it may speak TLS (give ca), or ask for a certificate that its "
-        "authority signed and that is good now (give cert and key)",
+        "the server hung up at once: it may use TLS (set ca), or require a valid certificate "
+        "signed by its authority (set cert and key)",
     ),
 )
 
 
-# gRPC's words where it found nobody: what it tried, the code, the address and the cause.
+# gRPC's words if it reached nobody: what it tried, the code, the address and the cause.
 _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?(?P<cause>.+)",
@@ -122,7 +122,7 @@ _NOT_CONNECTED = re.compile(
 
 
 def _cause(code: grpc.StatusCode, details: str) -> str:
-    """What gRPC says of a failed call; of a connection that was not made, the cause alone."""
+    """What gRPC says about a failed call; only the cause if the connection was not made."""
     match = _NOT_CONNECTED.fullmatch(details)
     if match is None:
         return f"{code.name}: {details}"
@@ -131,24 +131,24 @@ def _cause(code: grpc.StatusCode, details: str) -> str:
 
 
 def advice_on(details: str) -> str | None:
-    """What to do about a connection that was not made, where gRPC's words tell; else None."""
+    """What to do about a connection that was not made, if gRPC's words show it; else None."""
     if "failed to connect" not in details:
         return None
     return next((advice for words, advice in ADVICE if words in details), None)
 
 
 def plain(text: str) -> str:
-    """Text of a server as a terminal may show it: one line, not long, no control characters.
+    """A server's text made safe for a terminal: one short line without control characters.
 
-    Escape sequences, line ends, controls of either set and what turns the direction of text are
-    shown as Python writes them. Every text of a server that becomes an error passes here.
+    Escape sequences, line ends, control characters and changes of text direction are shown as
+    Python writes them. Every text of a server that becomes an error passes here.
     """
     cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def reason_of(error: grpc.RpcError) -> Reason | None:
-    """The reason a server gave, or None where it gave none this version knows."""
+    """The reason a server gave, or None if it gave none that this version knows."""
     metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == REASON_KEY:
@@ -164,7 +164,7 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     kind = ERROR_OF.get(code, ProtocolError)
     details = error.details() if hasattr(error, "details") else str(error)
-    # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
+    # A dlm server gives a reason; without one the words are gRPC's, and perhaps nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
     failure = kind(f"{where} {said} {plain(_cause(code, details or ''))}")
     if isinstance(failure, UnavailableError):
@@ -175,7 +175,7 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
 
 
 def _pushback_s(error: grpc.RpcError) -> float | None:
-    """Seconds after which the server would be asked again; None where it says nothing of it."""
+    """Seconds after which the server wants a retry; None if it does not say."""
     metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == PUSHBACK_KEY:
@@ -191,7 +191,7 @@ def error_from_refusal(
 ) -> DlmError:
     """The dlm error that stands for a refusal that `where` sent in a stream.
 
-    A reason that this version does not know is taken for one to try elsewhere: `ShardDown`.
+    A reason that this version does not know means to try elsewhere: `ShardDown`.
     """
     try:
         known: Reason | None = Reason(reason)

@@ -46,7 +46,7 @@ def test_a_server_that_is_killed_leaves_the_others_running(
         until(lambda: "Ctrl-C stops the servers and removes it" in process.printed)
         first, second = process.children()
         os.kill(second, signal.SIGKILL)
-        until(lambda: "Start it again: dlm serve " in process.errors)
+        until(lambda: "Restart it: dlm serve " in process.errors)
         said = process.errors.splitlines()[-1]
         assert re.match(r"the server of shard 1 at \S+ was killed \(SIGKILL\); its shard has", said)
         status = run("status", "--json", cwd=tmp_path)
@@ -54,7 +54,7 @@ def test_a_server_that_is_killed_leaves_the_others_running(
         facts = json.loads(status.stdout)
         assert facts["missing"] == [1]
         assert [row["state"] for row in facts["servers"]] == ["ready", "silent"]
-        words = said.partition("Start it again: dlm ")[2].partition(" (or")[0].split()
+        words = said.partition("Restart it: dlm ")[2].partition(" (or")[0].split()
         by_hand = ("--ready-file", tmp_path / "again.json")
         with CommandServer(
             *words, *by_hand, cwd=tmp_path, env=environ, ready_file="again.json"
@@ -80,7 +80,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
             timeout=WAIT_S,
         )
         assert second.returncode == 1
-        assert b"names a cluster that runs" in second.stderr
+        assert b"names a running cluster" in second.stderr
         assert (tmp_path / "cluster.toml").read_bytes() == written
         servers = process.children()
         process.kill()

@@ -162,7 +162,7 @@ def test_a_reply_with_too_few_answers_and_the_right_checksum_becomes_no_score(
         return codec.encode_score_reply(request, fewer)
 
     network.change = short
-    with pytest.raises(ProtocolError, match="2 values of log10_prob were received, 3 expected"):
+    with pytest.raises(ProtocolError, match="received 2 values of log10_prob; expected 3"):
         ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
     network.change = None
     ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])

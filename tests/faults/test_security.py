@@ -226,7 +226,7 @@ def test_a_certificate_of_another_authority_is_refused(
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ({"expired": True}, "its time is over"),
+        ({"expired": True}, "has expired"),
         ({"self_signed": True}, "does not vouch"),
         ({"host": "other.example"}, "another name than the address"),
     ],
@@ -257,14 +257,14 @@ def test_a_client_without_a_good_certificate_is_refused(
         issuer = Authority(tmp_path) if kind == "stranger" else authority
         pair = issuer.issue("bad-client", **({} if kind == "stranger" else kind))
         mine = {"cert": pair.cert, "key": pair.key}
-    assert "give cert and key" in failure(connect, cluster, ca=authority.ca, **mine)
+    assert "set cert and key" in failure(connect, cluster, ca=authority.ca, **mine)
 
 
 def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(
     serve, connect, authority
 ) -> None:
     """The usual mistakes, each with its remedy."""
-    assert "it may speak TLS (give ca)" in failure(connect, serve(**tls(authority)))
+    assert "it may use TLS (set ca)" in failure(connect, serve(**tls(authority)))
     assert "leave ca out" in failure(connect, serve(), ca=authority.ca)
 
 

@@ -139,7 +139,9 @@ def test_a_cluster_that_takes_all_is_said_to(report: Report) -> None:
     points.append(point(200.0, DRIVER, "give more --processes"))
     assert "the driver was the bottleneck: give more --processes" in verdict(points, "found")
     assert verdict([], "interrupted") == "nothing was measured: interrupted"
-    assert verdict([point(1.0, CPU, "80 %")], "found").startswith("1 requests/s are too many")
+    assert verdict([point(1.0, CPU, "80 %")], "found").startswith(
+        "1 requests/s are already too many"
+    )
     assert others_share([replace(point(1.0), machine_cpu_share=0.5)], 2) == pytest.approx(0.35)
 
 

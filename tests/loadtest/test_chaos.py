@@ -199,9 +199,9 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--kill"], b"--kill is of --random"),
+        (["--kill"], b"--kill needs --random"),
         pytest.param(
-            ["--kill", "--script", "plan.txt"], b"--kill is of --random", marks=pytest.mark.slow
+            ["--kill", "--script", "plan.txt"], b"--kill needs --random", marks=pytest.mark.slow
         ),
         pytest.param(
             ["--random", "1", "--script", "plan.txt"], b"give one of them", marks=pytest.mark.slow
@@ -274,7 +274,7 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert not (tmp_path / "chaos.toml").exists()
         # What was held goes on, so that the cluster ends as ever.
         assert cluster.stop() == 0
-        assert "was killed (SIGKILL); started again" in cluster.errors
+        assert "was killed (SIGKILL); restarted" in cluster.errors
         assert not (tmp_path / "cluster.toml").exists()
     finally:
         cluster.end()

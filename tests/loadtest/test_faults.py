@@ -68,7 +68,7 @@ def test_scenarios_break_the_first_shard_and_mend_it(
 
 def test_a_replica_that_is_not_there_cannot_be_killed() -> None:
     """What to do is said."""
-    with pytest.raises(ConfigError, match="two servers of shard 0, found 1; give --replicas 2"):
+    with pytest.raises(ConfigError, match="two servers of shard 0, found 1; use --replicas 2"):
         scenario(REPLICA_KILLED, [0, 1], 100.0, 5.0, own=True)
 
 
@@ -76,7 +76,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_run(tmp_path: P
     """Neither scenario nor file, nothing in it, too late, servers that are not ours."""
     cluster, plan = tmp_path / "cluster.toml", tmp_path / "plan"
     write_cluster_file(cluster, [Endpoint("127.0.0.1:9", 0)], shard_set="0" * 32)
-    with pytest.raises(ConfigError, match=f"scenarios are {', '.join(SCENARIOS)}"):
+    with pytest.raises(ConfigError, match=f"scenarios: {', '.join(SCENARIOS)}"):
         read_plan("storm", cluster, 10.0, 1.0, own=False)
     for text, says in [
         ("# nothing", "has no faults"),

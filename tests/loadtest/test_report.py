@@ -134,7 +134,7 @@ def test_a_killed_run_is_reported_from_its_records(
     assert found["ended"] == "the run was killed"
     assert not found["complete"]
     assert found["windows"][:3] == report["windows"][:3]
-    assert "not complete" in warnings_of(found)[0]
+    assert "incomplete" in warnings_of(found)[0]
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:

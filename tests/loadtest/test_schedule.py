@@ -88,7 +88,7 @@ def test_rates_of_steps_and_ramps() -> None:
         ({"segments": ()}, "without a duration"),
         ({"segments": (Segment(1, 0, 1),)}, "numbers above 0"),
         ({"segments": (Segment(float("nan"), 1, 1),)}, "numbers above 0"),
-        ({"smoothness": 2.0}, "of --arrival-pattern gamma alone"),
+        ({"smoothness": 2.0}, "only for --arrival-pattern gamma"),
         ({"pattern": GAMMA, "smoothness": 0.0}, "expected 0.01"),
         ({"warmup_s": -1.0}, "numbers from 0"),
     ],

@@ -113,7 +113,7 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
         read_trace(path)
     with pytest.raises(FormatError, match="must follow each other"):
         write_trace(path, [SPOKEN[0], SPOKEN[1], SPOKEN[0]], {})
-    with pytest.raises(FormatError, match="holds no request"):
+    with pytest.raises(FormatError, match="has no requests"):
         write_trace(path, [], {})
     with pytest.raises(FormatError, match="expected a column speaker"):
         table = pa.table({"utterance": ["u"]}).replace_schema_metadata({HEADER: b'{"version": 1}'})

@@ -37,7 +37,11 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
     """Where anybody could ask, or a token be read on the way, it must be asked for twice."""
     assert is_loopback(host) == local
     tls = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
-    open_to_all = [({}, "nothing says"), (tls, "nothing says"), ({"tokens": "t"}, "without TLS")]
+    open_to_all = [
+        ({}, "not authenticate"),
+        (tls, "not authenticate"),
+        ({"tokens": "t"}, "without TLS"),
+    ]
     for settings, fault in open_to_all:
         if local:
             assert ServerConfig(host=host, **settings).host == host
@@ -52,8 +56,8 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
 @pytest.mark.parametrize(
     ("settings", "missing"),
     [
-        ({"tls_cert": "c"}, "server.tls_key is not given"),
-        ({"tls_key": "k"}, "server.tls_cert is not given"),
+        ({"tls_cert": "c"}, "server.tls_key is missing"),
+        ({"tls_key": "k"}, "server.tls_cert is missing"),
         ({"tls_client_ca": "ca"}, "needs TLS"),
     ],
 )

@@ -237,10 +237,10 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "holds no token"),
+        (b"", "contains no token"),
         (f"bob:{BOB}".encode(), "half-written"),
         (f"bob:{BOB}\nal".encode(), "half-written"),
-        (b"bob:\xff\xfe\n", "no ASCII"),
+        (b"bob:\xff\xfe\n", "not ASCII"),
         (b"bob:short\n", "line 1"),
         (None, "does not exist"),
     ],

@@ -26,7 +26,7 @@ def test_a_certificate_its_key_and_an_authority_are_taken(authority):
 
 def test_a_key_of_another_certificate_is_refused(authority):
     """As when one file of the pair has been replaced and the other not yet."""
-    with pytest.raises(ConfigError, match="no certificate in PEM and its key"):
+    with pytest.raises(ConfigError, match="not a PEM certificate and its key"):
         Certificates(authority.server.cert, authority.client.key, None)
 
 

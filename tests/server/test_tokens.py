@@ -89,11 +89,11 @@ def test_every_digest_is_compared_whatever_was_brought(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        (ALICE, "line 2: NAME:SHA256"),
+        (ALICE, "line 2: expected NAME:SHA256"),
         (f":{ALICE}", "line 2"),
         (f"al ice:{ALICE}", "line 2"),
         (f"{'n' * 65}:{ALICE}", "1 to 64 characters"),
-        ("alice:", "the token of alice is none"),
+        ("alice:", "the token of alice is not valid"),
         ("alice:short", "16 to 512"),
         (f"alice:{ALICE} x", "the token of alice"),
         (f"alice:{'a' * 600}", "the token of alice"),
@@ -118,11 +118,11 @@ def test_a_missing_file_is_told_with_the_command_that_makes_it(tmp_path):
 
 def test_none_and_too_many_are_refused(tmp_path):
     """An empty file is a half-written one; the time of a call grows with the number."""
-    with pytest.raises(ConfigError, match="holds no token"):
+    with pytest.raises(ConfigError, match="contains no token"):
         read_tokens(write(tmp_path, b"# nobody\n"))
     lines = [f"n{i}:{i:064x}\n" for i in range(MAX_TOKENS + 1)]
     assert len(read_tokens(write(tmp_path, "".join(lines[:-1]).encode())).names) == MAX_TOKENS
-    with pytest.raises(ConfigError, match="1024 at most"):
+    with pytest.raises(ConfigError, match="at most 1024"):
         read_tokens(write(tmp_path, "".join(lines).encode()))
     path = write(tmp_path, lines[0].encode())
     path.chmod(0o644)

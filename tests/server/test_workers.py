@@ -525,7 +525,7 @@ def test_a_folder_that_holds_another_shard_set_after_a_fault_is_refused(
     until(lambda: "server.file.damaged" in server.errors)
     (line,) = (x for x in server.errors.splitlines() if "server.file.damaged" in x)
     assert other.manifest.shard_set in line and sharded.manifest.shard_set in line
-    assert "start it again" in line
+    assert "restart the server" in line
 
 
 def test_a_worker_that_dies_again_and_again_is_started_again_and_again():

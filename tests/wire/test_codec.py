@@ -179,13 +179,13 @@ def test_random_bytes_are_refused():
     [
         ({"shard_set": b""}, "shard_set has 0 bytes"),
         ({"shard_set": bytes(17)}, "shard_set has 17 bytes"),
-        ({"words": bytes(13)}, "field words holds 13 bytes"),
-        ({"context_words": bytes(19)}, "field context_words holds 19 bytes"),
-        ({"word_counts": bytes(7)}, "field word_counts holds 7 bytes"),
+        ({"words": bytes(13)}, "field words has 13 bytes"),
+        ({"context_words": bytes(19)}, "field context_words has 19 bytes"),
+        ({"word_counts": bytes(7)}, "field word_counts has 7 bytes"),
         ({"context_lengths": bytes([2, 2, 1])}, "3 context lengths but 2 word counts"),
         ({"context_lengths": bytes([2, 2])}, "context lengths add up to 4"),
         ({"word_counts": struct.pack("<2I", 2, 2)}, "word counts add up to 4"),
-        ({"word_counts": struct.pack("<2I", 3, 0)}, "no word to score"),
+        ({"word_counts": struct.pack("<2I", 3, 0)}, "no words to score"),
         # 2**32 - 1 + 4 wraps to 3 in 32 bits, which is the number of words sent.
         ({"word_counts": struct.pack("<2I", 2**32 - 1, 4)}, "add up to 4294967299"),
     ],
@@ -216,7 +216,7 @@ def test_wrong_checksum_and_size_have_their_own_errors():
     message.checksum = 1
     with pytest.raises(codec.DamagedMessage):
         decode(message.SerializeToString())
-    with pytest.raises(codec.OversizedMessage, match="3 queries in one message, 2 at most"):
+    with pytest.raises(codec.OversizedMessage, match=r"3 queries.*at most 2"):
         decode(seal(example()), max_queries=2)
     assert len(decode(seal(example()), max_queries=3).groups.words) == 3
 

@@ -57,7 +57,7 @@ def test_a_secret_is_its_owners_alone(tmp_path, owner, mode, fine):
     if fine:
         assert read_secret(path) == b"x\n"
     else:
-        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*owner alone may: chmod 600"):
+        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*to its owner: chmod 600"):
             read_secret(path)
 
 
@@ -120,7 +120,7 @@ def test_what_is_no_file_is_not_opened(tmp_path, make):
     """A pipe that nobody writes to would be opened for ever."""
     path = tmp_path / "secret"
     make(path)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_secret(path)
 
 

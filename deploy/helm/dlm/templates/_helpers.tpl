@@ -1,9 +1,9 @@
-{{/* Every object of a release is called so, with an ending. 40 characters leave room for it. */}}
+{{/* The name of every object of a release, plus a suffix. 40 characters leave room for it. */}}
 {{- define "dlm.name" -}}
 {{ printf "%s-dlm" .Release.Name | trunc 40 }}
 {{- end }}
 
-{{/* What a Service or a budget chooses pods by; a shard is added where it is one's own. */}}
+{{/* How a Service or a budget selects pods; those of one shard add the shard. */}}
 {{- define "dlm.selector" -}}
 app.kubernetes.io/name: dlm
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -15,10 +15,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* Refuses what a server would refuse at its start. */}}
+{{/* Rejects what a server would reject at its start. */}}
 {{- define "dlm.check" -}}
 {{- if not (or .Values.insecure (and .Values.tls.secretName (or .Values.tls.clientCertificates .Values.tokens.secretName))) }}
-{{- fail "nothing says who may ask: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
+{{- fail "clients need not authenticate: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
 {{- end }}
 {{- if and .Values.tls.clientCertificates (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificates needs tls.secretName" }}
