@@ -134,7 +134,8 @@ def test_a_malformed_archive_is_refused_where_it_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("the\n", "line 1: not a word"), ("a 1\nb 1\n", "line 2: number 1 appears twice")]
+    ("text", "told"),
+    [("the\n", "line 1: not a word"), ("a 1\nb 1\n", "line 2: number 1 appears twice")],
 )
 def test_a_malformed_symbol_table_is_refused(tmp_path: Path, text: str, told: str) -> None:
     """Where it is wrong."""
