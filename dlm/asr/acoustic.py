@@ -1,7 +1,7 @@
-"""What the acoustic model hears: a probability for each phoneme in each 20 ms of audio.
+"""The acoustic model: a probability for each phoneme in each 20 ms of audio.
 
-The model is the phoneme CTC network inside the package `hama` (4.7 MB, run by its native library),
-so that nothing is downloaded when it is first used.
+It is the phoneme CTC network inside the package `hama` (4.7 MB, run by its native library), so
+nothing is downloaded on first use.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FRAME_S = 0.02
 class AcousticModel:
     """The packaged phoneme CTC model.
 
-    labels    IPA phonemes, the boundary between words and the blank; ids are places in it
+    labels    IPA phonemes, the word boundary and the blank, by id
     boundary  id of the label that ends a word
     blank     id of CTC's blank
-    Any thread may use it; it runs on one core, without the interpreter's lock.
+    Thread-safe; it runs on one core and releases the GIL.
 
     Raises  ConfigError  the package has no native library for this platform
     """
@@ -34,8 +34,8 @@ class AcousticModel:
             self._model = ASRModel()
         except RuntimeError as exc:
             raise ConfigError(
-                f"the acoustic model of the package hama does not run here ({exc}); it has native "
-                "libraries for Linux and macOS, x86-64 and arm64"
+                f"the acoustic model in the package hama does not run here ({exc}); it has native "
+                "libraries only for Linux and macOS, x86-64 and arm64"
             ) from exc
         self.labels: tuple[str, ...] = tuple(self._model.decoder_tokens)
         self.boundary = self.labels.index("<wb>")
@@ -47,13 +47,13 @@ class AcousticModel:
         Shapes
             samples  (N,)              float32, 16 kHz, in -1..1
             returns  (N // 320 + 1, labels)  float32
-        Raises  QueryError  samples of another shape or type, or none
+        Raises  QueryError  wrong shape or type, or no samples
         Cost    0.09 CPU-seconds per second of audio
         """
         if samples.ndim != 1 or samples.dtype != np.float32 or not len(samples):
             raise QueryError(
-                f"samples are {samples.dtype} of shape {samples.shape}; float32 of shape (N,), "
-                "N above 0, are expected: see dlm.asr.audio.read_audio"
+                f"samples are {samples.dtype} of shape {samples.shape}; expected float32 of shape "
+                "(N,), N above 0, as from dlm.asr.audio.read_audio"
             )
         model = self._model
         names = [model._log_probs_output_name, model._out_lengths_output_name]
@@ -67,7 +67,7 @@ class AcousticModel:
         return np.ascontiguousarray(log_probs[0, : int(lengths[0])], dtype=np.float32)
 
     def phonemes(self, log_probs: NDArray[np.float32]) -> list[list[str]]:
-        """The phonemes heard, word by word, without any language model: each frame's best label."""
+        """The phonemes heard, word by word, without a language model: each frame's best label."""
         best = self.collapse(log_probs.argmax(axis=1).tolist())
         words: list[list[str]] = [[]]
         for label in best:
@@ -78,7 +78,7 @@ class AcousticModel:
         return [word for word in words if word]
 
     def collapse(self, path: Iterable[int]) -> list[int]:
-        """The labels of a path of frames, as CTC reads them: repeats once, blanks not at all."""
+        """The labels of a path of frames by CTC's rule: repeats merged, blanks removed."""
         out, before = [], self.blank
         for label in path:
             if label not in (before, self.blank):

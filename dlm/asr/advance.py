@@ -1,8 +1,8 @@
-"""For decoders that want every token after every state at once: `advance(states)`.
+"""For decoders that need every token after every state at once: `advance(states)`.
 
-The shape is that of NeMo's NGPU-LM: states are whole numbers, scores and next states are arrays
-(B, V). There the model lies in the memory of one GPU, token by token; here it lies on servers, has
-any vocabulary and may lack suffixes, and a batch costs one message per shard.
+The interface is that of NeMo's NGPU-LM: states are integers, scores and next states are (B, V)
+arrays. There the model is in the memory of one GPU, token by token. Here it is on servers, with any
+vocabulary and possibly missing suffixes, and a batch costs one message per shard.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dlm.units import LN_10
 
 __all__ = ["TokenLM"]
 
-MAX_ROWS_BYTES = 1 << 28  # of scores and next states that are kept
+MAX_ROWS_BYTES = 1 << 28  # of cached scores and next states
 _ROW_BYTES = 12  # a token of a row: a score and a state
 
 
 class TokenLM:
-    """Scores and next states of all tokens after a batch of states; not for several threads.
+    """Scores and next states of all tokens after a batch of states; not thread-safe.
 
-    States are numbered as they are met, and numbers stay until `clear`. Equal numbers are equal
-    contexts, so hypotheses with equal numbers can be recombined.
+    States are numbered in the order they first occur, and keep their number until `clear`. Equal
+    numbers are equal contexts, so hypotheses with equal numbers can be recombined.
 
     Args
-        utterance  of a `Client`; also `Client.local`'s
-        tokens     V tokens by index: strings, bytes or ids. One that the model lacks is scored as
-                   its unknown word. All words of the model, by id, where not given
-        natural    scores are natural logarithms, as in NeMo; log10 where False
-        max_bytes  rows that are kept from call to call
+        utterance  of a `Client`, or of `Client.local`
+        tokens     V tokens by index: strings, bytes or ids. A token that the model lacks is scored
+                   as its unknown word. Default: all words of the model, by id
+        natural    scores are natural logarithms, as in NeMo; log10 if False
+        max_bytes  size of the rows cached between calls
     Raises
         QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the tokens
     """
@@ -54,7 +54,7 @@ class TokenLM:
         check_utterance(utterance)
         every = range(utterance.vocabulary_size)
         self._ids = np.array(every if tokens is None else word_ids(utterance, tokens), np.int64)
-        # The sentence end is one more column, for `get_final`.
+        # One extra column is the sentence end, for `get_final`.
         self._asked = np.append(self._ids, utterance.vocabulary.end_id)
         self._utterance = utterance
         self._scale = LN_10 if natural else 1.0
@@ -63,17 +63,17 @@ class TokenLM:
 
     @property
     def vocab_size(self) -> int:
-        """V, tokens of a row."""
+        """V, the number of tokens in a row."""
         return len(self._ids)
 
     def clear(self) -> None:
-        """Forgets all numbers and rows; between utterances, so that numbers do not pile up."""
+        """Forgets all numbers and rows; call it between utterances to limit memory."""
         self._numbers: dict[tuple[int, ...], int] = {}
         self._contexts: list[tuple[int, ...]] = []
         self._rows: OrderedDict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = OrderedDict()
 
     def get_init_states(self, batch_size: int, bos: bool = True) -> NDArray[np.int64]:
-        """(B,) the state at the beginning of a sentence, or that which knows nothing."""
+        """(B,) the state at the beginning of a sentence, or the empty context if not `bos`."""
         state = self._utterance.begin() if bos else self._utterance.null()
         return np.full(batch_size, self._number(state._words), np.int64)
 
@@ -83,7 +83,7 @@ class TokenLM:
         """Scores of all tokens after each of B states, and the states after them.
 
         Args
-            eos_id  index of a token that stands for the sentence end and is scored as it
+            eos_id  index of a token that gets the score of the sentence end
         Returns
             (B, V) float32 and (B, V) int64
         Raises
@@ -101,9 +101,7 @@ class TokenLM:
     @staticmethod
     def _with_end(scores: NDArray[np.float32], eos_id: int) -> NDArray[np.float32]:
         if not 0 <= eos_id < scores.shape[1] - 1:
-            raise QueryError(
-                f"eos_id is {eos_id}; an index below {scores.shape[1] - 1} is expected"
-            )
+            raise QueryError(f"eos_id is {eos_id}; expected an index below {scores.shape[1] - 1}")
         scores = scores.copy()
         scores[:, eos_id] = scores[:, -1]
         return scores[:, :-1]
@@ -115,8 +113,8 @@ class TokenLM:
         given = np.asarray(states)
         if given.size and given.dtype.kind not in "iu":
             raise QueryError(
-                f"states are of type {given.dtype}; the integers of get_init_states or advance are "
-                "expected"
+                f"states have the type {given.dtype}; expected the integers from get_init_states "
+                "or advance"
             )
         numbers = given.astype(np.int64).reshape(-1).tolist()
         missing = [n for n in dict.fromkeys(numbers) if n not in self._rows]
@@ -132,7 +130,7 @@ class TokenLM:
         return scores, after
 
     def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """The rows of states that are not here; kept, unless the partial model made them."""
+        """The rows of states that are not cached; caches them, unless they are partial."""
         family = self._utterance.family
         asked = [State(family, self._context(number)) for number in numbers]
         blocks = self._utterance.context_blocks(asked)
@@ -148,7 +146,7 @@ class TokenLM:
         return rows
 
     # -- numbers ------------------------------------------------------------------------------
-    # 0 is the empty context, 1 + w that of the one word w; longer ones follow as they are met.
+    # 0 is the empty context, 1 + w the context of the single word w; longer ones follow in order.
 
     def _number(self, words: tuple[int, ...]) -> int:
         if len(words) < 2:
@@ -181,7 +179,7 @@ class TokenLM:
             return (number - 1,)
         if not 0 < number <= size + len(self._contexts):
             raise QueryError(
-                f"state {number} is not known; give states of get_init_states or advance, and none "
-                "from before clear()"
+                f"state {number} is not known; give a state from get_init_states or advance, "
+                "created since the last clear()"
             )
         return self._contexts[number - size - 1]

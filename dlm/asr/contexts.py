@@ -1,7 +1,7 @@
-"""Contexts that decoders come back to, each with all that is stored after it, as many as fit.
+"""A cache of contexts, each with everything that the model stores after it.
 
-A decoder asks thousands of words per second, but of few contexts; so what is
-fetched is contexts, and what is kept is the blocks of those asked last.
+A decoder asks for thousands of words per second, but after few contexts. So whole contexts are
+fetched, and the blocks of those used last are kept.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from dlm.client import ContextBlocks, State, Utterance
 from dlm.ngram.query import PARTIAL
 
-MAX_WORDS = 1 << 22  # of all blocks that are kept: some 60 MB
-BLOCK_WORDS = 64  # a block with nothing in it takes as much as so many words
-MAX_ANSWERS = 1 << 14  # of one context
+MAX_WORDS = 1 << 22  # in all cached blocks: some 60 MB
+BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
+MAX_ANSWERS = 1 << 14  # per context
 
 
 @dataclass(slots=True)
 class Counts:
-    """What decoders asked and what it cost, since the cache was made.
+    """What decoders asked for and what it cost, since the cache was created.
 
-    queries      words asked
-    contexts     blocks fetched, or made of the low orders
-    round_trips  times that servers may have been waited for
+    queries      words scored
+    contexts     blocks fetched, or built from the low orders
+    round_trips  calls that may have waited for servers
     """
 
     queries: int = 0
@@ -33,7 +33,7 @@ class Counts:
 
 
 class KnownContext:
-    """A state with all that is stored after it.
+    """A state with everything that the model stores after it.
 
     Attributes
         state    as `Utterance` gives them
@@ -60,11 +60,11 @@ class KnownContext:
 
 
 class Contexts:
-    """The contexts of one utterance's model, those asked last; not for several threads.
+    """The contexts of one utterance's model that were used last; not thread-safe.
 
     Args
-        utterance  what they are fetched from
-        max_words  stored words of all of them together; the context asked longest ago is given up
+        utterance  to fetch them from
+        max_words  stored words over all contexts; the least recently used context is dropped first
     """
 
     def __init__(self, utterance: Utterance, max_words: int = MAX_WORDS) -> None:
@@ -76,11 +76,11 @@ class Contexts:
         self._words = 0
 
     def begin_sentence(self) -> None:
-        """Forgets what the partial model answered: servers may be back."""
+        """Forgets the partial model's answers, since servers may be back."""
         self._passing.clear()
 
     def find(self, state: State) -> KnownContext | None:
-        """The context of one state, if it is here."""
+        """The context of one state, if it is cached."""
         found = self._kept.get(state)
         if found is not None:
             self._kept.move_to_end(state)
@@ -92,7 +92,7 @@ class Contexts:
         return self.find(state) or self.get_all([state])[0]
 
     def get_all(self, states: Sequence[State]) -> list[KnownContext]:
-        """The contexts of several states; those that are not here are fetched together."""
+        """The contexts of several states; those not cached are fetched together."""
         kept, passing = self._kept, self._passing
         missing = [s for s in dict.fromkeys(states) if s not in kept and s not in passing]
         fetched: dict[State, KnownContext] = {}

@@ -1,4 +1,4 @@
-"""Posteriors of a phoneme CTC model become words: flashlight-text's beam search over a lexicon.
+"""Turns posteriors of a phoneme CTC model into words: flashlight-text's lexicon beam search.
 
 A hypothesis is scored as ln P(audio | words) + lm_weight * log10 P(words) + word_score per word.
 """
@@ -18,16 +18,16 @@ from dlm.errors import ConfigError, QueryError
 
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """How the beam search weighs and prunes.
+    """Weights and pruning of the beam search.
 
-    lm_weight   of log10 P of the language model beside ln P of the acoustic one, >= 0. 2 is best
-                for read English speech and a 5-gram; less (1.5) where the model is poor.
+    lm_weight   of the language model's log10 P, against the acoustic ln P, >= 0. 2 is best for
+                read English speech and a 5-gram; use less (1.5) with a poor model.
     word_score  added per word; above 0 favours many short words. 0.
     beam        hypotheses kept per frame, >= 1. 100: 500 take five times as long for 3 % fewer
                 errors.
-    labels      labels tried per frame, the likeliest, >= 1. 25.
+    labels      how many of the likeliest labels are tried per frame, >= 1. 25.
     threshold   hypotheses this far (natural log) below the best are dropped, > 0. 30.
-    nbest       different sentences returned at most, >= 1. 1.
+    nbest       most distinct sentences to return, >= 1. 1.
     """
 
     lm_weight: float = 2.0
@@ -40,13 +40,13 @@ class BeamSettings:
     def __post_init__(self) -> None:
         for name in ("beam", "labels", "nbest"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; 1 or more is expected")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if not 0 <= self.lm_weight < float("inf"):
-            raise ConfigError(f"lm_weight is {self.lm_weight}; a number from 0 is expected")
+            raise ConfigError(f"lm_weight is {self.lm_weight}; expected 0 or more")
         if not abs(self.word_score) < float("inf"):
-            raise ConfigError(f"word_score is {self.word_score}; a finite number is expected")
+            raise ConfigError(f"word_score is {self.word_score}; expected a finite number")
         if not self.threshold > 0:
-            raise ConfigError(f"threshold is {self.threshold}; a number above 0 is expected")
+            raise ConfigError(f"threshold is {self.threshold}; expected a number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class HeardWord:
     """A word of a hypothesis.
 
     word             as the model spells it
-    start_s, end_s   seconds from the first frame; the first and last phoneme's, to some 40 ms
+    start_s, end_s   of its first and last phoneme, seconds from the first frame, to some 40 ms
     acoustic_score   ln P of its frames
     """
 
@@ -66,7 +66,7 @@ class HeardWord:
 
 @dataclass(frozen=True, slots=True)
 class HeardSentence:
-    """What may have been said.
+    """A sentence that may have been said.
 
     score           acoustic_score + lm_weight * log10_prob + word_score * number of words
     acoustic_score  ln P of the best path through the frames
@@ -80,11 +80,11 @@ class HeardSentence:
 
     @property
     def text(self) -> str:
-        """Its words, blanks between."""
+        """Its words, joined by spaces."""
         return " ".join(one.word for one in self.words)
 
     def shifted(self, seconds: float) -> HeardSentence:
-        """The same, that much later."""
+        """The same sentence, this many seconds later."""
         words = (
             replace(
                 one,
@@ -138,24 +138,24 @@ class CtcDecoder:
         )
 
     def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
-        """The likeliest sentences, the best first; each once, `BeamSettings.nbest` at most.
+        """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`.
 
-        Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; for one at a time
+        Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; one call at a time
         Shapes  log_probs (T, labels) float32, natural logarithms
-        Returns nothing where no sentence of the lexicon's words fits at all
+        Returns an empty list if no sentence of the lexicon's words fits
         Raises
-            QueryError  `log_probs` of another shape or type
+            QueryError  `log_probs` of the wrong shape or type
             what the language model raises, such as UnavailableError
         """
         from flashlight.lib.text.decoder import LexiconDecoder
 
         if log_probs.shape != (len(log_probs), self._labels) or log_probs.dtype != np.float32:
             raise QueryError(
-                f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; float32 of shape "
-                f"(T, {self._labels}) are expected"
+                f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; expected float32 of "
+                f"shape (T, {self._labels})"
             )
-        # After the last frame the last word may end, free of charge: its boundary is often not
-        # heard any more where audio stops with it.
+        # After the last frame the last word may end at no cost: its boundary is often not heard
+        # when the audio stops right after it.
         closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
         closing[0, [self._boundary, self._blank]] = 0.0
         frames = np.concatenate([log_probs, closing])
@@ -173,7 +173,7 @@ class CtcDecoder:
         return list(different.values())
 
     def _sentence(self, result: Any, frames: NDArray[np.float32]) -> HeardSentence:
-        """Of flashlight's result, whose lists begin with the root and end with the finish."""
+        """Converts flashlight's result, whose lists begin with the root and end with the finish."""
         labels = np.array(result.tokens[1 : len(frames) + 1])
         path = frames[np.arange(len(frames)), labels]
         words = []

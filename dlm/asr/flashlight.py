@@ -1,8 +1,8 @@
-"""The language model of a flashlight-text decoder (and of torchaudio's `ctc_decoder`).
+"""A language model for flashlight-text decoders (and torchaudio's `ctc_decoder`).
 
-flashlight asks one word of one state at a time, up to 36,000 times per second of audio, and tells
-states apart by identity. So what is known of a state stands here under its `LMState`; all that the
-model stores after a context is fetched once, in one message, and answers from then on.
+flashlight asks for one word after one state at a time, up to 36,000 times per second of audio, and
+compares states by identity. So answers are cached under each `LMState`. Everything that the model
+stores after a context is fetched once, in one message, and answers all later calls.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ except ModuleNotFoundError as exc:
 __all__ = ["DlmLM"]
 
 AHEAD = 32
-END = -1  # what flashlight's own models call the child of the sentence end
+END = -1  # index that flashlight's own models use for the sentence end
 
 
 class _Asked(dict[int, tuple[LMState, float]]):
-    """A state that the decoder asked of: by index of a word what `score` returns."""
+    """A state that the decoder used: maps the index of a word to what `score` returns."""
 
     __slots__ = ("context",)
 
@@ -39,24 +39,24 @@ class _Asked(dict[int, tuple[LMState, float]]):
 class DlmLM(LM):  # type: ignore[misc]
     """A model behind an utterance as flashlight-text's `LM`.
 
-    Scores are log10, as those of flashlight's KenLM: weights tuned with that stay valid. Each
-    decoder needs one of its own, in its own thread: `start` forgets the states of the sentence
-    before. What was fetched is kept from sentence to sentence, up to `max_words`.
+    Scores are log10, like those of flashlight's KenLM, so weights tuned with it stay valid. Each
+    decoder needs its own, used by one thread: `start` forgets the states of the previous sentence.
+    Fetched contexts are kept between sentences, up to `max_words`.
 
     Args
-        utterance  of a `Client`; also `Client.local`'s
-        words      by index, as the entries of flashlight's `Dictionary`: strings, bytes or ids. One
-                   that the model lacks is scored as its unknown word
-        recombine  whether equal contexts are one state for flashlight, so that hypotheses that
-                   differ in words the model does not look at any more become one. flashlight's
-                   KenLM does not, and keeps more of an n-best list
-        max_words  stored words that are kept in memory, 11 bytes each
-        ahead      contexts that are fetched along with one that is asked, of those that the decoder
-                   came to last: some of them are asked next, and a message costs more than they do
+        utterance  of a `Client`, or of `Client.local`
+        words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids. A
+                   word that the model lacks is scored as its unknown word
+        recombine  whether equal contexts are the same state for flashlight, so hypotheses that
+                   differ only in words outside the context merge. flashlight's KenLM does not do
+                   this, and keeps more of an n-best list
+        max_words  stored words to keep in memory, 11 bytes each
+        ahead      how many more contexts to fetch with each, chosen from the decoder's newest
+                   states: it will use some next, and a message costs more than they do
     Raises
         QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the words
-        QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
-            `ClientConfig(partial=True)` none of a server
+        QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
+            `ClientConfig(partial=True)` server failures raise nothing
     """
 
     def __init__(
@@ -70,26 +70,26 @@ class DlmLM(LM):  # type: ignore[misc]
     ) -> None:
         LM.__init__(self)
         check_utterance(utterance)
-        # By index; the last is that of END, as Python counts.
+        # By index; the last is END, since Python's -1 is the last.
         self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
         self._utterance = utterance
         self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
         self._ahead = ahead
-        self._coming: list[State] = []  # states as the decoder came to them
+        self._coming: list[State] = []  # states in the order the decoder reached them
         self._counts = self._contexts.counts
-        # Most states are never asked of: those that are have a table of their own besides.
+        # Most states are never used: only those that are have a table.
         self._states: dict[LMState, State] = {}
         self._asked: dict[LMState, _Asked] = {}
         self._interned: dict[State, LMState] = {}
 
     @property
     def counts(self) -> Counts:
-        """What the decoder asked, and what it cost."""
+        """What the decoder asked for, and what it cost."""
         return self._counts
 
     def start(self, start_with_nothing: bool) -> LMState:
-        """The state at the beginning of a sentence, or the one that knows nothing of the past."""
+        """The state at the beginning of a sentence, or the empty context."""
         self._states.clear()
         self._asked.clear()
         self._interned.clear()
@@ -103,7 +103,7 @@ class DlmLM(LM):  # type: ignore[misc]
         self._counts.queries += 1
         try:
             return self._asked[state][usr_token_idx]
-        except KeyError:  # once per state and word, of some ten times that they are asked
+        except KeyError:  # once per state and word; each pair is asked for some ten times
             return self._ask(state, usr_token_idx)
 
     def finish(self, state: LMState) -> tuple[LMState, float]:
@@ -112,14 +112,16 @@ class DlmLM(LM):  # type: ignore[misc]
 
     def _ask(self, state: LMState, index: int) -> tuple[LMState, float]:
         if not END <= index < len(self._ids) - 1:
-            raise QueryError(f"word {index} of a lexicon of {len(self._ids) - 1} was asked")
+            raise QueryError(
+                f"word index {index} is not in the lexicon of {len(self._ids) - 1} words"
+            )
         asked = self._asked.get(state)
         if asked is None:
             known = self._states.get(state)
             if known is None:
                 raise QueryError(
-                    "a state of another sentence, or of another decoder, was given; each decoder "
-                    "needs a DlmLM of its own, and start() ends the states of the sentence before"
+                    "found a state of another sentence or another decoder; give each decoder its "
+                    "own DlmLM, and do not use states from before start()"
                 )
             asked = self._asked[state] = _Asked(self._fetch(known))
         log10_prob, after = asked.context.score(self._ids[index])

@@ -1,13 +1,13 @@
-"""Kaldi's lattices as text: read and written (`lattice-copy ark:- ark,t:-`).
+"""Reads and writes Kaldi lattices as text (`lattice-copy ark:- ark,t:-`).
 
     utt-1
     0 1 5 3.25,10.5,1_2_3
     1 0.5,0.0,
 
-An arc is: source, target, word, `graph cost,acoustic cost,transition-ids` (a CompactLattice); a
-state with such a weight alone is final. Lattices with transition-ids in a column of their own are
-read, too, and written as the former. A cost is a negated natural logarithm. What is final here
-leads to one more node, so that every lattice has one end.
+An arc is: source, target, word, `graph cost,acoustic cost,transition-ids` (a CompactLattice). A
+state with only such a weight is final. Lattices with transition-ids in a separate column are read
+too, and written as CompactLattices. A cost is a negated natural logarithm. Final states lead to an
+extra node, so every lattice has a single end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NOT_FINAL = "infinity,infinity"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTable:
-    """The words of the numbers in a lattice, as Kaldi's words.txt has them."""
+    """The words for the numbers in a lattice, from Kaldi's words.txt."""
 
-    words: Mapping[str, str]  # by number, as it is written
+    words: Mapping[str, str]  # by number, as a string
     numbers: Mapping[str, str]
 
     @classmethod
@@ -49,7 +49,7 @@ class SymbolTable:
                     "not a word and its number; expected WORD NUMBER", path=str(path), line=line
                 )
             if fields[1] in words:
-                raise LatticeError(f"number {fields[1]} stands twice", path=str(path), line=line)
+                raise LatticeError(f"number {fields[1]} appears twice", path=str(path), line=line)
             words[fields[1]] = fields[0]
         return cls(words, {word: number for number, word in words.items()})
 
@@ -65,13 +65,13 @@ def read_kaldi(
 
     Args
         path       plain or compressed; `-` is standard input
-        table      words by their numbers; not given, labels are words (`int2sym.pl -f 3`)
+        table      words by number; without it, labels are words (`int2sym.pl -f 3`)
         non_words  labels that are not words
-        skip       takes the error of a malformed lattice, which is left out then
+        skip       called with the error of each malformed lattice, which is then left out
     Raises
         OSError       it cannot be read
         LatticeError  it is malformed: which line, and why
-        ConfigError   labels are numbers, and there is no table
+        ConfigError   labels are numbers, but there is no table
     """
     for block in _blocks(read_lines(path)):
         reader = partial(_read_block, str(path), block, table, non_words)
@@ -107,7 +107,7 @@ class _Reader:
         line, text = head
         if len(text.split()) != 1:
             raise LatticeError(
-                "expected the id of an utterance alone, before its arcs", path=path, line=line
+                "expected only the id of an utterance, before its arcs", path=path, line=line
             )
         self._draft = LatticeDraft(text.strip(), path, non_words)
         self._table = table
@@ -150,13 +150,15 @@ class _Reader:
     def _state(self, text: str) -> int:
         number = whole(text)
         if number is None:
-            raise self._error(f"a state is {described(text)}; a number from 0 is expected")
+            raise self._error(f"a state is {described(text)}; expected a number from 0")
         return number
 
     def _arc(self, source: int, target: int, fields: list[str]) -> None:
         label, rest = fields[2], fields[3:]
         transition = ""
-        if len(rest) == 2 or (rest and "," not in rest[0]):  # transition-ids have their own column
+        if len(rest) == 2 or (
+            rest and "," not in rest[0]
+        ):  # transition-ids are in their own column
             transition, label = ("" if label == "0" else label), rest[0]
             rest = rest[1:]
         if len(rest) > 1:
@@ -175,7 +177,7 @@ class _Reader:
         )
 
     def _weight(self, text: str) -> tuple[float, float, str]:
-        """Log-likelihoods of the graph and of the sound, and the transition-ids."""
+        """Graph and acoustic log-likelihoods, and the transition-ids."""
         if not text:
             return 0.0, 0.0, ""
         graph, _, rest = text.partition(",")
@@ -183,8 +185,8 @@ class _Reader:
         costs = finite(graph), finite(acoustic)
         if costs[0] is None or costs[1] is None:
             raise self._error(
-                f"the costs of a weight are {described(graph)} and {described(acoustic)}; two "
-                "finite numbers are expected: GRAPH,ACOUSTIC,TRANSITION_IDS"
+                f"the costs of a weight are {described(graph)} and {described(acoustic)}; expected "
+                "two finite numbers: GRAPH,ACOUSTIC,TRANSITION_IDS"
             )
         return 0.0 - costs[0], 0.0 - costs[1], detail
 
@@ -193,15 +195,16 @@ class _Reader:
             word = self._table.words.get(label)
             if word is None:
                 raise self._error(
-                    "the label of an arc is not a number of the symbol table; give the words.txt "
-                    "that the lattice was made with"
+                    "the label of an arc is not in the symbol table; give the words.txt that the "
+                    "lattice was made with"
                 )
             return word
         if whole(label) is not None:
             if label == "0":
                 return ""
             raise ConfigError(
-                f"{self._draft.path}, line {self._line}: labels are numbers; give their words.txt"
+                f"{self._draft.path}, line {self._line}: labels are numbers, not words; give the "
+                "words.txt for them"
             )
         return label
 
@@ -241,6 +244,6 @@ def _label(label: str, table: SymbolTable | None, name: str) -> str:
     number = table.numbers.get(label) if label else "0"
     if number is None:
         raise ConfigError(
-            f"words.txt lacks a word of utterance {name!r}; give the one it was made with"
+            f"words.txt lacks a word of utterance {name!r}; give the file it was made with"
         )
     return number

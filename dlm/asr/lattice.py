@@ -1,9 +1,9 @@
-"""A word lattice: what a decoder still held likely, as a graph whose paths are sentences.
+"""A word lattice: a graph whose paths are the sentences that a decoder found likely.
 
     lattice = read_slf("a.slf")
     lattice.oracle(["the", "man"]).errors      # word errors of the path nearest to a reference
 
-Readers make lattices with `LatticeDraft`, which checks them and brings them into one form.
+Readers build lattices with `LatticeDraft`, which checks and normalises them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from dlm.errors import LatticeError
 
-MAX_SCORE = 1e30  # of an arc; a sum of such has no infinity in it
-# Labels that are not words: what stands for nothing, and the marks of a sentence and of silence.
+MAX_SCORE = 1e30  # of an arc, so that sums stay finite
+# Labels that are not words: epsilons, sentence marks and silences.
 NON_WORDS = frozenset(
     {"", "<eps>", "<s>", "</s>", "<sil>", "!NULL", "!SENT_START", "!SENT_END", "!SIL"}
 )
@@ -28,7 +28,7 @@ NON_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """How the scores of a path add up, in natural logarithms.
+    """How the scores of a path are combined, in natural logarithms.
 
     total = acoustic * (acoustic scores) + lm * (language model scores) + word_penalty * (words)
     """
@@ -42,7 +42,7 @@ class Scales:
 class OraclePath:
     """The path of a lattice that is nearest to a reference.
 
-    errors  substitutions, insertions and deletions between the two; the fewest of any path
+    errors  its substitutions, insertions and deletions; no path has fewer
     words   of the path
     """
 
@@ -57,15 +57,15 @@ class Lattice:
     Shapes
         sources   (A,)  int32    node that an arc leaves; ascending
         targets   (A,)  int32    node that it reaches; above its source
-        labels    A     str      what stands on the arc; "" where nothing does
-        is_word   (A,)  bool     whether the label is a word, and not a mark or silence
-        acoustic  (A,)  float64  log-likelihood of the sound, natural logarithm, not scaled
-        lm        (A,)  float64  the same of the language model; all zero where it is not known
-        times     (N,)  float64  seconds from the start of the utterance; nan where not known
-        details   A     str      what else the file says of an arc, kept for writing; mostly ""
+        labels    A     str      label of the arc; "" for none
+        is_word   (A,)  bool     whether the label is a word, not a mark or silence
+        acoustic  (A,)  float64  acoustic log-likelihood, natural logarithm, not scaled
+        lm        (A,)  float64  language-model log-probability; all zero if not known
+        times     (N,)  float64  seconds from the start of the utterance; nan if not known
+        details   A     str      other fields of the arc in the file, kept for writing; mostly ""
     Guarantees
         nodes are in topological order; node 0 begins every path, the last one ends it, and every
-        node lies on a path. No arc into the last node carries a word: such arcs are the ends of
+        node is on a path. No arc into the last node has a word: these arcs are the ends of
         sentences, and a rescored lattice has log P(</s>) in their `lm`.
     """
 
@@ -82,12 +82,12 @@ class Lattice:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.times)
 
     @property
     def arcs(self) -> int:
-        """How many arcs there are."""
+        """Number of arcs."""
         return len(self.sources)
 
     @property
@@ -97,7 +97,7 @@ class Lattice:
 
     @property
     def duration_s(self) -> float:
-        """Seconds to the last node whose time is known; 0 where none is."""
+        """Seconds to the last node with a known time; 0 if there is none."""
         return float(np.nanmax(self.times)) if not np.isnan(self.times).all() else 0.0
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Lattice:
 
     @cached_property
     def _into(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Arcs by the node that they reach, and where those of each node begin."""
+        """Arcs sorted by the node that they reach, and where each node's arcs begin."""
         order = np.argsort(self.targets, kind="stable")
         return order, np.searchsorted(self.targets[order], np.arange(self.nodes + 1))
 
@@ -118,13 +118,13 @@ class Lattice:
         """What each arc adds to the score of a path, shape (A,).
 
         Args
-            scales  the lattice's own where not given
+            scales  the lattice's own by default
         """
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
     def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each node the best score of a path from it to the end, shape (N,).
+        """For each node the best score of a path from it to the end, shape (N,).
 
         Shapes  arc_scores  (A,)  what each arc adds
         """
@@ -137,32 +137,32 @@ class Lattice:
         return best
 
     def oracle(self, reference: Sequence[str]) -> OraclePath:
-        """The path with the fewest word errors against `reference`, and how many these are.
+        """The path with the fewest word errors against `reference`, and their number.
 
         Cost  O(arcs * words of the reference) time, O(nodes * words of the reference) memory
         """
         if isinstance(reference, (str, bytes)):
-            raise TypeError("a reference is a sequence of words, not one string; split it")
+            raise TypeError("the reference is a string; expected a sequence of words, so split it")
         count = len(reference)
         place = np.arange(count + 1, dtype=np.int32)
         distance = np.zeros((self.nodes, count + 1), np.int32)
-        distance[0] = place  # all of the reference so far is deleted
+        distance[0] = place  # the whole reference so far is deleted
         order, begin = self._into
         wrong = self._wrong(reference)
         for node in range(1, self.nodes):
             arcs = order[begin[node] : begin[node + 1]]
             before = distance[self.sources[arcs]]
             words = self.is_word[arcs]
-            # Without a word nothing changes; a word is inserted, or stands for one of the reference
+            # An arc without a word changes nothing; a word is an insertion, match or substitution
             reached = before + words[:, None]
             instead = before[words, :-1] + wrong[arcs[words]]
             reached[words, 1:] = np.minimum(reached[words, 1:], instead)
             row = reached.min(axis=0)
-            distance[node] = np.minimum.accumulate(row - place) + place  # words left out
+            distance[node] = np.minimum.accumulate(row - place) + place  # deletions
         return OraclePath(int(distance[-1, -1]), self._nearest(distance, wrong))
 
     def _wrong(self, reference: Sequence[str]) -> NDArray[np.int32]:
-        """(A, words of the reference): 0 where the label is that word, else 1."""
+        """(A, words of the reference): 0 if the label is that word, else 1."""
         number = {word: i for i, word in enumerate(dict.fromkeys(reference))}
         labels = np.array([number.get(label, -1) for label in self.labels], np.int64)
         wanted = np.array([number[word] for word in reference], np.int64)
@@ -170,7 +170,7 @@ class Lattice:
         return wrong
 
     def _nearest(self, distance: NDArray[np.int32], wrong: NDArray[np.int32]) -> tuple[str, ...]:
-        """The words of a path with the distance of the end, found backwards."""
+        """The words of a path with the distance of the end node, traced backwards."""
         order, begin = self._into
         node, at = self.end, distance.shape[1] - 1
         words: list[str] = []
@@ -187,13 +187,13 @@ class Lattice:
                 node = source
                 break
             else:
-                at -= 1  # a word of the reference that no path has here
+                at -= 1  # a deleted word of the reference
         return tuple(reversed(words))
 
 
 @dataclass
 class LatticeDraft:
-    """A lattice as a file has it, arc by arc; `finish` checks it.
+    """A lattice being read from a file, arc by arc; `finish` checks it.
 
     Args
         id         of the utterance
@@ -209,11 +209,11 @@ class LatticeDraft:
     _times: dict[int, float] = field(default_factory=dict)
 
     def error(self, message: str, line: int | None = None) -> LatticeError:
-        """What is wrong, with the file, the line and the utterance."""
+        """The error, with the file, the line and the utterance."""
         return LatticeError(f"{message} (utterance {self.id!r})", path=self.path, line=line)
 
     def time(self, node: int, time_s: float) -> None:
-        """Says when a node is, in seconds."""
+        """Sets the time of a node, in seconds."""
         self._times[node] = time_s
 
     def arc(
@@ -227,19 +227,19 @@ class LatticeDraft:
         detail: str = "",
         line: int | None = None,
     ) -> None:
-        """Adds an arc; nodes are numbers of the file's own.
+        """Adds an arc; nodes have the file's numbers.
 
         Raises  LatticeError  a score is not a finite number, or the arc ends where it begins
         """
-        if not (abs(acoustic) < MAX_SCORE and abs(lm) < MAX_SCORE):  # nor nan
+        if not (abs(acoustic) < MAX_SCORE and abs(lm) < MAX_SCORE):  # also catches nan
             raise self.error(
-                f"the scores of an arc are {acoustic:g} and {lm:g}; finite logarithms are "
-                "expected. Leave impossible arcs out",
+                f"the scores of an arc are {acoustic:g} and {lm:g}; expected finite logarithms. "
+                "Remove impossible arcs",
                 line,
             )
         if source == target:
             raise self.error(
-                f"an arc leads from node {source} to itself; a lattice has no cycle", line
+                f"an arc leads from node {source} to itself; a lattice must not have cycles", line
             )
         self._arcs.append((source, target, label, acoustic, lm, detail))
         self._lines.append(line or 0)
@@ -247,10 +247,10 @@ class LatticeDraft:
     def finish(
         self, start: int | None = None, end: int | None = None, scales: Scales | None = None
     ) -> Lattice:
-        """The lattice, without nodes that are on no path.
+        """The lattice, without nodes that are not on a path.
 
         Args
-            start, end  nodes; not given, the one that no arc reaches, and the one that none leaves
+            start, end  nodes; default: the only one that no arc reaches, and that no arc leaves
         Raises
             LatticeError  there are no arcs, a cycle, no single start or end, or no path
         """
@@ -267,7 +267,7 @@ class LatticeDraft:
         arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
         times = [self._times.get(node, math.nan) for node in kept]
         if any(arc[1] == end and arc[2] not in self.non_words for arc in arcs):
-            # The last words lead to a node before the end, so that the end can be scored.
+            # The last words lead to a node before the end, so the end can be scored.
             last = max(order) + 1
             arcs.append((end, last, "", 0.0, 0.0, ""))
             kept.append(last)
@@ -298,8 +298,8 @@ class LatticeDraft:
             ends = some - others if given is None else {given}
             if len(ends) != 1:
                 raise self.error(
-                    f"the lattice has {len(ends)} nodes that could be the {name}; expected one, or "
-                    f"a line that names it ({name}=NODE)"
+                    f"{len(ends)} nodes of the lattice could be its {name}; expected one, or a "
+                    f"line that names it ({name}=NODE)"
                 )
             (node,) = ends
             if node not in some:
@@ -331,15 +331,15 @@ class LatticeDraft:
                 if arc[0] not in done and arc[1] not in done
             )
             raise self.error(
-                f"the arc from node {source} to node {target} is on a cycle, or behind one; a "
-                "lattice has none",
+                f"the arc from node {source} to node {target} is on a cycle or after one; a "
+                "lattice must not have cycles",
                 line or None,
             )
         return order
 
 
 def _linked(first: int, order: list[int], pairs: list[tuple[int, int]]) -> set[int]:
-    """The nodes that a node leads to, itself among them, where pairs lead along `order`."""
+    """The nodes reachable from `first`, including itself; pairs lead along `order`."""
     out: dict[int, list[int]] = {}
     for node, other in pairs:
         out.setdefault(node, []).append(other)

@@ -1,4 +1,4 @@
-"""Files of lattices and n-best lists: which format they have, what is in them, where results go."""
+"""Files of lattices and n-best lists: detects their format, reads them and writes results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LatticeFiles:
     """Files of one format.
 
     format     SLF, KALDI or NBEST
-    table      of Kaldi's lattices, if their labels are numbers
-    non_words  labels that are not words, beside the usual ones
+    table      for Kaldi lattices whose labels are numbers
+    non_words  labels that are not words, besides the usual ones
     """
 
     paths: Sequence[Path]
@@ -46,16 +46,16 @@ class LatticeFiles:
         table: SymbolTable | None = None,
         non_words: Collection[str] = (),
     ) -> LatticeFiles:
-        """The file at `path`, or all of a folder, in the order of their names.
+        """The file at `path`, or all files of a folder, sorted by name.
 
         Args
-            format_  not given, what the first file looks like
+            format_  detected from the first file by default
         Raises
-            ConfigError   nothing is there, or an unknown format
-            LatticeError  the first file looks like none
+            ConfigError   no file, or an unknown format
+            LatticeError  the first file has no known format
         """
         if format_ not in (None, *FORMATS):
-            raise ConfigError(f"format {format_!r}; {', '.join(FORMATS)} are known")
+            raise ConfigError(f"unknown format {format_!r}; expected one of {', '.join(FORMATS)}")
         if path.is_dir():
             paths = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
             if not paths:
@@ -66,7 +66,7 @@ class LatticeFiles:
                 raise ConfigError(f"no such file or folder: {path}; expected lattices")
         if format_ is None:
             if str(path) == "-":
-                raise ConfigError("give --format: what comes from standard input is read once")
+                raise ConfigError("standard input can only be read once; give --format")
             format_ = _format_of(paths[0])
         return cls(paths, format_, table, non_words)
 
@@ -74,7 +74,7 @@ class LatticeFiles:
         """Every utterance, in the order of the files.
 
         Args
-            skip  takes the error of a malformed utterance, which is left out then
+            skip  called with the error of each malformed utterance, which is then left out
         Raises
             LatticeError, OSError, ConfigError, see the readers
         """
@@ -89,16 +89,14 @@ class LatticeFiles:
 
 
 def _format_of(path: Path) -> str:
-    """What a file looks like."""
+    """Detects a file's format."""
     lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip()]
     if lines and lines[0].lstrip()[0] == "{":
         return NBEST
     if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
         return SLF
     if not lines:
-        raise LatticeError(
-            "this holds nothing; lattices or n-best lists are expected", path=str(path)
-        )
+        raise LatticeError("the file is empty; expected lattices or n-best lists", path=str(path))
     fields = [line.split() for line in lines[:2]]
     if (
         len(fields) == 2
@@ -109,18 +107,18 @@ def _format_of(path: Path) -> str:
     if fields and len(fields[0]) > 2 and None not in map(finite, fields[0][1:3]):
         return NBEST
     raise LatticeError(
-        "this is neither an SLF lattice, nor Kaldi's in text, nor an n-best list (JSON lines, or "
-        "ID ACOUSTIC LM WORDS...). `lattice-copy ark:F ark,t:F` makes text of Kaldi's binary ones",
+        "the file is not an SLF lattice, a Kaldi text lattice or an n-best list (JSON lines, or "
+        "ID ACOUSTIC LM WORDS...). Convert binary Kaldi lattices with `lattice-copy ark:F ark,t:F`",
         path=str(path),
     )
 
 
 class FileWriter:
-    """All results in one file, which appears when all are there, or not at all.
+    """Writes all results to one file, which appears when it is complete, or not at all.
 
     Args
-        path   n-best lists are JSON lines where it ends in .jsonl or .json, else text
-        table  of Kaldi's lattices, if their labels are numbers
+        path   n-best lists are written as JSON lines if it ends in .jsonl or .json, else as text
+        table  for Kaldi lattices whose labels are numbers
     """
 
     def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
@@ -144,7 +142,7 @@ class FileWriter:
             self._replacement.discard()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Adds an utterance; `remark` where the format has comments."""
+        """Adds an utterance; `remark` is used if the format has comments."""
         if isinstance(found, NbestList):
             text = nbest_json(found) if self._json else nbest_text(found)
         elif self._format == KALDI:
@@ -156,21 +154,20 @@ class FileWriter:
 
 
 class FolderWriter:
-    """A file for each lattice, in SLF; each appears whole, when it is done.
+    """Writes one SLF file per lattice; each appears when it is complete.
 
     Args
-        resume  leave out what is there; without it the folder must be new or empty
+        resume  skip utterances that already have a file; otherwise the folder must be new or empty
     Raises
-        ConfigError  there are files in it already
+        ConfigError  it already has files
     """
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"{folder} is a file; expected a folder, a file for each lattice")
+            raise ConfigError(f"{folder} is a file; expected a folder for one file per lattice")
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} has files already; give another folder, or --resume to leave out what "
-                "is done"
+                f"{folder} already has files; give another folder, or --resume to skip what is done"
             )
         self._folder = folder
         self._written: set[str] = set()
@@ -188,18 +185,18 @@ class FolderWriter:
         pass
 
     def has(self, name: str) -> bool:
-        """Whether the lattice of this utterance is there from an earlier run."""
+        """Whether an earlier run wrote this utterance's lattice."""
         return name not in self._written and self._path(name).exists()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Adds a file of an utterance; `remark` is its comment.
+        """Writes an utterance's file, with `remark` as a comment.
 
         Raises  ConfigError  a second lattice of the same utterance
         """
         assert isinstance(found, Lattice)
         if found.id in self._written:
             raise ConfigError(
-                f"utterance {found.id!r} comes twice; each needs a file of its own. Rename one"
+                f"utterance {found.id!r} appears twice, but each needs its own file; rename one"
             )
         self._written.add(found.id)
         write_whole(self._path(found.id), as_bytes(slf_text(found, remark)))

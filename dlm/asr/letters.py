@@ -1,7 +1,7 @@
-"""Letters to sounds: how words that no dictionary has are pronounced, as the acoustic model learnt.
+"""Letters to sounds: pronunciations of words in no dictionary, as the acoustic model learnt them.
 
-The network is that of the package hama. A word takes some 3 ms, so that what was pronounced once is
-kept in the cache folder, whole or not at all.
+The network is in the package hama. A word takes some 3 ms, so pronunciations are kept in the cache
+folder, in a file that is replaced whole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LONGEST = 32  # letters; the network makes 32 phonemes at most
 
 
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
-    """The sounds of each word, in lower case; nothing of words longer than `LONGEST`.
+    """The sounds of each word, in lower case; leaves out words longer than `LONGEST`.
 
-    Args  tell  takes lines that say how far it is, where that takes more than a few seconds
-    Guarantees  a cache folder that cannot be written costs time and nothing else
+    Args  tell  gets lines of progress if it takes more than a few seconds
+    Guarantees  a cache folder that cannot be written only costs time
     """
     path = default_cache_dir() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
@@ -44,15 +44,15 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each word and its sounds.
 
-    Some are those of another language ("radio" is "r a ð ̞ j o"). The acoustic model learnt from
-    the same network, and hears them in English, too: 0.4 points of word errors more without.
+    Some belong to another language ("radio" is "r a ð ̞ j o"). The acoustic model was trained with
+    the same network and hears them in English too: without them, word errors are 0.4 points higher.
     """
     from hama import G2PModel
     from hama.tokenizer import TextTokenizer
 
     model = G2PModel()
-    # The package makes this dictionary anew for each letter, and pads each word to 128 letters,
-    # which takes ten times as long for the same sounds.
+    # The package rebuilds this dictionary for each letter and pads each word to 128 letters, which
+    # takes ten times as long for the same sounds.
     vocabulary = SimpleNamespace(encoder_token_to_id=dict(model.vocab.encoder_token_to_id))
     for word in words:
         model.tokenizer = TextTokenizer(vocabulary, max_input_len=len(word))
@@ -61,7 +61,7 @@ def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ..
 
 
 def _read(path: Path) -> dict[str, tuple[str, ...]]:
-    """What was pronounced before; nothing of a file that is not as `_write` makes it."""
+    """Earlier pronunciations; none if the file is not in the format of `_write`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return {word: tuple(s.split()) for word, s in (line.split("\t") for line in lines)}

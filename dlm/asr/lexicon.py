@@ -1,12 +1,12 @@
-"""How the words of a model sound: the labels of the acoustic model that spell each.
+"""Pronunciations of a model's words, in labels of the acoustic model.
 
-Three sources, in this order, and a word has every pronunciation that the first two give it:
+There are three sources, in this order; a word gets every pronunciation from the first two:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
-   of the package hama pronounces them. The acoustic model learnt from that network, so this is what
-   it hears: "of" as "ɔf", "one" as it is written. 5 points of word errors fewer than with 2 alone.
+   of the package hama pronounces them. The acoustic model was trained with that network, so this is
+   what it hears: "of" as "ɔf", "one" as it is written. 5 points fewer word errors than with only 2.
 2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet in IPA.
-3. For words that both lack that network itself (`dlm.asr.letters`), once; then the cache.
+3. For words missing from both, that network itself (`dlm.asr.letters`); results are cached.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dlm.progress import Tell
 WORDS = 60_000
 HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
 TABLE = "pronunciations.tsv.zst"
-_ALL_S = 120.0  # for the unigrams of a model, all of them
+_ALL_S = 120.0  # timeout for all unigrams of a model
 Sounds = tuple[str, ...]  # IPA phonemes of a word
 
-# ARPAbet, as CMU's dictionary is written, and the labels of the acoustic model.
+# ARPAbet, used by CMU's dictionary, to labels of the acoustic model.
 _PAIRS = (
     "AA:ɑ AE:æ AH:ə AO:ɔ AW:aʊ AY:aɪ B:b CH:t͡ʃ D:d DH:ð EH:ɛ ER:ɝ EY:eɪ F:f G:g HH:h IH:ɪ "
     "IY:i JH:d͡ʒ K:k L:l M:m N:n NG:ŋ OW:oʊ OY:ɔɪ P:p R:ɹ S:s SH:ʃ T:t TH:θ UH:ʊ UW:u V:v "
@@ -45,13 +45,13 @@ _IPA = dict(pair.split(":") for pair in _PAIRS.split())
 
 @dataclass(frozen=True, eq=False)
 class PhonemeLexicon:
-    """Words that can be recognised, the likeliest first.
+    """Words that can be recognised, likeliest first.
 
     words          as the model spells them
-    ids            (W,) uint32   theirs in the model
+    ids            (W,) uint32   their ids in the model
     log10_unigram  (W,) float32  their probability without context
-    spellings      (place in `words`, labels of the acoustic model without a word boundary); the
-                   likeliest `HOMOPHONES` of the words that sound the same
+    spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
+                   the same, the likeliest `HOMOPHONES`
     """
 
     words: tuple[str, ...]
@@ -70,15 +70,15 @@ def model_lexicon(
     """The likeliest words of a model that can be pronounced.
 
     Args
-        utterance  on the model; its unigrams are asked, which need no server
+        utterance  of the model; only its unigrams are used, which need no server
         labels     of the acoustic model
-        limit      words at most, by unigram probability
-        tell       takes a line where words have to be pronounced first
+        limit      most words, by unigram probability
+        tell       gets a line if words must be pronounced first
     Raises
         ConfigError  the model has no word with a pronunciation; or `limit` is below 1
     """
     if limit < 1:
-        raise ConfigError(f"a lexicon of {limit} words was asked for; give 1 or more")
+        raise ConfigError(f"a lexicon of {limit} words was requested; expected 1 or more")
     unigrams = list(_unigrams(utterance))
     pronunciations = _pronunciations([word for _, word, _ in unigrams], limit, tell)
     ids: list[int] = []
@@ -107,8 +107,8 @@ def model_lexicon(
     if not words:
         shown = ", ".join(repr(word) for _, word, _ in unigrams[:3])
         raise ConfigError(
-            f"none of the {len(unigrams):,} words of the model ({shown}, ...) has a pronunciation; "
-            "a model of English words, one token per word, is expected"
+            f"none of the model's {len(unigrams):,} words ({shown}, ...) has a pronunciation; "
+            "expected a model of English words, with one token per word"
         )
     return PhonemeLexicon(
         tuple(words),
@@ -119,7 +119,7 @@ def model_lexicon(
 
 
 def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
-    """Id, word and log10 P of the model's words, the likeliest first; of UTF-8 ones."""
+    """Id, word and log10 P of the model's UTF-8 words, likeliest first."""
     vocabulary = utterance.vocabulary
     every = utterance.next_words(utterance.null(), utterance.vocabulary_size, deadline_s=_ALL_S)
     for word_id, log10_prob in every:
@@ -132,7 +132,7 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
 
 
 def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict[str, list[Sounds]]:
-    """Of the first `limit` words that have any."""
+    """Pronunciations of the first `limit` words that have any."""
     table, dictionary = read_table(), read_dictionary()
     found: dict[str, list[Sounds]] = {}
     missing = []
@@ -150,13 +150,13 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
 
 
 def is_spelled(word: str) -> bool:
-    """Whether letters say how the word sounds: English ones, an apostrophe between or around."""
+    """Whether the word has only English letters, possibly with apostrophes."""
     return word.isascii() and word.replace("'", "").isalpha()
 
 
 @cache
 def read_table() -> Mapping[str, Sounds]:
-    """The frequent words and their sounds, of dlm's data."""
+    """The frequent words and their sounds, from dlm's data."""
     import pyarrow as pa
 
     packed = files("dlm").joinpath("data", TABLE).read_bytes()

@@ -1,4 +1,4 @@
-"""Numbered lines of a file of text, plain or compressed; and what is wrong with one."""
+"""Numbered lines of a text file, plain or compressed, and helpers for errors in them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STEP_BYTES = 1 << 20
 
 
 def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    """Each line of a file with its number, from 1; without its end.
+    """Each line of a file with its number, from 1, without its line end.
 
-    Bytes that are not UTF-8 become surrogate escapes, as in words everywhere.
+    Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
     Args
         path  a file: plain, gzip, zstd, xz or bzip2; or `-`, standard input
@@ -54,7 +54,7 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
 
 
 def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None) -> Iterator[T]:
-    """What `read` returns; nothing where it is malformed and `skip` takes the error."""
+    """What `read` returns; nothing if it is malformed and `skip` takes the error."""
     try:
         yield read()
     except LatticeError as error:
@@ -64,12 +64,12 @@ def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None
 
 
 def whole(text: str) -> int | None:
-    """The number from 0 that `text` is; None where it is none that counts anything."""
+    """`text` as a whole number from 0, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def finite(text: str) -> float | None:
-    """The finite number that `text` is; None where it is none."""
+    """`text` as a finite number, or None."""
     try:
         value = float(text)
     except ValueError:
@@ -78,8 +78,8 @@ def finite(text: str) -> float | None:
 
 
 def described(text: str) -> str:
-    """A field that should be a number, for a message: the number that it is, or that it is none.
-    Anything else could be a word, and what was said has no place in messages."""
+    """Describes a field that should be a number: the number, or "not a number".
+    Other text is not shown: it could be a word, and messages must not reveal what was said."""
     if not text:
         return "empty"
     try:

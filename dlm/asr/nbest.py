@@ -1,10 +1,10 @@
-"""N-best lists: the likeliest sentences of an utterance, with their scores; JSON lines or text.
+"""N-best lists: the likeliest sentences of an utterance, with scores; JSON lines or text.
 
-JSON, an utterance per line; a score that is missing is 0:
+JSON has one utterance per line; a missing score is 0:
 
     {"id": "a1", "hyps": [{"words": "the man", "acoustic": -12.5, "lm": -7.25}]}
 
-Text, a hypothesis per line; those of an utterance follow one another:
+Text has one hypothesis per line, with those of an utterance together:
 
     a1 -12.5 -7.25 the man
 
@@ -28,11 +28,11 @@ from dlm.errors import ConfigError, LatticeError
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A sentence that an utterance may be.
+    """A hypothesis for an utterance.
 
     words     of the sentence
-    acoustic  log-likelihood of the sound, natural logarithm, not scaled
-    lm        the same of the language model
+    acoustic  acoustic log-likelihood, natural logarithm, not scaled
+    lm        language-model log-probability, likewise
     """
 
     words: tuple[str, ...] = field(repr=False)  # what was said is not for logs
@@ -52,9 +52,9 @@ class Hypothesis:
 class NbestList:
     """The hypotheses of an utterance, best first.
 
-    partial  scores that no shard answered in time: they come from shorter n-grams
-    small    scores of the small model, since the servers failed
-    scales   how scores add up
+    partial  scores from shorter n-grams, since no shard answered in time
+    small    scores from the small model, since servers failed
+    scales   how scores are combined
     """
 
     id: str
@@ -64,7 +64,7 @@ class NbestList:
     scales: Scales = field(default_factory=Scales)
 
     def lattice(self) -> Lattice:
-        """The same as a lattice: a path for each hypothesis."""
+        """The list as a lattice with one path per hypothesis."""
         draft, node = LatticeDraft(self.id, non_words=("",)), 1
         for one in self.hypotheses:
             at = 0
@@ -80,18 +80,18 @@ class NbestList:
         return self.lattice().oracle(reference)
 
 
-# What an utterance may be, in one form or the other.
+# The hypotheses for an utterance, in either form.
 Hypotheses: TypeAlias = Lattice | NbestList
 
 
 def read_nbest(
     path: Path | str, *, skip: Callable[[LatticeError], None] | None = None
 ) -> Iterator[NbestList]:
-    """The lists in a file: JSON lines where its first line begins with `{`, else text.
+    """The lists in a file: JSON lines if its first line begins with `{`, else text.
 
     Args
         path  plain or compressed; `-` is standard input
-        skip  takes the error of a malformed list, which is left out then
+        skip  called with the error of each malformed list, which is then left out
     Raises
         OSError       the file cannot be read
         LatticeError  it is malformed: which line, and why
@@ -152,7 +152,7 @@ def _hypothesis(found: Any, where: str) -> Hypothesis:
 def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]) -> NbestList:
     if name in seen:
         raise LatticeError(
-            f"utterance {name!r} comes again; expected all of its lines together",
+            f"utterance {name!r} appears again; expected all of its lines together",
             path=path,
             line=rows[0][0],
         )
@@ -172,7 +172,7 @@ def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]
 
 
 def nbest_json(found: NbestList) -> str:
-    """The list as a line of JSON."""
+    """The list as one line of JSON."""
     facts: dict[str, Any] = {"id": found.id}
     facts |= {name: n for name, n in (("partial", found.partial), ("small", found.small)) if n}
     facts["hyps"] = [
@@ -185,10 +185,10 @@ def nbest_json(found: NbestList) -> str:
 def nbest_text(found: NbestList) -> str:
     """The list as lines of text.
 
-    Raises  ConfigError  the id has a space in it, which text cannot hold
+    Raises  ConfigError  the id has a space, which the text format does not allow
     """
     if found.id.split() != [found.id]:
-        raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a file ....jsonl")
+        raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a .jsonl file")
     return "".join(
         " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"
         for one in found.hypotheses

@@ -1,14 +1,14 @@
-"""What a user names becomes a client: servers, a shard set on disk, or an ARPA file.
+"""Opens a model by name: servers, a shard set on disk, or an ARPA file.
 
     client = open_model("cluster.toml")
     client = open_model("shards/model")     # a shard set, in this process
     client = open_model("model.arpa.zst")   # sharded once, into the cache; then as above
     client = open_model("remote.bin")       # a pointer file
 
-A pointer file holds one line, `dlm://PLACE`, for programs that take a model only as a file. PLACE
+A pointer file has one line, `dlm://PLACE`, for programs that accept a model only as a file. PLACE
 is `HOST:PORT[,HOST:PORT...]`, or a path of any of the above that begins with `/`, `./`, `../` or
-`~/`; `?model=e346a2` after it chooses among the models that the servers hold. Paths are relative to
-the folder of the pointer file.
+`~/`. Append `?model=e346a2` to choose among the servers' models. Paths are relative to the folder
+of the pointer file.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class ModelSource:
     """Where a model comes from.
 
     kind       SERVERS, CLUSTER, SHARD_SET or ARPA
-    path       of the file or folder; of SERVERS none
-    addresses  of SERVERS, "host:port" each
-    model      of the models that servers hold, the one whose id begins so; None: their default
+    path       of the file or folder; none for SERVERS
+    addresses  for SERVERS, each "host:port"
+    model      beginning of the id of one of the servers' models; None: their default
     """
 
     kind: str
@@ -78,24 +78,24 @@ def open_model(
     model: str | None = None,
     tell: Tell | None = None,
 ) -> Client:
-    """A client of the model that `named` leads to.
+    """Opens a client of the model that `named` refers to.
 
     Args
         named   path of a cluster.toml, of a shard set's folder, of an ARPA file (plain, gzip, zstd,
                 xz, or a folder of parts) or of a pointer file; or "dlm://..." itself
-        config  of a client of servers; a shard set in this process needs none
-        model   which of the servers' models, see `Client.connect`; stands before the pointer's
-        tell    takes lines that say how far sharding is; None: nothing is said
+        config  for a client of servers; ignored for a shard set in this process
+        model   which of the servers' models, see `Client.connect`; overrides the pointer's
+        tell    gets lines about the progress of sharding; None: silent
     Raises
-        ConfigError        nothing is there, it is empty or of another kind, or the cache cannot be
+        ConfigError        it does not exist, is empty or of another kind, or the cache cannot be
                            written
-        ArpaError          a file that is not an ARPA file, or a damaged one
+        ArpaError          not an ARPA file, or a damaged one
         ShardFormatError   the shard set is damaged
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
-        An ARPA file is sharded once. The shard set is kept in the cache folder ($DLM_CACHE_DIR, or
-        dlm below the user's), one for each path, until the file changes. Processes that open the
-        same file at the same time wait for one of them.
+        An ARPA file is sharded once. The shard set stays in the cache folder ($DLM_CACHE_DIR, or
+        dlm in the user's), one for each path, until the file changes. If several processes open the
+        same file at the same time, one shards it and the others wait.
     """
     source = find_source(named)
     if source.kind == SERVERS:
@@ -105,26 +105,26 @@ def open_model(
         return Client.connect(source.path, config, model=model or source.model)
     if model or source.model:
         raise ConfigError(
-            f"model {model or source.model!r} was chosen, but {source.path} holds one model; "
-            "choose among models of servers alone"
+            f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
+            "give no model, unless you name servers"
         )
     if source.kind == SHARD_SET:
         return Client.local(source.path)
-    return Client.local(sharded(source.path, tell=tell), verify=False)  # built here, and whole
+    return Client.local(sharded(source.path, tell=tell), verify=False)  # just built here
 
 
 def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
-    """What `named` leads to; reads no more than the beginning of a file.
+    """What `named` refers to; reads only the beginning of a file.
 
     Raises  ConfigError  see `open_model`
     """
     if not isinstance(named, (str, bytes, os.PathLike)):
-        raise ConfigError(f"a model is named by {named!r}; expected a path of {FORMS}")
+        raise ConfigError(f"the model name is {named!r}; expected a path of {FORMS}")
     text = os.fsdecode(named)
     if text.startswith(SCHEME):
         return _pointed(text, Path(), "the name")
     if not text:
-        raise ConfigError(f"a model is named by an empty string; expected {FORMS}")
+        raise ConfigError(f"the model name is an empty string; expected {FORMS}")
     path = Path(text)
     if _is_pointer(path):
         return _pointed(_read_pointer(path), path.parent, str(path))
@@ -132,7 +132,7 @@ def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
 
 
 def _of_path(path: Path) -> ModelSource:
-    """Of what is not a pointer."""
+    """The source at a path that is not a pointer file."""
     if path.is_dir():
         if (path / MANIFEST).is_file():
             return ModelSource(SHARD_SET, path)
@@ -145,7 +145,7 @@ def _of_path(path: Path) -> ModelSource:
     if not path.is_file():
         raise ConfigError(f"{path} is not a regular file; expected {FORMS}")
     if not os.access(path, os.R_OK):
-        raise ConfigError(f"{path} may not be read by this user")
+        raise ConfigError(f"{path} cannot be read: permission denied for this user")
     if path.stat().st_size == 0:
         raise ConfigError(f"{path} is empty; expected {FORMS}")
     return ModelSource(CLUSTER if path.suffix == ".toml" else ARPA, path)
@@ -165,18 +165,18 @@ def _read_pointer(path: Path) -> str:
     lines = content.decode("utf-8", "replace").strip().splitlines()
     if len(content) > POINTER_BYTES or len(lines) != 1:
         raise ConfigError(
-            f"{path} is a pointer file of {counted(len(lines), 'line')}; expected one, dlm://..."
+            f"{path} is a pointer file with {counted(len(lines), 'line')}; expected one, dlm://..."
         )
     return lines[0]
 
 
 def _pointed(text: str, folder: Path, where: str) -> ModelSource:
-    """What a pointer leads to; another pointer is refused, so that none leads in a circle."""
+    """What a pointer refers to; rejects another pointer, so there are no cycles."""
     match = _POINTER.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{where} says {text!r}; expected dlm://HOST:PORT[,HOST:PORT...] or dlm:///PATH, and "
-            "?model= with 6 hex digits or more after it to choose a model"
+            f"{where} says {text!r}; expected dlm://HOST:PORT[,HOST:PORT...] or dlm:///PATH, "
+            "optionally followed by ?model= and at least 6 hex digits to choose a model"
         )
     place, model = match["place"], match["model"]
     if not place.startswith(_IS_PATH):
@@ -192,7 +192,7 @@ def _pointed(text: str, folder: Path, where: str) -> ModelSource:
     path = folder / Path(place).expanduser()
     if _is_pointer(path):
         raise ConfigError(
-            f"{where} leads to {path}, which is a pointer file, too; expected {FORMS}"
+            f"{where} refers to {path}, which is also a pointer file; expected {FORMS}"
         )
     try:
         found = _of_path(path)
@@ -202,10 +202,10 @@ def _pointed(text: str, folder: Path, where: str) -> ModelSource:
 
 
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
-    """The folder of the shard set of an ARPA file, in the cache; made where it is not there.
+    """The folder of an ARPA file's shard set in the cache; created if it is missing.
 
-    Those that were opened longest ago go where all take more than $DLM_CACHE_SIZE. What a process
-    has opened stays while it lives.
+    If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, but not those
+    that a running process has open.
 
     Raises  ArpaError, ConfigError
     """
@@ -217,14 +217,14 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
     if _is_there(folder) and _hold(folder):
         _trim(home, limit)
         return folder
-    # What is wrong with the file is said before anything is compiled or written.
+    # Errors in the file are reported before anything is compiled or written.
     with ArpaReader(arpa):
         pass
     progress = ProgressReporter(tell or (lambda line: None))
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / f"{key[0]}-{key[1]}.lock", progress):
-            if _is_there(folder) and _hold(folder):  # another process made it meanwhile
+            if _is_there(folder) and _hold(folder):  # another process has created it meanwhile
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)
@@ -237,18 +237,18 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
             _trim(home, limit)
     except OSError as exc:
         raise ConfigError(
-            f"the shard set of {arpa} cannot be kept in {home}: {exc}. Make room there, or name "
-            "another folder in DLM_CACHE_DIR"
+            f"cannot write the shard set of {arpa} to {home}: {exc}. Free some space there, or set "
+            "DLM_CACHE_DIR to another folder"
         ) from exc
     log.info("asr.model.sharded")
     return folder
 
 
 def _key(arpa: Path) -> tuple[str, str, str]:
-    """Names an ARPA file: its name, a hash of its path, and one of what is in it."""
+    """The cache key of an ARPA file: its name, and hashes of its path and of its content."""
     found: dict[str, Any] | None = describe_input(arpa.resolve())
     if found is None:
-        raise ArpaError("not a regular file; the shards of a pipe cannot be kept", path=str(arpa))
+        raise ArpaError("not a regular file; a pipe's shards cannot be cached", path=str(arpa))
     path = found.pop("path")
     content = json.dumps([found, FORMAT_VERSION], sort_keys=True)
     name = re.sub(r"[^A-Za-z0-9._]", "_", arpa.name)[:60]
@@ -262,8 +262,8 @@ def _is_there(folder: Path) -> bool:
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
-    """Removes the shard sets of the same path as it was before. Who uses one keeps it: mapped files
-    stay until they are unmapped."""
+    """Removes shard sets of the path's earlier content. Processes that use one keep it: mapped
+    files stay until they are unmapped."""
     for other in home.glob(f"{key[0]}-{key[1]}-*"):
         if (
             other.is_dir()
@@ -273,16 +273,16 @@ def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-# The locks of the shard sets that this process has opened; a child of fork has them, too.
+# The locks of the shard sets that this process has open; forked children have them too.
 _held: dict[Path, int] = {}
 IN_USE = ".in-use"
 _SET = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
 
 
 def _hold(folder: Path) -> bool:
-    """Marks a shard set as in use by this process, until that ends; False where it went."""
+    """Marks a shard set as in use until this process ends; False if it was removed."""
     if folder not in _held:
-        with contextlib.suppress(OSError):  # a cache that can only be read, or without locks
+        with contextlib.suppress(OSError):  # a read-only cache, or one without locks
             lock = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             fcntl.flock(lock, fcntl.LOCK_SH)
             _held[folder] = lock
@@ -292,13 +292,13 @@ def _hold(folder: Path) -> bool:
 
 
 def _trim(home: Path, limit_bytes: int | None) -> None:
-    """Removes what was opened longest ago and is not in use, until all take less."""
+    """Removes unused shard sets, least recently opened first, until the rest fit."""
     if limit_bytes is None:
         return
     found = []
     for folder in home.iterdir():
         if _SET.fullmatch(folder.name):
-            with contextlib.suppress(OSError):  # another process removes it
+            with contextlib.suppress(OSError):  # another process is removing it
                 size = sum(file.stat().st_size for file in folder.iterdir())
                 found.append((folder.stat().st_mtime_ns, size, folder))
     total = sum(size for _, size, _ in found)
@@ -316,7 +316,7 @@ def _locked(path: Path, progress: ProgressReporter) -> Iterator[None]:
     """Waits until no other process has the lock."""
     handle = lock_file(path)
     if handle is None:
-        progress.stage("another process shards this file; waiting for it")
+        progress.stage("another process is sharding this file; waiting for it")
     while handle is None:
         time.sleep(_POLL_S)
         handle = lock_file(path)

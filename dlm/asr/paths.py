@@ -8,23 +8,23 @@ from itertools import count
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypothesis, NbestList
 
-# Of the best way to a node: its score, and the acoustic and language-model scores that it sums.
+# The best way to a node: its score, and its summed acoustic and language-model scores.
 _Way = tuple[float, float, float]
 
 
 def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -> NbestList:
-    """The `limit` likeliest sentences, best first; fewer where there are fewer.
+    """The `limit` likeliest sentences, best first; fewer if the lattice has fewer.
 
-    Paths that differ in times or silences alone are one sentence: the best of them.
+    Paths that differ only in times or silences count as one sentence: the best of them.
 
     Args
-        scales  the lattice's own where not given
+        scales  the lattice's own by default
     Cost
         time and memory grow with the words of the sentences found times the paths between them
     Paper
-        A* over prefixes of sentences, whose best end is known (`Lattice.best_to_end`); the nodes
-        that a prefix leads to are held together, as in Mohri and Riley, An Efficient Algorithm for
-        the n-Best-Strings Problem, 2002.
+        A* over prefixes of sentences, with the exact best completion (`Lattice.best_to_end`). The
+        nodes that a prefix leads to are searched together, as in Mohri and Riley, An Efficient
+        Algorithm for the n-Best-Strings Problem, 2002.
     """
     scales = lattice.scales if scales is None else scales
     each = lattice.totals(scales)
@@ -32,12 +32,12 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
     found: list[tuple[float, Hypothesis]] = []
     while len(found) < limit and (one := search.next()) is not None:
         found.append(one)
-    found.sort(key=lambda one: -one[0])  # the last bits of what was expected may differ
+    found.sort(key=lambda one: -one[0])  # estimates may differ in the last bits
     return NbestList(lattice.id, tuple(one for _, one in found), scales=scales)
 
 
 class _Search:
-    """Prefixes of sentences by the best that they can become."""
+    """Prefixes of sentences, ordered by the score of their best completion."""
 
     def __init__(self, lattice: Lattice, each: list[float], to_end: list[float]) -> None:
         self._each, self._to_end = each, to_end
@@ -46,7 +46,7 @@ class _Search:
         self._labels, self._is_word = lattice.labels, lattice.is_word.tolist()
         self._acoustic, self._lm = lattice.acoustic.tolist(), lattice.lm.tolist()
         self._end = lattice.end
-        self._number = count()  # among equals the first
+        self._number = count()  # the first among equals
         self._heap: list[tuple[float, int, tuple[str, ...], dict[int, _Way]]] = []
         self._push((), {0: (0.0, 0.0, 0.0)})
 
@@ -65,7 +65,7 @@ class _Search:
         return None
 
     def _extend(self, words: tuple[str, ...], ways: dict[int, _Way]) -> None:
-        """The prefix, one word longer; or as the sentence that it is."""
+        """Pushes the prefix extended by each next word, and as a finished sentence."""
         after: dict[str, dict[int, _Way]] = {}
         waiting = list(ways)
         heapq.heapify(waiting)

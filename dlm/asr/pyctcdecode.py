@@ -1,9 +1,9 @@
-"""The language model of a pyctcdecode decoder, and the decoder that asks it once per frame.
+"""A language model for pyctcdecode, and a decoder that queries it once per frame.
 
-pyctcdecode asks a word at a time. `DlmDecoder` looks at all beams of a frame first, and fetches
-together what is stored after the contexts that are new; then every word is answered here.
+pyctcdecode asks for one word at a time. `DlmDecoder` first looks at all beams of a frame and
+fetches their new contexts together; then every word is answered locally.
 
-pyctcdecode requires numpy below 2 and dlm 2 or later, though it works with both:
+pyctcdecode declares numpy below 2 and dlm needs 2 or later, but it works with both:
 `pip install --no-deps pyctcdecode`, and `pip install pygtrie`. This works with release 0.5.0, whose
 beams are tuples, and with those whose beams are objects.
 """
@@ -39,7 +39,7 @@ __all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
 
 
 class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ignore[misc]
-    """A state of dlm as pyctcdecode holds one; it pickles."""
+    """A dlm state for pyctcdecode; it can be pickled."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -51,12 +51,12 @@ class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ign
         return hash(self.state)
 
     def get_mp_safe_state(self) -> DlmState:
-        """Itself: it may go to another process."""
+        """Itself, since it can be sent to another process."""
         return self
 
 
 class _Known:
-    """What pyctcdecode asks of a KenLM model beside scores."""
+    """What pyctcdecode needs from a KenLM model besides scores."""
 
     def __init__(self, utterance: Utterance) -> None:
         self.order = utterance.order
@@ -66,22 +66,22 @@ class _Known:
         return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID) != UNK_ID
 
     def id_of(self, word: str) -> int:
-        """The id of a word, 0 where the model lacks it."""
+        """The id of a word; 0 if the model lacks it."""
         return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID)
 
 
 class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
-    """A model behind an utterance as pyctcdecode's `LanguageModel`; all its settings work alike.
+    """A model behind an utterance as pyctcdecode's `LanguageModel`, with the same settings.
 
     Args
-        utterance  of a `Client`; also `Client.local`'s
-        unigrams   the words that may be said; all of the model where not given
+        utterance  of a `Client`, or of `Client.local`
+        unigrams   the words that may be said; default: all words of the model
         alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
-        max_words  stored words that are kept in memory, 11 bytes each
+        max_words  stored words to keep in memory, 11 bytes each
     Raises
         QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the unigrams
-        QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
-            `ClientConfig(partial=True)` none of a server
+        QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
+            `ClientConfig(partial=True)` server failures raise nothing
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         check_utterance(utterance)
         vocabulary = utterance.vocabulary
         if isinstance(unigrams, (str, bytes)):
-            raise QueryError("unigrams are a string; a collection of words is expected")
+            raise QueryError("unigrams is a string; expected a collection of words")
         check_known(unigrams or (), utterance)
         if unigrams is None:
             unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
@@ -110,7 +110,7 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
 
     @property
     def counts(self) -> Counts:
-        """What the decoder asked, and what it cost."""
+        """What the decoder asked for, and what it cost."""
         return self._contexts.counts
 
     def get_start_state(self) -> DlmState:
@@ -120,8 +120,8 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         return DlmState(begin())
 
     def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
-        """Fetches what `score` will need for these states and words, in one message per shard; in
-        two where the sentence end is to be scored after them."""
+        """Fetches what `score` will need for these states and words, in one message per shard, or
+        in two if the sentence end is scored after them."""
         pairs = [(state.state, word) for state, word in asked]
         if not pairs:
             return
@@ -134,7 +134,7 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
     def score(
         self, prev_state: DlmState, word: str, is_last_word: bool = False
     ) -> tuple[float, DlmState]:
-        """The weighted score of a word, and the state after it, the sentence end left out."""
+        """The weighted score of a word, and the state after it, not counting the sentence end."""
         self._contexts.counts.queries += 1
         context = self._contexts.get(prev_state.state)
         log10_prob, after = context.score(self._known.id_of(word))
@@ -145,15 +145,15 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         return self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta, DlmState(after)
 
     def save_to_dir(self, filepath: str) -> None:
-        """Not offered: the model is where its servers are."""
+        """Not supported: the model is on its servers."""
         _refuse_saving(filepath)
 
 
 class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
-    """pyctcdecode's decoder, which fetches for all beams of a frame together; same results."""
+    """pyctcdecode's decoder, fetching for all beams of a frame together; same results."""
 
     def save_to_dir(self, filepath: str) -> None:
-        """Not offered, and nothing is written."""
+        """Not supported; writes nothing."""
         _refuse_saving(filepath)
 
     def _get_lm_beams(
@@ -175,8 +175,8 @@ class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
 
 def _refuse_saving(folder: str) -> NoReturn:
     raise ConfigError(
-        f"{folder}: a model behind a cluster is not saved with a decoder; make the decoder with "
-        "build_decoder where it is needed"
+        f"{folder}: a decoder whose model is on servers cannot be saved; create it with "
+        "build_decoder wherever you need it"
     )
 
 
@@ -188,7 +188,7 @@ def _unscored(
     for beam in beams:
         text, word = beam[:2] if isinstance(beam, tuple) else (beam.text, beam.next_word)
         if not (word or is_eos):
-            continue  # most beams: no word has ended, and the text has its score
+            continue  # most beams: no word has ended, so the text already has its score
         merged = f"{text} {word}" if text and word else text or word
         if (merged, is_eos) not in cached:
             found.setdefault(merged, (cached[text, False][2], word))  # the first is asked
@@ -204,10 +204,10 @@ def build_decoder(
     unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
     lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
 ) -> DlmDecoder:
-    """As pyctcdecode's `build_ctcdecoder`, with an utterance in place of a model's path.
+    """Like pyctcdecode's `build_ctcdecoder`, with an utterance instead of a model's path.
 
     Args
-        labels  of the acoustic model's outputs, the blank as an empty string
+        labels  of the acoustic model's outputs, with an empty string for the blank
     """
     model = DlmLanguageModel(utterance, unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
     return DlmDecoder(Alphabet.build_alphabet(list(labels)), model)

@@ -1,17 +1,17 @@
-"""On-the-fly rescoring: a lattice or an n-best list scored anew by a model of any size.
+"""On-the-fly rescoring of a lattice or an n-best list by a model of any size.
 
     found = rescore(read_slf("a.slf"), client.utterance(), Search(Scales(lm=12.0)))
     best_paths(found.lattice).hypotheses[0]
 
-The states of the model are kept apart at each node, and paths with equal states go on as one. All
-that is asked at a position (the words that may come next, after every state that is left) goes out
-in one call, so in one message per shard. `positions` is the same without a handle of its own: it
-yields what is to be asked and takes the answers, for whoever asks otherwise, or records.
+Each node keeps distinct model states, and paths with equal states are merged. All queries at a
+position (the words that may come next, after every remaining state) go out in one call, which is
+one message per shard. `positions` does the same without asking a handle: it yields the queries and
+takes the answers, for callers that ask in another way, or record.
 
 Paper  DLM section 3.3: K hypotheses by W words at each position, batched by server. Where we
-       differ: positions are those of a lattice (words from its start), hypotheses with equal
-       states are one, and a hypothesis is judged by its best end, since those of one position are
-       not of one time.
+       differ: positions are those of a lattice (words from its start), hypotheses with equal states
+       are merged, and a hypothesis is ranked by its best completion, since hypotheses at one
+       position end at different times.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from dlm.units import LN_10
 class Search:
     """How a lattice is searched.
 
-    scales      how scores add up; None: the lattice's own
-    new_weight, old_weight  of the model's scores and of those that the lattice has: the lm score of
-                an arc becomes new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5
-                interpolate (of logarithms); -1 and 1 take a model out of Kaldi's graph scores
-    beam        > 0; hypotheses that fall so far behind the best at their position are given up, in
-                units of lm scores (natural logarithms, before the scale). 10; infinite is exact
-    hypotheses  > 0; at most so many at a position. None: any number
+    scales      how scores are combined; None: the lattice's own
+    new_weight, old_weight  of the model's scores and of the lattice's: an arc's lm score becomes
+                new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5 interpolate
+                (logarithms); -1 and 1 subtract a model from Kaldi's graph scores
+    beam        > 0; hypotheses this far behind the best at their position are dropped, in units of
+                lm scores (natural logarithms, before the scale). 10; infinite is exact
+    hypotheses  > 0; most hypotheses at a position. None: no limit
     """
 
     scales: Scales | None = None
@@ -54,31 +54,31 @@ class Search:
 
     def __post_init__(self) -> None:
         if not self.beam > 0:
-            raise ConfigError(f"beam {self.beam:g}; a number above 0 is expected")
+            raise ConfigError(f"beam {self.beam:g}; expected a number above 0")
         if self.hypotheses is not None and self.hypotheses < 1:
-            raise ConfigError(f"{self.hypotheses} hypotheses; 1 or more are expected")
+            raise ConfigError(f"{self.hypotheses} hypotheses; expected 1 or more")
         for name in ("new_weight", "old_weight"):
             if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} {getattr(self, name)}; a finite number is expected")
+                raise ConfigError(f"{name} {getattr(self, name)}; expected a finite number")
 
     @property
     def exact(self) -> bool:
-        """Whether no hypothesis is ever given up."""
+        """Whether no hypothesis is ever dropped."""
         return self.beam == math.inf and self.hypotheses is None
 
     def scales_of(self, given: Hypotheses) -> Scales:
-        """The scales that hold for this lattice or list."""
+        """The scales to use for this lattice or list."""
         return given.scales if self.scales is None else self.scales
 
 
 @dataclass(frozen=True, eq=False)
 class PositionBatch:
-    """What is asked at a position, as `Utterance.extend` takes it.
+    """The queries at a position, in the form of `Utterance.extend`.
 
     Shapes
         states  (K,)
-        words   (K, W)  uint32  ids, those asked after each state
-    time_s  when the position is, in seconds from the start of the utterance; nan if not known
+        words   (K, W)  uint32  ids to score after each state
+    time_s  time of the position, in seconds from the start of the utterance; nan if not known
     """
 
     time_s: float
@@ -90,12 +90,12 @@ class PositionBatch:
 class Rescored:
     """A lattice with a model's scores.
 
-    lattice    a node for each pair of node and state that was reached; `lm` has the new scores, and
-               the arcs into the end those of </s>
-    positions  calls that were made
-    queries    scores that were asked for
-    partial    of these, answered from shorter n-grams since no shard answered in time
-    small      of these, answered by the small model since the servers failed
+    lattice    one node per pair of node and state that was reached; `lm` has the new scores, with
+               those of </s> on the arcs into the end
+    positions  number of calls
+    queries    scores requested
+    partial    how many of them came from shorter n-grams, since no shard answered in time
+    small      how many of them came from the small model, since servers failed
     """
 
     lattice: Lattice
@@ -117,8 +117,8 @@ def rescore(
     """The lattice with the scores of the handle's model.
 
     Args
-        utterance  a handle of its own
-        watch      is given each batch before it is asked
+        utterance  a handle used for nothing else
+        watch      called with each batch before it is sent
     Raises
         UnavailableError, ProtocolError  see `Utterance.extend`
     """
@@ -137,10 +137,10 @@ def rescore(
 def positions(
     lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
 ) -> Positions:
-    """Yields what is to be asked at each position, takes the answers, and returns the lattice.
+    """Yields the queries at each position, takes the answers, and returns the lattice.
 
     Args
-        utterance  whose ids and states these are, of either face; it is not asked here
+        utterance  the source of ids and states, blocking or async; nothing is sent to it here
     """
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
@@ -149,9 +149,9 @@ def positions(
 def rescore_nbest(
     found: NbestList, utterance: Utterance, search: Search | None = None
 ) -> tuple[NbestList, int]:
-    """The list with the scores of the handle's model, best first; and the queries it took.
+    """The list with the scores of the handle's model, best first, and the number of queries.
 
-    All hypotheses go out in one call; what they share is asked once.
+    All hypotheses go out in one call; what they share is sent once.
 
     Raises  UnavailableError, ProtocolError, see `Utterance.score_sentences`
     """
@@ -171,15 +171,15 @@ def rescore_nbest(
     )
 
 
-# Reaching a node: state, score, hypothesis before (-1: none), arc, and the lm score it gets.
+# An arrival at a node: state, score, previous hypothesis (-1: none), arc, and its lm score.
 _Arrival: TypeAlias = tuple[int, float, int, int, float]
 # An arc: its number, target, word id, scaled acoustic score, weighted old lm score, word penalty.
 _Arc: TypeAlias = tuple[int, int, int, float, float, float]
-_SILENT = -1  # the word id of an arc that asks nothing of the model
+_SILENT = -1  # the word id of an arc without a query
 
 
 class _Expansion:
-    """One lattice on its way, position by position. A hypothesis is a pair of node and state."""
+    """One lattice being expanded, position by position. A hypothesis is a node and a state."""
 
     def __init__(
         self, lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search
@@ -195,7 +195,7 @@ class _Expansion:
         self._out = self._arcs_of_nodes()
         self._states = StateTable(utterance.states([utterance.begin()]))
         self._memo: dict[int, tuple[float, int]] = {}  # state * words + word -> new lm, next state
-        # Of each hypothesis.
+        # Per hypothesis.
         self._node: list[int] = []
         self._state: list[int] = []
         self._score: list[float] = []
@@ -228,7 +228,7 @@ class _Expansion:
             yield from self._ask(left)
             for number in left:
                 self._go_on(number, arrivals)
-        # After </s> nothing matters any more: all that reach the end are one.
+        # After </s> states no longer matter: all hypotheses at the end are merged.
         self._merge(lattice.end, [(0, *one[1:]) for one in arrivals[lattice.end]])
         return Rescored(
             self._expanded(), self._positions, self._queries, self._partial, self._small
@@ -251,8 +251,8 @@ class _Expansion:
         return out
 
     def _by_position(self) -> list[list[int]]:
-        """Nodes but the end, by the most words before them: all that reach a position do so from
-        those before it, or, without a word, from nodes of its own that come first."""
+        """Nodes except the end, by the most words before them. A position is reached only from
+        earlier positions or, without a word, from earlier nodes of its own."""
         depth = [0] * self._lattice.nodes
         for node, arcs in enumerate(self._out):
             for _, target, word, *_ in arcs:
@@ -263,8 +263,8 @@ class _Expansion:
         return out
 
     def _best_to_end(self) -> Generator[PositionBatch, Extension, list[float]]:
-        """What the rest of a path is worth at best, as far as is known before it is scored: by the
-        scores that the lattice has, or where it has none by the model's unigrams."""
+        """Estimates the best completion of a path before it is scored: from the lattice's own
+        scores, or from the model's unigrams if it has none."""
         lattice, search = self._lattice, self._search
         if lattice.lm.any():
             lm = (search.new_weight + search.old_weight) * lattice.lm
@@ -281,7 +281,7 @@ class _Expansion:
         return best
 
     def _merge(self, node: int, arrivals: list[_Arrival]) -> list[int]:
-        """The hypotheses at a node: those with equal states are one, with the best score."""
+        """The hypotheses at a node: those with equal states are merged, with the best score."""
         known: dict[int, int] = {}
         for state, score, before, arc, lm in arrivals:
             number = known.get(state)
@@ -316,7 +316,7 @@ class _Expansion:
                 arrivals[target].append((after, total, number, arc, lm))
 
     def _ask(self, left: list[int]) -> Generator[PositionBatch, Extension, None]:
-        """Has what comes next scored, as far as it was not asked before, all in one batch."""
+        """Scores the next words that were not scored before, all in one batch."""
         fresh = {
             self._state[number] * self._words + word: None
             for number in left
@@ -345,12 +345,12 @@ class _Expansion:
         self._small += int((found.source == SMALL).sum())
 
     def _expanded(self) -> Lattice:
-        """The hypotheses as a lattice, without those that were given up."""
+        """The hypotheses as a lattice, without those that were dropped."""
         old, end = self._lattice, len(self._node) - 1
         links = sorted(self._links)
         kept = np.zeros(end + 1, np.bool_)
         kept[end] = True
-        for link in reversed(links):  # which lead to higher numbers
+        for link in reversed(links):  # links lead to higher numbers
             kept[link[0]] |= kept[link[1]]
         links = [link for link in links if kept[link[0]] and kept[link[1]]]
         renumbered = np.cumsum(kept) - 1

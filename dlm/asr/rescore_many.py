@@ -1,4 +1,4 @@
-"""Many utterances rescored, several at once, so that their queries share messages."""
+"""Rescores many utterances, several at once, so that their queries share messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RescoredUtterance:
     """An utterance with a model's scores.
 
     found      as a lattice, or an n-best list
-    audio_s    seconds of audio; 0 where the file does not say
-    positions  calls that were made
-    queries    scores that were asked for
-    partial    of these, answered from shorter n-grams since no shard answered in time
-    small      of these, answered by the small model since the servers failed
+    audio_s    seconds of audio; 0 if the file does not say
+    positions  number of calls
+    queries    scores requested
+    partial    how many of them came from shorter n-grams, since no shard answered in time
+    small      how many of them came from the small model, since servers failed
     """
 
     found: Hypotheses
@@ -38,10 +38,10 @@ class RescoredUtterance:
 def rescore_one(
     client: Client, given: Hypotheses, search: Search, nbest: int | None = None
 ) -> RescoredUtterance:
-    """One utterance, on a handle of its own.
+    """Rescores one utterance, on its own handle.
 
     Args
-        nbest  of a lattice, the list of so many sentences is wanted; None: the lattice
+        nbest  return this many sentences of a lattice as a list; None: the lattice
     Raises
         UnavailableError, ProtocolError  see `Utterance.extend`
     """
@@ -67,11 +67,11 @@ def rescore_many(
     nbest: int | None = None,
     jobs: int = 8,
 ) -> Iterator[RescoredUtterance]:
-    """All utterances, in their order; those that come before an error are handed on first.
+    """Rescores all utterances, in order; those before an error are still returned.
 
     Args
         nbest  see `rescore_one`
-        jobs   utterances under way at once, >= 1; they are not read before they are needed
+        jobs   utterances in progress at once, >= 1; each is read when it is needed
     Raises
         what reading `given` raises; UnavailableError, ProtocolError
     """

@@ -1,10 +1,10 @@
-"""HTK's Standard Lattice Format (SLF): read and written.
+"""Reads and writes HTK's Standard Lattice Format (SLF).
 
-Words stand on links or on nodes; pocketsphinx, HTK, SRILM and Kaldi's converters write such files.
-What is written has them on links, natural logarithms, and as many digits as the scores have.
+Words are on links or on nodes; pocketsphinx, HTK, SRILM and Kaldi's converters write such files.
+Files written here have words on links, natural logarithms, and all digits of the scores.
 
 Paper  The HTK Book 3.4, chapter 20 (HTK Standard Lattice Format). Where we differ: sub-lattices and
-       likelihoods that are not logarithms (base=0) are refused; `r` (pronunciations) and `n`
+       likelihoods that are not logarithms (base=0) are rejected; `r` (pronunciations) and `n`
        (n-grams) are added to `a` and `l`, by `prscale` and `ngscale`; `p` (posteriors) is dropped.
 """
 
@@ -25,7 +25,7 @@ _FIELD = re.compile(
 )
 _NEEDS_QUOTES = re.compile(r"""[\s"'\\]""")
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
-# Long names of fields that have a short one.
+# Long names of fields that also have a short name.
 _SHORT = {
     "VERSION": "V", "UTTERANCE": "U", "SUBLAT": "S", "NODES": "N", "LINKS": "L", "time": "t",
     "WORD": "W", "var": "v", "START": "S", "END": "E", "div": "d", "acoustic": "a", "ngram": "n",
@@ -37,7 +37,7 @@ _KEPT = ("v", "d")  # written back as they were read
 def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lattice:
     """The lattice in a file.
 
-    Its id is the file's UTTERANCE, without folders and endings; else the file's own name.
+    Its id is the file's UTTERANCE field, without folders and suffixes, or else the file's name.
 
     Args
         path       plain or compressed; `-` is standard input
@@ -107,7 +107,7 @@ class _Reader:
             match = _FIELD.match(text, at)
             if match is None:
                 raise self._error(
-                    f"what begins at column {at + 1} is not a field; expected NAME=VALUE"
+                    f"the text at column {at + 1} is not a field; expected NAME=VALUE"
                 )
             at, name = match.end(), match["name"]
             value = next(v for v in match.group("double", "single", "bare") if v is not None)
@@ -116,7 +116,7 @@ class _Reader:
     def _number(self, name: str, text: str) -> float:
         value = finite(text)
         if value is None:
-            raise self._error(f"field {name} is {described(text)}; a finite number is expected")
+            raise self._error(f"field {name} is {described(text)}; expected a finite number")
         return value
 
     def _whole(self, name: str, fields: dict[str, str]) -> int:
@@ -125,7 +125,7 @@ class _Reader:
             raise self._error(f"field {name} is missing; expected {name}=NUMBER")
         number = whole(text)
         if number is None:
-            raise self._error(f"field {name} is {described(text)}; a number from 0 is expected")
+            raise self._error(f"field {name} is {described(text)}; expected a number from 0")
         return number
 
     def _take_header(self, fields: dict[str, str]) -> None:
@@ -144,15 +144,15 @@ class _Reader:
         return node
 
     def _check_counts(self) -> None:
-        """What the header promises is there: a file that was cut is not taken for a lattice."""
+        """Checks the counts in the header, so that a truncated file is not accepted."""
         for name, found, what in (("N", self._nodes, "nodes"), ("L", self._links, "links")):
             if name not in self._header:
                 continue
             wanted = self._whole(name, self._header)
             if wanted != len(found) and (found or what == "links"):  # lines of nodes are optional
                 raise self._error(
-                    f"the header says {wanted} {what} and the file has {len(found)}; "
-                    "it was cut, or changed by hand"
+                    f"the header says {wanted} {what}, but the file has {len(found)}; "
+                    "it was cut off, or changed by hand"
                 )
 
     def _check_node(self, node: int, name: str) -> None:
@@ -196,14 +196,14 @@ class _Reader:
         )
 
     def _word_of_start(self, start: int | None) -> int | None:
-        """The start; one more node before it where words stand on nodes, and on this one too."""
+        """The start; an extra node before it if the start node itself has a word."""
         if any("W" in fields for _, fields in self._links):
             return start
         if start is None:
             reached = {int(fields["E"]) for _, fields in self._links}
             sources = {int(fields["S"]) for _, fields in self._links} - reached
             if len(sources) != 1:
-                return None  # which is an error, told where starts are looked for
+                return None  # an error, reported when the start is looked for
             (start,) = sources
         word = self._nodes.get(start, "")
         if word in self._draft.non_words:
@@ -214,11 +214,11 @@ class _Reader:
 
 
 def _natural(base: float, error: Callable[[str], LatticeError]) -> float:
-    """What turns a logarithm of this base into a natural one."""
+    """The factor from logarithms of this base to natural ones."""
     if base <= 0.0 or base == 1.0:
         raise error(
-            f"base is {base:g}; the base of logarithms, above 1, is expected (plain probabilities "
-            "are not supported)"
+            f"base is {base:g}; expected a base of logarithms above 1 (plain probabilities are not "
+            "supported)"
         )
     return math.log(base)
 
@@ -232,7 +232,7 @@ def slf_text(lattice: Lattice, remark: str = "") -> str:
     """The lattice as the text of an SLF file; reading it gives the same scores, bit for bit.
 
     Args
-        remark  for a line of comment at its top
+        remark  for a comment line at the top
     """
     scales = lattice.scales
     lines = [
@@ -270,7 +270,7 @@ def slf_text(lattice: Lattice, remark: str = "") -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value as the file holds it."""
+    """A value as written in the file."""
     if text and not _NEEDS_QUOTES.search(text):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -1,4 +1,4 @@
-"""States by number, so that a decoder compares and stores whole numbers."""
+"""States by number, so that a decoder compares and stores integers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlm.client import States
 
 
 class StateTable:
-    """The states of one model that were met, each once.
+    """The states of one model that occurred, each once.
 
     Args
         first  a one-dimensional array; its states get the first numbers, from 0

@@ -1,4 +1,4 @@
-"""Speech becomes words: audio, acoustic model, lexicon and language model put together.
+"""Turns speech into words with audio, acoustic model, lexicon and language model.
 
 with open_model("cluster.toml") as client:
     for segment in Transcriber(client).transcribe(read_audio("a.flac")):
@@ -23,7 +23,7 @@ from dlm.client.api.states import FULL_KIND, SMALL_KIND
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from dlm.progress import Tell
 
-# What answered: the model itself; its 2-grams, for some queries; the small model.
+# What answered: the full model; its 2-grams, for some queries; the small model.
 PARTIAL_MODE = "partial"
 _MODES = {FULL: FULL_KIND, PARTIAL: PARTIAL_MODE, SMALL: SMALL_KIND}
 
@@ -32,13 +32,13 @@ _MODES = {FULL: FULL_KIND, PARTIAL: PARTIAL_MODE, SMALL: SMALL_KIND}
 class Transcript:
     """What was said in a segment of audio.
 
-    start_s, end_s  of the segment in the whole, as the times of its words
-    sentences       the likeliest, the best first; empty where nothing fits
-    mode            "full"; "partial" where servers failed and 2-grams answered some query of the
-                    search; "small" on the small model
-    partial         queries that 2-grams answered
+    start_s, end_s  of the segment in the whole audio, like the times of its words
+    sentences       the likeliest ones, best first; empty if nothing fits
+    mode            "full"; "partial" if servers failed and 2-grams answered some queries; "small"
+                    on the small model
+    partial         number of queries that 2-grams answered
     log10_probs     of each word of the best sentence, after the words before it
-    sources         of each of these, as `mode`
+    sources         of each of these, with the values of `mode`
     """
 
     start_s: float
@@ -56,14 +56,14 @@ class Transcript:
 
 
 class Transcriber:
-    """A recogniser of English speech whose language model is a client's; for one thread.
+    """A recogniser of English speech that uses a client's language model; not thread-safe.
 
     Args
-        client    of servers or a shard set. Each segment is an utterance of its own, so that the
-                  next one is on the small model where servers fail (`ClientConfig.small`)
+        client    of servers or a shard set. Each segment is a separate utterance, so after servers
+                  fail the next one uses the small model (`ClientConfig.small`)
         settings  of the beam search
-        words     of the model that can be recognised, at most, by unigram probability
-        tell      takes lines that say what takes long
+        words     most words of the model to recognise, by unigram probability
+        tell      gets lines about steps that take long
     Raises
         ConfigError  the model has no word that can be pronounced; or the acoustic model does not
                      run on this platform
@@ -86,13 +86,13 @@ class Transcriber:
         self._decoder_of(client.utterance())
 
     def transcribe(self, samples: NDArray[np.float32]) -> Iterator[Transcript]:
-        """Segments of the audio in their order, each as soon as it is done.
+        """The segments of the audio in order, each as soon as it is done.
 
         Shapes  samples (N,) float32, 16 kHz: see `dlm.asr.audio.read_audio`
         Raises
-            QueryError  samples of another kind
+            QueryError  samples of the wrong shape or type
             UnavailableError, ProtocolError, AuthenticationError  servers fail, and the client has
-                neither `partial` nor `small`; what came before stands
+                neither `partial` nor `small`; earlier segments stay valid
         """
         for segment in cut_at_pauses(samples):
             yield self._transcribe(segment)
@@ -100,7 +100,7 @@ class Transcriber:
     def _transcribe(self, segment: Segment) -> Transcript:
         utterance = self._client.utterance()
         end_s = segment.start_s + len(segment.samples) / SAMPLE_RATE
-        if segment.samples.min() == segment.samples.max():  # digital silence, perhaps of hours
+        if segment.samples.min() == segment.samples.max():  # digital silence, perhaps hours of it
             return Transcript(segment.start_s, end_s, (), utterance.family.kind, 0, (), ())
         log_probs = self._acoustic.log_probs(segment.samples)
         lexicon, decoder = self._decoder_of(utterance)
@@ -122,7 +122,7 @@ class Transcriber:
         )
 
     def _decoder_of(self, utterance: Utterance) -> tuple[PhonemeLexicon, CtcDecoder]:
-        """For the model that the handle is on; models differ in their words."""
+        """The lexicon and decoder for the handle's model; models differ in their words."""
         family = utterance.family
         if family not in self._known:
             acoustic = self._acoustic

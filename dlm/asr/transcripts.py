@@ -1,4 +1,4 @@
-"""Files of references and hypotheses: which words each utterance has."""
+"""Reads files of references and hypotheses: the words of each utterance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NAME_COLUMNS = ("id", "file", "utterance", "path")
 class TranscriptFile:
     """The utterances of a file.
 
-    texts     by name; by number from 1 where lines have no names
-    speakers  by name; empty where the file does not say
-    numbered  whether lines had no names
+    texts     by name, or by number from 1 if lines have no names
+    speakers  by name; empty if the file does not say
+    numbered  True if lines have no names
     """
 
     texts: Mapping[str, str] = field(repr=False)
@@ -30,23 +30,23 @@ class TranscriptFile:
 
 
 def read_transcripts(path: Path) -> TranscriptFile:
-    """Reads one of these, which the first line tells apart:
+    """Reads one of these formats, detected from the first line:
 
-    * JSON lines, as `dlm transcribe --json` prints them: segments of a file are joined
-    * a table with a header, columns parted by tabs: text, a name (id or file), perhaps speaker
-    * a name, a tab, the text, as `dlm transcribe` prints several files
-    * the text alone, a line per utterance
+    * JSON lines, as printed by `dlm transcribe --json`; segments of a file are joined
+    * a tab-separated table with a header: text, a name (id or file), optionally speaker
+    * a name, a tab, the text, as printed by `dlm transcribe` for several files
+    * only the text, one line per utterance
 
     Raises
         OSError    the file cannot be read
-        TextError  it is empty, not UTF-8, or a line is not as the first
+        TextError  it is empty, not UTF-8, or a line has another format than the first
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as exc:
         raise TextError(f"{path} is not UTF-8 ({exc.reason} at byte {exc.start})") from exc
     if not any(line.strip() for line in lines):
-        raise TextError(f"{path} has no utterance; a line for each is expected")
+        raise TextError(f"{path} has no utterances; expected one line for each")
     header = lines[0].lower().split("\t")
     if lines[0].startswith("{"):
         return _named(path, list(_json_rows(path, lines)), join=True)
@@ -65,7 +65,7 @@ def _named(path: Path, rows: list[_Row], *, join: bool = False) -> TranscriptFil
     texts: dict[str, str] = {}
     for name, text, _ in rows:
         if name in texts and not join:
-            raise TextError(f"{path} has {name!r} twice; a line for each utterance is expected")
+            raise TextError(f"{path} has {name!r} twice; expected one line per utterance")
         texts[name] = f"{texts[name]} {text}" if name in texts else text
     return TranscriptFile(texts, {name: speaker for name, _, speaker in rows if speaker})
 
@@ -80,8 +80,8 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
             text, speaker = found["text"], found.get("speaker", "")
         except (ValueError, KeyError, TypeError) as exc:
             raise TextError(
-                f"line {number} of {path} is not an object with text and file, as `dlm transcribe "
-                "--json` prints them"
+                f"line {number} of {path} is not an object with text and file; expected the output "
+                "of `dlm transcribe --json`"
             ) from exc
         yield str(name), str(text), str(speaker)
 
@@ -93,11 +93,11 @@ def _table_rows(path: Path, lines: list[str], header: list[str]) -> Iterator[_Ro
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
-        row = line.split("\t")  # quotes are text: one that is not closed takes no line with it
+        row = line.split("\t")  # quotes are text: an unclosed one does not swallow the next line
         if len(row) != len(header):
             raise TextError(
-                f"line {number} of {path} has {counted(len(row), 'column')}; {len(header)} are "
-                "expected, as in its first line"
+                f"line {number} of {path} has {counted(len(row), 'column')}; expected "
+                f"{len(header)}, as in its first line"
             )
         yield row[name], row[text], "" if speaker is None else row[speaker]
 
@@ -109,8 +109,8 @@ def _tab_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
         name, tab, text = line.partition("\t")
         if not tab:
             raise TextError(
-                f"line {number} of {path} has no tab; a name, a tab and the text are expected, as "
-                "in its first line"
+                f"line {number} of {path} has no tab; expected a name, a tab and the text, as in "
+                "its first line"
             )
         yield name, text, ""
 
@@ -122,10 +122,11 @@ def _column(header: list[str], names: tuple[str, ...]) -> int | None:
 def with_kaldi_names(
     reference: TranscriptFile, hypothesis: TranscriptFile
 ) -> tuple[TranscriptFile, TranscriptFile]:
-    """The two files with names, where lines without a tab begin with one, as in Kaldi's `text`.
+    """The two files with names, if their lines begin with a name without a tab, as in Kaldi's
 
-    As they are where nothing speaks for that: the first words of two lines or more must be
-    different from each other, have a digit each, and all of one file be in the other.
+    `text`.
+    Otherwise unchanged. First words count as names if there are at least two lines, they are all
+    different, each has a digit, and all names of one file are in the other.
     """
     one, other = (_first_words(file) if file.numbered else file for file in (reference, hypothesis))
     if one is None or other is None or not (reference.numbered or hypothesis.numbered):
@@ -146,19 +147,20 @@ def _first_words(file: TranscriptFile) -> TranscriptFile | None:
 
 
 def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, tuple[str, str]]:
-    """Reference and hypothesis of each utterance that the reference has.
+    """Reference and hypothesis of each utterance in the reference.
 
-    Names are equal, or are paths of files of one name: "audio/a1.flac" is "a1" and "a1.wav".
+    Names match if they are equal, or paths with the same file name: "audio/a1.flac" matches "a1"
+    and "a1.wav".
 
-    Raises  TextError  an utterance without a hypothesis, or a hypothesis of none
+    Raises  TextError  an utterance without a hypothesis, or a hypothesis without an utterance
     """
     if reference.numbered != hypothesis.numbered:
         alone, named = (
             ("reference", "hypothesis") if reference.numbered else ("hypothesis", "reference")
         )
         raise TextError(
-            f"the {named} names its utterances, the {alone} has text alone; names in both, or in "
-            "neither, are expected: a name, a tab and the text"
+            f"the {named} names its utterances, but the {alone} has only text; expected names in "
+            "both (a name, a tab and the text) or in neither"
         )
     given = dict(hypothesis.texts)
     if not reference.texts.keys() & given.keys():
@@ -170,12 +172,12 @@ def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, t
     if missing:
         raise TextError(
             f"{len(missing)} of {len(keys)} utterances of the reference have no hypothesis, such "
-            f"as {missing[0]!r}; one for each is expected"
+            f"as {missing[0]!r}; expected one for each"
         )
     unknown = given.keys() - set(keys.values())
     if unknown:
         raise TextError(
-            f"{len(unknown)} hypotheses are of no utterance of the reference, such as "
+            f"{len(unknown)} hypotheses have no utterance in the reference, such as "
             f"{min(unknown)!r}"
         )
     if len(set(keys.values())) < len(keys):

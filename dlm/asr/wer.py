@@ -1,7 +1,7 @@
-"""Word error rates: alignments of what was recognised with what was said, and how sure one can be.
+"""Word error rates: alignments of hypotheses with references, and confidence intervals.
 
 WER = (D + S + I) / N (DLM equation 15): the words deleted, substituted and inserted in the shortest
-way from the reference to the hypothesis, per word of the reference.
+edit from the reference to the hypothesis, per word of the reference.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """What an alignment counts; counts add up.
+    """The error counts of an alignment; they can be added.
 
-    words  of the reference
+    words  in the reference
     """
 
     words: int = 0
@@ -48,12 +48,12 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
-        """All of them."""
+        """Total number of errors."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
     def rate(self) -> float | None:
-        """The word error rate; None without any word in the reference."""
+        """The word error rate; None if the reference has no words."""
         return self.errors / self.words if self.words else None
 
     def __add__(self, other: WordErrors) -> WordErrors:
@@ -67,11 +67,11 @@ class WordErrors:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure, and where it may lie.
+    """A figure with its confidence interval.
 
-    value      of the data itself
-    low, high  95 % of the resampled data lie between
-    error      standard error: the standard deviation over the resampled data
+    value      from the data itself
+    low, high  contain 95 % of the resampled values
+    error      standard error: the standard deviation of the resampled values
     """
 
     value: float
@@ -81,7 +81,7 @@ class Interval:
 
 
 def spoken_words(text: str) -> list[str]:
-    """The words of a text as they are said: lower case, letters, digits and inner apostrophes."""
+    """The words of a text as spoken: lower case, with letters, digits and inner apostrophes."""
     words = _OTHERS.sub(" ", text.translate(_QUOTES).lower()).split()
     return [word.strip("'") for word in words if word.strip("'")]
 
@@ -89,13 +89,14 @@ def spoken_words(text: str) -> list[str]:
 def align(
     reference: Sequence[str], hypothesis: Sequence[str]
 ) -> list[tuple[str, str | None, str | None]]:
-    """The shortest way from the reference to the hypothesis, word by word.
+    """The shortest edit from the reference to the hypothesis, word by word.
 
     Returns
-        (operation, word of the reference, word of the hypothesis) in their order, with None where
-        a word is inserted or deleted. Among equally short ways the one that substitutes last
+        (operation, word of the reference, word of the hypothesis) in order, with None for the word
+        that an insertion or deletion lacks. Among equally short edits, the one that substitutes
+        last
     Cost
-        memory and time grow with the product of the lengths: 4 bytes each
+        time and memory grow with the product of the lengths: 4 bytes per pair of words
     """
     distance = _distances(reference, hypothesis)
     steps: list[tuple[str, str | None, str | None]] = []
@@ -116,10 +117,10 @@ def align(
 
 
 def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.int32]:
-    """(len(reference) + 1, len(hypothesis) + 1): errors between each two beginnings.
+    """(len(reference) + 1, len(hypothesis) + 1): errors between each pair of prefixes.
 
-    A row at a time. What a row takes from its own left neighbour (insertions) is a running minimum
-    of the rest, once what each step to the right costs is subtracted.
+    Computed row by row. Insertions, which depend on the left neighbour, are a running minimum of
+    the row after the cost of each step to the right is subtracted.
     """
     place = {word: number for number, word in enumerate({*reference, *hypothesis})}
     words = np.array([place[word] for word in hypothesis], np.int64)
@@ -134,7 +135,7 @@ def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[n
 
 
 def distance(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
-    """The number of errors alone."""
+    """Only the number of errors."""
     return int(_distances(reference, hypothesis)[-1, -1])
 
 
@@ -155,9 +156,9 @@ def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 
     """The word error rate, with its interval by bootstrap over groups.
 
     Args
-        groups  errors of each speaker: utterances of one speaker are not independent
-        draws   how often as many groups as there are are drawn, with repetition
-    Raises  QueryError  fewer than two groups, or no word in all of them
+        groups  errors per speaker, since utterances of one speaker are not independent
+        draws   number of resamples of all groups, with replacement
+    Raises  QueryError  fewer than two groups, or a group without words
     """
     errors, words = _counts(groups)
     drawn = _draws(len(groups), draws, seed)
@@ -176,13 +177,13 @@ def rate_difference(
     Args
         first, second  errors of the same groups, in the same order; see `error_rate`
     Raises
-        QueryError  other groups, fewer than two, or no word in all of them
+        QueryError  groups that do not match, fewer than two, or a group without words
     """
     errors, words = _counts(first)
     others, same = _counts(second)
     if words.tolist() != same.tolist():
         raise QueryError(
-            "the two sets of errors are of other references: paired groups have the same words"
+            "the two sets of errors have different references; paired groups need the same words"
         )
     drawn = _draws(len(first), draws, seed)
     return _interval((others - errors).sum() / words.sum(), _rates(drawn, others - errors, words))
@@ -190,7 +191,7 @@ def rate_difference(
 
 def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if len(groups) < 2:
-        raise QueryError(f"{len(groups)} group of utterances; an interval takes two or more")
+        raise QueryError(f"{len(groups)} group of utterances; an interval needs at least 2")
     words = np.array([group.words for group in groups], np.int64)
     if (words == 0).any():
         raise QueryError("a group of utterances has no words; leave it out")
@@ -198,7 +199,7 @@ def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _draws(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
-    """(draws, groups): how often each was drawn."""
+    """(draws, groups): how often each group was drawn."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(groups, np.full(groups, 1.0 / groups), size=draws)
 
@@ -218,7 +219,7 @@ def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
 def by_group(
     errors: Mapping[str, WordErrors], group_of: Mapping[str, str]
 ) -> dict[str, WordErrors]:
-    """Errors of utterances added up by their group, such as the speaker.
+    """Sums the errors of utterances by group, such as the speaker.
 
     Args
         errors    by utterance

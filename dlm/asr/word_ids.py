@@ -1,4 +1,4 @@
-"""What adapters of decoders are given, checked: an utterance, and the words of a lexicon."""
+"""Checks the arguments of decoder adapters: an utterance, and the words of a lexicon."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _SHOWN = 3  # words of each, in an error
 
 
 def check_utterance(given: Utterance) -> None:
-    """Raises `QueryError` where a client, or the path of a model, was given in its place."""
+    """Raises `QueryError` if a client or a model's path was given instead."""
     if not hasattr(given, "context_blocks"):
         raise QueryError(
-            f"found a {type(given).__name__} where an utterance is expected; call utterance() of a "
-            "client"
+            f"found a {type(given).__name__}, expected an utterance; call the client's utterance()"
         )
 
 
@@ -26,12 +25,12 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     """The ids of words by index; 0 for words that the model lacks.
 
     Raises
-        QueryError   these are not words by index, or ids that the model does not have
+        QueryError   not a list of words, or ids that the model does not have
         ConfigError  the model lacks all of them
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(
-            f"words are a {type(words).__name__}; a list is expected, a word for each index"
+            f"words is a {type(words).__name__}; expected a list with one word per index"
         )
     vocabulary, size = utterance.vocabulary, utterance.vocabulary_size
     try:
@@ -42,13 +41,13 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     except TypeError as exc:
         raise QueryError(f"words are strings, bytes or ids, but {exc}") from exc
     if ids and not 0 <= min(ids) <= max(ids) < size:
-        raise QueryError(f"word ids from {min(ids)} to {max(ids)}; ids are 0 to {size - 1}")
+        raise QueryError(f"word ids from {min(ids)} to {max(ids)}; expected 0 to {size - 1}")
     check_known([word for word in words if isinstance(word, (str, bytes))], utterance)
     return ids
 
 
 def check_known(words: Collection[str | bytes], utterance: Utterance) -> None:
-    """Raises `ConfigError` where the model lacks all of the words: nothing could be recognised."""
+    """Raises `ConfigError` if the model lacks all of the words: nothing could be recognised."""
     vocabulary = utterance.vocabulary
     if not words or any(
         vocabulary.id_of(word) != UNK_ID or as_bytes(word) in UNK_SPELLINGS for word in words
@@ -57,8 +56,8 @@ def check_known(words: Collection[str | bytes], utterance: Utterance) -> None:
     middle = utterance.vocabulary_size // 2
     there = [word.decode(errors="replace") for word in vocabulary.words[middle : middle + _SHOWN]]
     raise ConfigError(
-        f"none of the {len(words):,} words of the lexicon ({_some(words)}) is in the model, whose "
-        f"words are such as {_some(there)}; both must have the same case and the same pieces"
+        f"the model has none of the lexicon's {len(words):,} words ({_some(words)}); its own are "
+        f"like {_some(there)}. Both need the same case and the same pieces"
     )
 
 

@@ -209,7 +209,7 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
         return record
     if public:
         return Provenance.public(public, what)
-    return Provenance.none(f"{what} has no record of whose text it comes from")
+    return Provenance.none(f"nothing says whose text {what} is: it has no record")
 
 
 def _digest(request: DistillRequest) -> str | None:

@@ -1,1 +1,1 @@
-"""Users' text becomes a model, privately: sampling, noise, accounting and the network itself."""
+"""Trains models privately on users' text: sampling, noise, accounting and the network itself."""

@@ -26,7 +26,7 @@ def _raw(path: Path) -> Any:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Lines without their end; white space inside them, U+2028 and the like, stays."""
-    rest: list[bytes] = []  # of a line that goes on: put together once, however long it is
+    rest: list[bytes] = []  # of an incomplete line: joined once, however long it is
     with _raw(path) as stream:
         while block := stream.read(1 << 20):
             first, *more = block.split(b"\n")
@@ -65,8 +65,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
             # Not shown: in a file without a header it is a user's.
             raise FormatError(
                 f"{path}: the first line has {len(names)} columns, and not once {column!r}; "
-                "expected a header, and in it the columns of user and text (--user-column, "
-                "--text-column)"
+                "expected a header with the columns of user and text (--user-column, --text-column)"
             )
     user_at, text_at = names.index(user_column), names.index(text_column)
     for number, raw in enumerate(lines, 2):
@@ -76,7 +75,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
             raise FormatError(f"{path}, line {number}: not UTF-8 at byte {exc.start}") from exc
         if len(fields) != len(names):
             raise FormatError(
-                f"{path}, line {number}: {len(fields)} fields where the header has {len(names)}"
+                f"{path}, line {number}: {len(fields)} fields, but the header has {len(names)}"
             )
         yield fields[user_at].strip(), number, fields[text_at]
 
@@ -106,11 +105,11 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
                     raise FormatError(f"{path}, row {number}: the text is {type(text).__name__}")
                 yield _user_id(user, path, number), number, text or ""
     except pa.ArrowException as exc:
-        raise FormatError(f"{path} is no Parquet file: {exc}") from exc
+        raise FormatError(f"{path} is not a Parquet file: {exc}") from exc
 
 
 def _user_id(value: Any, path: Path, row: int) -> str:
-    """An id as text; "" where there is none, as in a column of numbers that was joined (NaN)."""
+    """An id as text; "" if there is none, such as NaN in a column of numbers after a join."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
@@ -122,18 +121,18 @@ def _user_id(value: Any, path: Path, row: int) -> str:
             raise FormatError(f"{path}, row {row}: the user id is not UTF-8") from exc
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FormatError(
-            f"{path}, row {row}: the user id {value!r} is {type(value).__name__}, and neither text "
-            "nor a whole number: two users could not be told apart for certain"
+            f"{path}, row {row}: the user id {value!r} is {type(value).__name__}; expected text or "
+            "a whole number, since other types may not tell users apart"
         )
     return str(value).strip()
 
 
 def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
-    """The rows; raises `FormatError` at one without a user, where `missing` is "refuse"."""
+    """The rows; raises `FormatError` at one without a user if `missing` is "refuse"."""
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(
                 f"{source}, line {row[1]}: no user id; fix the row, or pass --missing count (in "
-                'a configuration missing = "count") to leave such rows out and count them'
+                'a configuration: missing = "count") to leave out and count such rows'
             )
         yield row

@@ -1,7 +1,7 @@
-"""The words of a privacy report: what each point of the papers' checklist says of a run.
+"""The text of a privacy report: what it says about a run for each point of the papers' checklist.
 
-The checklist is GDP's Appendix A (BLT's Appendix C), after Ponomareva et al. (2023) section 5.3; a
-fourth part is ours: noise, what was trusted, what was enforced, and what is not covered.
+The checklist is GDP's Appendix A (BLT's Appendix C), after Ponomareva et al. (2023) section 5.3. We
+added a fourth part: noise, what was trusted, what was enforced, and what is not covered.
 """
 
 from __future__ import annotations
@@ -12,43 +12,44 @@ from typing import Any
 SETTING = (
     "A central guarantee. Whoever runs the training (the provider) is trusted to run this program "
     "unchanged, and to keep its private files to itself.\n"
-    "The adversary sees every model on the way and all else that is released, this report too, "
-    "knows the program and its settings, and may know the text of every other user. They do not "
-    "see sums before noise is added, the keys, or the private files. Users are not protected from "
-    "the provider."
+    "The adversary sees every intermediate model and everything else that is released, including "
+    "this report, knows the program and its settings, and may know the text of every other user. "
+    "They do not see sums before noise is added, the keys, or the private files. Users are not "
+    "protected from the provider."
 )
 SECURE_SETTING = (
     "\nUpdates were encoded for secure aggregation, which hides single updates from the server "
-    "when the protocol for it is used; the guarantee itself does not rest on that."
+    "when the protocol for it is used; the guarantee itself does not depend on that."
 )
 ACCESSES = (
-    "The text of every user who took part and keeps to the algorithm, its limits of participation "
-    "included, in one run. A user who does not keep to it weakens nobody else's guarantee.\n"
+    "The text of every user who took part in this one run and followed the algorithm, including "
+    "its participation limits. A user who does not follow it does not weaken anyone else's "
+    "guarantee.\n"
     "Not covered: choosing settings by looking at users' data, choosing a checkpoint by metrics or "
     "A/B tests, and other runs. (dlm privacy compose gives the guarantee of several runs.)"
 )
 OUTPUT = (
     "The whole sequence of noised sums. So the guarantee holds for the final model, for every "
-    "model on the way (those sent to devices included), and for all that is made from them without "
-    "touching users again."
+    "intermediate model (including those sent to devices), and for anything made from them without "
+    "using users' data again."
 )
 UNIT_TEXT = (
     "One user id of the data set with all its text, however much. If ids are devices: for a user "
-    "with one device this is user-level privacy; for a device that several people share it is "
-    "more; for a user with several devices it is less, and group privacy gives how much."
+    "with one device this is user-level privacy; for a device shared by several people it is more; "
+    "for a user with several devices it is less, and group privacy says how much."
 )
 ADJACENCY_TEXT = (
-    "Zero-out: two data sets are neighbours if one is the other with everything that one user adds "
-    "replaced by zeros (Kairouz et al. 2021, definition 1.1). This is a form of adding or removing "
-    "one user."
+    "Zero-out: two data sets are neighbours if replacing everything that one user contributes by "
+    "zeros turns one into the other (Kairouz et al. 2021, definition 1.1). This is a form of "
+    "adding or removing one user."
 )
 TRANSPARENCY = (
     "The code that clips, adds noise, counts participations and computes these numbers is open "
     "source. The digests below name the settings and ledgers that the numbers were computed from. "
-    "Whether the run used that code and these settings cannot be seen from outside: it is the "
+    "Whether the run used that code and these settings cannot be verified from outside: it is the "
     "provider's word, which a signature (dlm privacy sign) ties to a key."
 )
-GENERATORS = {  # of noise in floats, by stage
+GENERATORS = {  # of floating-point noise, by stage
     "network": "JAX's Threefry 2x32, with keys of 64 bits: not a cryptographic generator, and the "
     "weakest part of this noise",
     "unigrams": "SHAKE-256, with keys of 256 bits",
@@ -58,7 +59,7 @@ GENERATORS = {  # of noise in floats, by stage
 def sampling(kind: str, rate: float | None) -> str:
     """How cohorts were drawn, in words."""
     if kind == "poisson":
-        return f"each user by itself with probability {rate}" if rate else "Poisson samples"
+        return f"each user independently with probability {rate}" if rate else "Poisson samples"
     return {
         "timer": "users who were available and whose last participation was long enough ago",
         "fixed": "a fixed number of users at random",
@@ -66,7 +67,7 @@ def sampling(kind: str, rate: float | None) -> str:
 
 
 def noise(stages: Sequence[Mapping[str, Any]], matrices: Mapping[str, Mapping[str, Any]]) -> str:
-    """What noise each stage added, on which grid, and where it came from."""
+    """What noise each stage added, on which grid, and from which generator."""
     lines = []
     for stage in stages:
         name, extras = stage["stage"], stage.get("extras") or {}
@@ -83,9 +84,9 @@ def noise(stages: Sequence[Mapping[str, Any]], matrices: Mapping[str, Mapping[st
             f"{name}: mechanism {stage['mechanism']}, noise multiplier {stage['noise_multiplier']}",
             grid if discrete else floats,
             f"generator: {generator}",
-            "keys: from a configured seed, so that whoever knows it can take the noise off"
+            "keys: from a configured seed, so anyone who knows it can remove the noise"
             if seed
-            else "keys: drawn from the operating system, and written to no file",
+            else "keys: drawn from the operating system, and never written to a file",
         ]
         for what, value in matrices.get(str(name), {}).items():
             text.append(f"{what}: {value}")
@@ -96,7 +97,7 @@ def noise(stages: Sequence[Mapping[str, Any]], matrices: Mapping[str, Mapping[st
 def trusted(
     stages: Sequence[Mapping[str, Any]], public: Sequence[str], unverified: Sequence[str]
 ) -> str:
-    """What the guarantee rests on and nothing here checks."""
+    """What the guarantee depends on but nothing here checks."""
     lines = [
         "This program, the packages that it uses, the machine and its random numbers, and any "
         "other code in its process.",
@@ -104,8 +105,7 @@ def trusted(
     ]
     lines += [f"That no user's text is in {one}." for one in public]
     lines += [
-        f"That the record of {one} is the one that was written: it was not verified with a trusted "
-        "key."
+        f"That the record of {one} is the original one: it was not verified with a trusted key."
         for one in unverified
     ]
     for stage in stages:
@@ -123,14 +123,14 @@ def enforced(
     ledgers: Mapping[str, Mapping[str, Any]],
     config: Mapping[str, Any],
 ) -> str:
-    """What the program refused to do otherwise."""
+    """The limits that the program enforced."""
     lines = []
     for stage in stages:
         name, extras = str(stage["stage"]), stage.get("extras") or {}
         bound = extras.get("lambda") or (config.get("privacy") or {}).get("clip_norm")
         if name in ledgers and bound is not None:
             norm = "L1 norm of a user's counts" if "lambda" in extras else "L2 norm of an update"
-            lines.append(f"{name}: the {norm} is at most {bound}; what is not finite is zeros.")
+            lines.append(f"{name}: the {norm} is at most {bound}; if not finite, it becomes zeros.")
         if name not in ledgers:
             continue
         kept = ledgers[name]["enforced"]
@@ -140,26 +140,26 @@ def enforced(
         most = "no bound on" if kept["max_part"] is None else f"at most {kept['max_part']}"
         lines.append(
             f"{name}: {gap} and {most} participations of a user. The server refuses a cohort that "
-            "breaks this before anybody in it is counted; no timer on a device was involved."
+            "breaks this before anyone in it is counted; no timer on a device was involved."
         )
-    lines.append("One process at a time has the run's folder, and each round is released once.")
+    lines.append("Only one process at a time uses the run's folder; each round is released once.")
     return _list(lines)
 
 
 def limits(held_out: int, incidents: Sequence[str]) -> str:
-    """What is not covered, and what could not be noticed."""
+    """What is not covered, and what could not be detected."""
     lines = [
-        "A copy of the run's folder that goes on under another user or on another machine is not "
-        "noticed while it runs, and its rounds are released twice. Given the reports of both, dlm "
-        "privacy compose says so and counts both.",
+        "If a copy of the run's folder is resumed by another user or on another machine, that is "
+        "not detected while it runs, and its rounds are released twice. Given the reports of both, "
+        "dlm privacy compose says so and counts both.",
         "That something is public is somebody's word. Nothing checks it.",
     ]
     if held_out:
         lines.append(
-            f"{held_out} held-out users are in no round and are evaluated without noise. What is "
-            "told of them is exact, and they must have agreed to it."
+            f"{held_out} held-out users are in no round and are evaluated without noise. Figures "
+            "about them are exact, and they must have agreed to it."
         )
-    lines += [f"Of this run's folder: {one}." for one in incidents]
+    lines += [f"About this run's folder: {one}." for one in incidents]
     return _list(lines)
 
 

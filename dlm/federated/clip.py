@@ -1,7 +1,7 @@
-"""How far one user can move a sum: clipping, weights, estimators, and a clip norm that adapts.
+"""Limits how far one user can move a sum: clipping, weights, estimators, and adaptive clip norms.
 
-Whatever a user's device sends, what is left of it here has a norm of at most C. Everything that is
-said about privacy rests on that and on the noise.
+Whatever a user's device sends, it is clipped here to a norm of at most C. All privacy guarantees
+depend on that and on the noise.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def clip_per_layer(
     given = [1.0 / math.sqrt(len(leaves))] * len(leaves) if shares is None else list(shares)
     if len(given) != len(leaves) or min(given) < 0 or sum(s * s for s in given) > 1.0 + 1e-9:
         raise PrivacyError(
-            f"{len(given)} shares of the clip norm for {len(leaves)} arrays, their squares adding "
-            f"up to {sum(s * s for s in given):.6g}; there must be one for each, and 1 in sum"
+            f"{len(given)} shares of the clip norm for {len(leaves)} arrays, with squares that sum "
+            f"to {sum(s * s for s in given):.6g}; expected one for each, with a sum of 1"
         )
     norms = [global_norm(leaf) for leaf in leaves]
     norm = global_norm(update)
@@ -135,7 +135,7 @@ def user_weight(examples: int, cap: float | None) -> float:
     if cap is None:
         return 1.0
     if not cap > 0 or math.isinf(cap):
-        raise PrivacyError(f"the example cap is {cap}; it must be a number above 0")
+        raise PrivacyError(f"the example cap is {cap}; expected a number above 0")
     return min(examples / cap, 1.0)
 
 
@@ -195,7 +195,7 @@ Estimator: TypeAlias = FixedDenominator | ClippedDenominator
 
 def _check_denominator(value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
-        raise PrivacyError(f"the denominator of the average is {value}; it must be above 0")
+        raise PrivacyError(f"the denominator of the average is {value}; expected above 0")
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.quantile < 1.0:
-            raise ConfigError(f"the quantile is {self.quantile}; it must be between 0 and 1")
+            raise ConfigError(f"the quantile is {self.quantile}; expected between 0 and 1")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"the clip norm's learning rate is {self.learning_rate}, not above 0")
+            raise ConfigError(f"clip_learning_rate is {self.learning_rate}; expected above 0")
         if not (self.count_stddev > 0 and math.isfinite(self.count_stddev)):
             raise PrivacyError(
                 f"count_stddev is {self.count_stddev}; the number of updates below the estimate "
@@ -229,8 +229,8 @@ class AdaptiveClip:
             )
         if self.first_restart < 0 or self.restart_every < 1:
             raise ConfigError(
-                f"restarts at {self.first_restart} + {self.restart_every} i; the first must be 0 "
-                "or more, the distance 1 or more"
+                f"restarts at {self.first_restart} + {self.restart_every} i; expected the first at "
+                "0 or more, with a distance of 1 or more"
             )
 
     def restarts_after(self, round_index: Array | int) -> Array:

@@ -1,11 +1,11 @@
-"""A whole collection of unigrams: rounds of counting, what they release, and what is said of it.
+"""A whole collection of unigrams: rounds of counting, what they release, and its report.
 
-| file | what it holds |
+| file | contents |
 | --- | --- |
 | OUTPUT, OUTPUT.provenance.json | counts (`counts_file`) and their record |
 | OUTPUT.ledger.json | who took part when, for the owner |
 | OUTPUT.report.md, OUTPUT.report.json | the privacy report |
-| OUTPUT.metrics.jsonl | the journal: a line per round; it stays, so that no older .work goes on |
+| OUTPUT.metrics.jsonl | the journal, one line per round; kept, so that no older .work is resumed |
 | OUTPUT.work | the run's folder (`run_folder`), until the run is over |
 """
 
@@ -75,20 +75,20 @@ GRID = {
 
 
 class Collection(FederatedRun[RoundMetrics]):
-    """Rounds of counting over a dataset, from its beginning or from the folder of a run.
+    """Rounds of counting over a dataset, from the start or from the folder of a run.
 
     Args
-        gap, max_part   what the ledger enforces; with noise `max_part` has to be given, since
-                        accounting rests on it (with Poisson sampling on q instead)
-        round_s         seconds from the beginning of a round to that of the next, for timers
-        tokenizer       a name for `split`, so that a checkpoint tells one from another
-        folder          None keeps nothing
-        list_record     what protects those whose text the list of words came from, or by whose word
-                        it is public; without one there is no guarantee
+        gap, max_part   enforced by the ledger; noise needs `max_part`, on which accounting is based
+                        (or on q with Poisson sampling)
+        round_s         seconds from the start of a round to the next, for timers
+        tokenizer       name of `split`, so that checkpoints can tell them apart
+        folder          None saves nothing
+        list_record     record of the list of words, or who says that it is public; without one
+                        there is no guarantee
     Raises
         ConfigError    a folder of other users, words or settings
-        PrivacyError   a cohort that breaks what the ledger enforces; noise without bounds to
-                       account with, or Poisson sampling with bounds
+        PrivacyError   a cohort that breaks the ledger's limits; noise without limits to account
+                       with, or Poisson sampling with limits
     """
 
     state: UnigramState
@@ -112,13 +112,13 @@ class Collection(FederatedRun[RoundMetrics]):
         noised, drawn = config.noise_multiplier is not None, sampler.describe()
         if noised and drawn["kind"] != "poisson" and max_part is None:
             raise PrivacyError(
-                "with noise, either users are drawn by Poisson sampling or max_part is enforced: "
-                "otherwise nothing bounds how often a user is counted"
+                "noise needs either Poisson sampling or max_part; otherwise nothing limits how "
+                "often a user is counted"
             )
         if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_part is not None):
             raise PrivacyError(
-                f"a gap of {gap} and at most {max_part} participations are to be enforced, and "
-                "users are Poisson-sampled: cohorts that keep to bounds are no Poisson samples"
+                f"a gap of {gap} and at most {max_part} participations should be enforced, but "
+                "users are Poisson-sampled: cohorts within limits are not Poisson samples"
             )
         self.whitelist, self.config, self.key = tuple(whitelist), config, key
         self.cohorts = Cohorts(
@@ -141,12 +141,12 @@ class Collection(FederatedRun[RoundMetrics]):
                 "sampling": drawn,
                 "enforced": {"gap": gap, "max_part": max_part},
                 "round_s": round_s,
-                # The words are compared; who says that they are public may be said again.
+                # The words are compared; who says that they are public can change.
                 "vocabulary_record": None
                 if list_record is None or list_record.is_public
                 else list_record.digest,
-                # Of a seed a fingerprint, so that a run does not go on with another; of a key of
-                # the system nothing at all: a run that goes on draws a new one.
+                # A fingerprint of a seed, so that a run is not resumed with another; nothing of a
+                # key from the system: a resumed run draws a new one.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
                 **({"noise": "discrete"} if self.discrete else {}),
             },
@@ -161,7 +161,7 @@ class Collection(FederatedRun[RoundMetrics]):
         return ranked(self.whitelist, self.state.totals, least)
 
     def stage(self) -> dict[str, Any]:
-        """What accounting takes of this stage: an `account.compose.StageRecord` as JSON."""
+        """What accounting needs of this stage: an `account.compose.StageRecord` as JSON."""
         config = self.config
         return self.cohorts.stage(
             "unigrams",
@@ -189,8 +189,8 @@ class Collection(FederatedRun[RoundMetrics]):
         at: datetime | None = None,
         data_name: str = "",
     ) -> PrivacyReport:
-        """See `FederatedRun`; `held_out` users were kept out for the OOV rate, and `content` is
-        what the record speaks of (SHA-256 by name)."""
+        """See `FederatedRun`; `held_out` is the number of users held out for the OOV rate, and
+        `content` is what the record is about (SHA-256 by name)."""
         return build(
             [self.stage()],
             delta=delta,
@@ -232,7 +232,7 @@ class Collection(FederatedRun[RoundMetrics]):
         seen, rest = public[0], public[1:]
         shape = (3, len(self.whitelist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
-            raise FormatError("the checkpoint is of a list of another number of words")
+            raise FormatError("the checkpoint has another number of words than the list")
         moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
         history = tuple(RoundMetrics(*row) for row in facts["history"])
         snapshots = dict(zip(facts["snapshots"], moments[1:], strict=True))
@@ -243,7 +243,7 @@ class Collection(FederatedRun[RoundMetrics]):
 
 
 def _began_in_floats(folder: RunFolder | None) -> bool:
-    """Whether an earlier version began a run here, which goes on with noise in floats."""
+    """Whether an earlier version began a run here, which resumes with floating-point noise."""
     if folder is None or not folder.has_begun:
         return False
     return "noise" not in checkpoint.read(folder.path / CHECKPOINT).settings
@@ -263,7 +263,7 @@ def make_sampler(
     gap: int | None = None,
     max_part: int | None = None,
 ) -> Sampler:
-    """Who takes part: each with the probability `poisson`, or `report_goal` of those who may."""
+    """Who takes part: each user with probability `poisson`, or `report_goal` eligible users."""
     if poisson is not None:
         return PoissonSampler(users, poisson, key)
     if gap is None and max_part is None:
@@ -272,20 +272,20 @@ def make_sampler(
 
 
 def has_begun(output: Path) -> bool:
-    """Whether a run that makes `output` has begun, and goes on."""
+    """Whether a run for `output` has begun and can resume."""
     return Path(f"{output}{WORK}", CHECKPOINT).exists()
 
 
 def folder_of(output: Path, *, released: bool) -> RunFolder:
-    """The folder of the run that makes `output`, which goes on if there is one.
+    """The folder of the run for `output`; an existing run resumes.
 
     Args
-        released   whether what this run writes is a release itself: noised, and not simulated
+        released   whether this run's output is itself a release: noised, and not simulated
     Raises
-        ConfigError   a new run would replace a release that people's guarantee counts
+        ConfigError   a new run would replace a release that counts towards a guarantee
     """
     work = Path(f"{output}{WORK}")
-    if not work.exists():  # else it is this run that goes on, or is refused as another
+    if not work.exists():  # otherwise this run resumes, or is rejected as another
         _refuse_to_replace(output, released=released)
     return RunFolder(
         work,
@@ -299,7 +299,7 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX, JOURNAL)
     there = [path for ending in endings if (path := Path(f"{output}{ending}")).exists()]
     if there and not released:
-        # What nobody was promised anything for may be made again.
+        # Output without a guarantee can be made again.
         try:
             record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
             released = Provenance.from_dict(record).guarantee is not None
@@ -307,9 +307,9 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
             return
     if there and released:
         raise ConfigError(
-            f"{', '.join(map(str, there))} exists. What was released of users stays released, and "
-            "counting them again adds to it: the guarantees of both compose. Give another "
-            "--output and keep both, or remove the old files"
+            f"{', '.join(map(str, there))} exists. What was released about users stays released, "
+            "and counting them again adds to its privacy cost. Give another --output and keep "
+            "both, or remove the old files"
         )
 
 
@@ -322,7 +322,7 @@ def write_release(
     at: datetime | None = None,
     data_name: str = "",
 ) -> tuple[WordCounts, PrivacyReport]:
-    """Writes ledger, report, counts and their record; the same files whenever it is repeated."""
+    """Writes ledger, report, counts and their record; repeating it gives the same files."""
     counts = collection.counts()
     report = collection.report(
         delta=DELTA_OF_NOTHING if delta is None else delta,

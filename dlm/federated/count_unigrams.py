@@ -1,4 +1,4 @@
-"""Words counted over rounds of users, from files to files: what `dlm unigrams` does."""
+"""Counts words over rounds of users, from files to files: what `dlm unigrams` does."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ DEFAULT_GOAL = 500
 
 @dataclass(frozen=True)
 class CollectionSettings:
-    """What is counted, of whom, and how privately: the options of `dlm unigrams`.
+    """What to count, of whom, and how privately: the options of `dlm unigrams`.
 
     Fields (unit; bound; default; meaning)
-        clip              > 0; most that a user adds to a round (lambda); inf takes true counts
+        clip              > 0; most that a user adds to a round (lambda); inf: true counts
         rounds            >= 1
-        report_goal       users; >= 1; of a round; 500 where neither it nor poisson is given
-        noise_multiplier  > 0; of a round over lambda; without it nothing is guaranteed
-        delta             0 < . < 1; of the guarantee; given with noise, and only then
-        max_part          rounds; >= 1; of a user, enforced; needed with noise
-        min_sep           rounds; >= 0; between two of a user, enforced
-        poisson           0 < . <= 1; each user's probability, in place of a report goal
-        cap_words         words of a user that are looked at
+        report_goal       users; >= 1; per round; 500 if neither it nor poisson is given
+        noise_multiplier  > 0; noise of a round over lambda; without it there is no guarantee
+        delta             0 < . < 1; of the guarantee; required with noise, otherwise not allowed
+        max_part          rounds; >= 1; per user, enforced; required with noise
+        min_sep           rounds; >= 0; between two participations of a user, enforced
+        poisson           0 < . <= 1; each user's probability, instead of a report goal
+        cap_words         how many words of a user to read
         tokenizer         "words" or "whitespace"
-        public            who says that no user's text is in the list of words
+        public            who says that the list of words has no user's text
         public_key        file, PEM; the key that must have signed the list of words; not with
                           public
-        test_fraction     0 <= . < 1; share of the users to keep out, for the OOV rate
-        capacity          words; >= 1; 64,000; of the vocabulary that the OOV rate is of
+        test_fraction     0 <= . < 1; share of users to hold out for the OOV rate
+        capacity          words; >= 1; 64,000; size of the vocabulary for the OOV rate
         seed              makes the run a simulation, which guarantees nothing
     """
 
@@ -70,25 +70,25 @@ class CollectionSettings:
 
     def __post_init__(self) -> None:
         if (self.noise_multiplier is None) != (self.delta is None):
-            raise ConfigError("--noise-multiplier and --delta are given together, or neither")
+            raise ConfigError("give both --noise-multiplier and --delta, or neither")
         if self.noise_multiplier is not None and self.poisson is None and self.max_part is None:
             raise ConfigError(
-                "with noise give --max-part, the most rounds of a user, which is then enforced (1 "
-                "is best where there are users enough), or --poisson"
+                "noise needs --max-part, the enforced limit of rounds per user (1 is best if there "
+                "are enough users), or --poisson"
             )
         if self.poisson is not None and (self.max_part is not None or self.min_sep is not None):
             raise ConfigError(
-                "--poisson draws every user each time; it takes no --max-part, --min-sep"
+                "--poisson may draw any user in each round; leave out --max-part and --min-sep"
             )
         if self.poisson is not None and self.report_goal is not None:
             raise ConfigError(
-                "--poisson draws rounds of varying size, and --report-goal asks for one size; give "
-                "one"
+                "--poisson draws rounds of varying size, but --report-goal sets their size; give "
+                "only one"
             )
         if self.public and self.public_key is not None:
             raise ConfigError(
-                "--public and --public-key were both given; a list that is public by somebody's "
-                "word has no record that could be signed: give one of them"
+                "--public and --public-key were both given, but a list that somebody declares "
+                "public has no record that could be signed; give only one"
             )
         for option, found, good, bounds in (
             ("--delta", self.delta, self.delta is None or 0 < self.delta < 1, "between 0 and 1"),
@@ -96,7 +96,7 @@ class CollectionSettings:
                 "--poisson",
                 self.poisson,
                 self.poisson is None or 0 < self.poisson <= 1,
-                "over 0 and at most 1",
+                "above 0 and at most 1",
             ),
             (
                 "--test-fraction",
@@ -121,8 +121,8 @@ class CollectionSettings:
             ),
         ):
             if not good:
-                raise ConfigError(f"{option} is {found}; it must be {bounds}")
-        _ = self.config  # refuses what it must
+                raise ConfigError(f"{option} is {found}; expected {bounds}")
+        _ = self.config  # raises for invalid settings
 
     @property
     def config(self) -> UnigramConfig:
@@ -131,7 +131,7 @@ class CollectionSettings:
 
     @property
     def goal(self) -> int:
-        """Users of a round, where they are not drawn by Poisson sampling."""
+        """Users per round, unless they are drawn by Poisson sampling."""
         return DEFAULT_GOAL if self.report_goal is None else self.report_goal
 
     @property
@@ -141,11 +141,11 @@ class CollectionSettings:
 
     @property
     def released(self) -> bool:
-        """Whether what is counted is a release: noised, and not simulated."""
+        """Whether the counts are a release: noised, and not simulated."""
         return self.noise_multiplier is not None and self.seed is None
 
     def check_users(self, users: int) -> bool:
-        """Whether so many users are sure to fill the rounds; see `sampling.check_population`."""
+        """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
         if self.gap is None and self.max_part is None:
             return True
         return check_population(
@@ -155,11 +155,11 @@ class CollectionSettings:
 
 @dataclass(frozen=True)
 class CountedUnigrams:
-    """What `count_unigrams` did.
+    """The result of `count_unigrams`.
 
-    counts, report  that were written
-    held_out        users who were kept out
-    oov             their words out of the vocabulary; None where they said none
+    counts, report  as written
+    held_out        number of held-out users
+    oov             their out-of-vocabulary rate; None if they said no words
     """
 
     counts: WordCounts
@@ -181,10 +181,10 @@ def list_record(
     Args
         content  of the list
         begun    whether rounds were done with it
-        setting  where that word is given, for errors
+        setting  name of the setting for that word, for errors
     Raises
-        PrivacyError  neither is there, or the record promises nothing, and the counts are to have a
-                      guarantee; the key has not signed the list
+        PrivacyError  the counts should have a guarantee, but neither is given or the record has
+                      none; the key has not signed the list
     """
     record = read_counts(whitelist, content).provenance if sidecar(whitelist).exists() else None
     if settings.public_key is not None:
@@ -215,17 +215,17 @@ def count_unigrams(
     """Counts users' words in rounds, and writes what `collect` says, beside `output`.
 
     Args
-        open_users  the users, from the folder that their text may be sorted into; it is for its
-                    owner alone, and is removed at the end
+        open_users  gives the users, given a folder to sort their text into; only its owner can
+                    read it, and it is removed at the end
         data_name   of the users' file, for the report
-        progress    is called with what happens, a line at a time
-        on_round    is called after each round, which counts by then
+        progress    gets one line at a time about what happens
+        on_round    called after each round, once it counts
     Raises
         ConfigError   a new run would replace a release; too few users
-        PrivacyError  the list of words has no record that promises something, and nobody says that
-                      it is public; the key has not signed it
+        PrivacyError  the list of words has no record with a guarantee, and nobody says that it is
+                      public; the key has not signed it
     Guarantees
-        stopped at any moment, the same call goes on after the last round that counts
+        stopped at any moment, the same call resumes after the last round that counts
     """
     split = TOKENIZERS[settings.tokenizer]
     content = whitelist.read_bytes()  # once: what is verified is what is counted
@@ -242,7 +242,7 @@ def count_unigrams(
         everyone = open_users(folder.store)
         found = everyone.facts
         left_out = found.rows_without_user, found.users_without_text
-        # With noise nothing that users wrote is told without it, how much neither.
+        # With noise, nothing about users' text is shown without it, not even how much.
         how_much = f", {found.utterances:,} utterances, {found.words:,} words"
         progress(
             f"{found.users:,} users"
@@ -262,7 +262,7 @@ def count_unigrams(
         if not settings.check_users(len(train)):
             progress(
                 f"{len(train):,} users may run out before the last round: they are drawn at "
-                "random, and towards the end too few may be left who may take part again"
+                "random, and near the end too few may be allowed to take part again"
             )
         collection = Collection(
             train,
@@ -278,7 +278,7 @@ def count_unigrams(
             list_record=record,
         )
         if collection.resumed:
-            progress(f"going on after round {collection.rounds_done} of {settings.rounds}")
+            progress(f"resuming after round {collection.rounds_done} of {settings.rounds}")
         for metrics in collection.run():
             on_round(metrics)
         counts, report = write_release(

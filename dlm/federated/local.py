@@ -1,6 +1,6 @@
-"""What a user's device does in a round: some steps of SGD from the model it was given.
+"""What a user's device does in a round: some steps of SGD from the model it received.
 
-`user_update` is compiled once per shape; its oracle, plain loops, lies beside its tests.
+`user_update` is compiled once per shape; its oracle, in plain loops, is beside its tests.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class LocalConfig:
 
     Fields (unit; bound; suggested; meaning)
         algorithm      "fedavg": a step of SGD for each batch; "fedsgd": one batch, one gradient
-        learning_rate  > 0; 0.5 (FNG), 6.0 (DPF); of the device's steps
+        learning_rate  > 0; 0.5 (FNG), 6.0 (DPF); for steps on the device
         batch_size     rows; >= 1; 16 (BLT), 8 (DPF)
-        unroll         tokens; >= 1; 20 (BLT), 10 (DPF); through which a gradient is taken
+        unroll         tokens; >= 1; 20 (BLT), 10 (DPF); backpropagation through time
         epochs         passes; >= 1; 1; over a device's text; fedsgd makes one
-        packing        "utterances": a row of its own for each; "stream": joined, state carried on
-        shuffle        whether the order of the text is drawn anew in each round
-        max_batches    batches; >= 1, or 0 for no limit; of a device in a round, in each epoch
-        clip_after     "user": once, when all steps are done (GDP); "batch": after each step (DPF)
+        packing        "utterances": one row each; "stream": joined, carrying the state over
+        shuffle        whether to shuffle the text in each round
+        max_batches    batches; >= 1, or 0 for no limit; per device, round and epoch
+        clip_after     "user": once, after all steps (GDP); "batch": after each step (DPF)
         clip_kind      "flat" or "per_layer"
         example_cap    tokens; > 0, or 0 for equal weights; w^ in w_k = min(n_k / w^, 1)
-        users_at_once  users; >= 1; 1 on a CPU; computed side by side; more is faster on a GPU
+        users_at_once  users; >= 1; 1 on a CPU; computed in parallel; more is faster on a GPU
     """
 
     learning_rate: float = 0.5
@@ -55,13 +55,13 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"a device's learning rate is {self.learning_rate}, not above 0")
+            raise ConfigError(f"local.learning_rate is {self.learning_rate}; expected above 0")
         for name in ("batch_size", "unroll", "epochs", "users_at_once"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
         for name in ("max_batches", "example_cap"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
         for name, known in (
             ("algorithm", ("fedavg", "fedsgd")),
             ("packing", ("utterances", "stream")),
@@ -69,9 +69,9 @@ class LocalConfig:
             ("clip_kind", ("flat", "per_layer")),
         ):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {known}")
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {known}")
         if self.algorithm == "fedsgd" and self.epochs != 1:
-            raise ConfigError(f"fedsgd takes one gradient; epochs is {self.epochs}, must be 1")
+            raise ConfigError(f"epochs is {self.epochs}; expected 1, as fedsgd takes one gradient")
 
 
 class UserWork(NamedTuple):

@@ -1,4 +1,4 @@
-"""Wordpieces made of a file of counts, with their record: what `dlm pieces` does."""
+"""Makes wordpieces from a file of counts, with their record: what `dlm pieces` does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 512  # SentencePiece's bound on the characters of a piece
 
 @dataclass(frozen=True)
 class MadePieces:
-    """What `make_pieces` wrote; and pieces per word, each word as often as it is used."""
+    """What `make_pieces` wrote, and the mean pieces per word, weighted by use."""
 
     inventory: Inventory
     per_word: float
@@ -36,24 +36,24 @@ def make_pieces(
     """Builds an inventory of the words of `counts`, and writes it with its record.
 
     Args
-        size        of the inventory, marks included
+        size        of the inventory, including marks
         output      FILE.model
-        max_length  characters of a piece at most
+        max_length  most characters in a piece
         public      who says that the counts are of public text
-        public_key  that must have signed the counts
+        public_key  the key that must have signed the counts
     Raises
-        ConfigError      a name that cannot be written; counts of users that are said to be public;
+        ConfigError      an output that cannot be written; users' counts that are declared public;
                          both `public` and `public_key`
         FormatError, PrivacyError  as `read_counts`, `require_signed`
         EstimationError  as `build_inventory`
     """
-    # Before the estimation, which takes long, and before anything of users is replaced.
+    # Checked before the long estimation, and before any output is replaced.
     if not 1 <= max_length <= LONGEST:
-        raise ConfigError(f"--max-length is {max_length}; it must be from 1 to {LONGEST}")
+        raise ConfigError(f"--max-length is {max_length}; expected 1 to {LONGEST}")
     _check_output(output, counts)
     if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
-            f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
+            f"--public, but {beside[0]} says that {counts} comes from users; leave --public out"
         )
     if public is not None and public_key is not None:
         raise ConfigError("--public and --public-key were both given; public counts have no record")
@@ -73,14 +73,14 @@ def make_pieces(
 def _check_output(output: Path, counts: Path) -> None:
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
-            f"--output is {output}; its name must end in {PIECES_SUFFIX}, by which dlm federate "
-            "knows wordpieces"
+            f"--output is {output}; expected a name in {PIECES_SUFFIX}, by which dlm federate "
+            "recognises wordpieces"
         )
     if not output.parent.is_dir():
-        raise ConfigError(f"--output is {output}; its folder must be there, and is not: make it")
+        raise ConfigError(f"--output is {output}, but its folder does not exist; create it")
     if output.is_dir():
         raise ConfigError(f"--output is {output}, which is a folder; name a file in it")
     if output.exists() and counts.exists() and output.samefile(counts):
         raise ConfigError(
-            f"--output is {output}, the counts themselves, which would be lost; give another name"
+            f"--output is {output}, which would overwrite the counts; give another name"
         )

@@ -1,13 +1,13 @@
-"""Words in pieces: an inventory made from the distribution of words alone (FNG 6).
+"""Words in pieces: an inventory made only from the distribution of words (FNG 6).
 
     inventory = build_inventory(read_counts("counts.tsv"), 4000)
     inventory.encode(["communicate", "déjà"])   # int32 ids; 0 is the unknown character
     inventory.decode(ids)                       # the words again
 
-SentencePiece estimates the unigram model of Kudo (2018). It takes a TSV of words and counts, but
-its first step, which collects the substrings to choose from, ignores the counts: each word is taken
-to stand there once, so that pieces of rare words push out frequent short words. So the substrings
-are collected here, weighted, and handed over.
+SentencePiece estimates the unigram model of Kudo (2018). It accepts a TSV of words and counts, but
+its first step, collecting candidate substrings, ignores the counts: every word counts once, so
+pieces of rare words displace frequent short words. Therefore the candidates are collected here with
+weights, and passed to it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ TOTAL = 100_000_000
 @sealed
 @dataclass(frozen=True)
 class Inventory:
-    """Wordpieces with ids; the pieces of a word are those of highest probability.
+    """Wordpieces with ids; a word is split into its most probable pieces.
 
-    Guarantees   every word of characters that were counted is encoded without unknown pieces, and
-                 decoded to itself
+    Guarantees   every word of counted characters is encoded without unknown pieces, and decoded to
+                 itself
     """
 
     model: bytes  # SentencePiece's
@@ -63,16 +63,18 @@ class Inventory:
         try:
             processor.LoadFromSerializedProto(self.model)
         except RuntimeError as exc:
-            raise FormatError(f"this is no SentencePiece model: {exc}") from exc
+            raise FormatError(f"not a SentencePiece model: {exc}") from exc
         ids = (processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (UNKNOWN, BEGIN, END):
-            raise FormatError(f"<unk>, <s>, </s> have the ids {ids}, not {(UNKNOWN, BEGIN, END)}")
+            raise FormatError(
+                f"<unk>, <s>, </s> have the ids {ids}; expected {(UNKNOWN, BEGIN, END)}"
+            )
         object.__setattr__(self, "_processor", processor)
         object.__setattr__(self, "_cache", {})
 
     @property
     def size(self) -> int:
-        """Number of ids, <unk>, <s> and </s> among them."""
+        """Number of ids, including <unk>, <s> and </s>."""
         return int(self._sp.GetPieceSize())
 
     @property
@@ -106,23 +108,23 @@ class Inventory:
         return [word for word in text.split(SPACE) if word]
 
     def pieces_per_word(self, counts: WordCounts) -> float:
-        """Mean over words, each as often as it is used."""
+        """Mean number of pieces per word, weighted by use."""
         shares = counts.probabilities().tolist()
         pairs = zip(counts.words, shares, strict=True)
         return float(sum(share * len(self.encode_word(word)) for word, share in pairs))
 
     def save(self, path: str | Path) -> None:
-        """Writes the model and, beside it, the record of what protects it."""
+        """Writes the model and, beside it, its privacy record."""
         write_recorded(path, self.model, self.provenance, digest_name=PIECES_DIGEST)
 
     @classmethod
     def load(cls, path: str | Path, content: bytes | None = None) -> Inventory:
-        """Reads what `save` wrote; without a record, nothing is promised.
+        """Reads what `save` wrote; without a record there is no guarantee.
 
         Args
             content  of the file, where the caller has read it
         Raises
-            FormatError    no model, or no record where there is a file for one
+            FormatError    not a model, or a record file that is not a record
             PrivacyError   the record is of another model, or was changed
         """
         model = Path(path).read_bytes() if content is None else content
@@ -130,8 +132,8 @@ class Inventory:
             found = cls(model, Provenance.none("not said yet"))
         except FormatError as exc:
             raise FormatError(
-                f"{path}: {exc} (a name in .model is of wordpieces, which dlm pieces builds; a "
-                "list of words has any other)"
+                f"{path}: {exc} (names in .model are for wordpieces from dlm pieces; give a list "
+                "of words another name)"
             ) from exc
         record = read_record(path, model, digest_name=PIECES_DIGEST, kind="wordpieces")
         return dataclasses.replace(found, provenance=record)
@@ -179,19 +181,19 @@ def build_inventory(
     import sentencepiece
 
     if size < 4:
-        raise ConfigError(f"an inventory has at least 4 pieces; found {size}")
+        raise ConfigError(f"{size} pieces; an inventory needs at least 4")
     for word in counts.words:
         if word.split() != [word] or any(mark in word for mark in FORBIDDEN):
             raise ConfigError(
-                f"{word!r} holds white space or a mark of wordpieces ({', '.join(FORBIDDEN[4:])}, "
-                "U+2581, U+2585, U+2047, NUL); leave it out of the list"
+                f"{word!r} has white space or a mark of wordpieces ({', '.join(FORBIDDEN[4:])}, "
+                "U+2581, U+2585, U+2047, NUL); remove it from the list"
             )
     weights = scaled(counts.counts)
     characters = {c for word in counts.words for c in word} | {SPACE}
     if len(characters) + 3 > size:
         raise EstimationError(
             f"the words use {len(characters)} different characters, which with <unk>, <s> and "
-            f"</s> do not fit into {size} pieces; --size must be at least {len(characters) + 3}"
+            f"</s> do not fit into {size} pieces; set --size to at least {len(characters) + 3}"
         )
     seeds = seed_pieces(
         counts.words, weights, min(MAX_SEEDS, SEEDS_PER_PIECE * size), max_piece_length
@@ -230,8 +232,8 @@ def build_inventory(
         # A size that is no int of 32 bits is a ValueError.
         except (RuntimeError, OSError, ValueError) as exc:
             raise EstimationError(
-                f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
-                f"words: {str(exc).rstrip('. ')}. Ask for fewer, or count more words"
+                f"SentencePiece cannot make {size} pieces from {len(counts.words)} "
+                f"words: {str(exc).rstrip('. ')}. Give a smaller size, or count more words"
             ) from exc
     made = _without_paths(model.getvalue(), str(folder))
     record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})

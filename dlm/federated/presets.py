@@ -1,7 +1,7 @@
-"""The models of the papers, by name, with the parameter counts that were printed.
+"""The models of the papers, by name, with their printed parameter counts.
 
-None of the papers prints all that a count depends on. What was inferred, and how, stands beside
-each model; a test holds every count to the printed one, or to the stated miss.
+No paper prints everything that a count depends on. What was inferred, and how, is noted at each
+model; a test checks every count against the printed one, or the stated difference.
 """
 
 from __future__ import annotations
@@ -118,4 +118,4 @@ def preset(name: str) -> RnnConfig:
         return PRESETS[name].config
     except KeyError:
         known = ", ".join(PRESETS)
-        raise ConfigError(f"no model is named {name!r}; there are {known}") from None
+        raise ConfigError(f"no preset is named {name!r}; expected one of {known}") from None

@@ -1,13 +1,13 @@
-"""What protects the people whose text a file was made from: a small record that files carry.
+"""A small record that files carry: how the people whose text they come from are protected.
 
     record = Provenance.none("words were counted without noise", stages=[...])
     record.derive("wordpieces").to_json()       # whatever is made from it inherits what it says
 
-The record stands beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`)
-and in the manifest of a shard set. It names the SHA-256 of what it speaks of, and its own digest
-covers all that it says. Both find a mistake; neither finds an edit by somebody who computes the
-digest anew. Against that it can be signed (`signature`): one that was read and not verified with a
-trusted key is "unverified", and so is whatever is made from it.
+The record is beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`) and
+in the manifest of a shard set. It names the SHA-256 of its content, and its own digest covers all
+of it. Both detect mistakes, but not an edit by someone who recomputes the digest. A signature does
+(`signature`): a record that was read but not verified with a trusted key is "unverified", and so is
+anything made from it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ FORMAT_VERSION = 2
 LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
-# How much a record is worth to whoever holds it; not a part of it.
-FIRST_HAND = "first hand"  # of what this process did itself
-UNVERIFIED = "unverified"  # read from a file, and by no key that is trusted
+# How far a record can be trusted here; not stored in it.
+FIRST_HAND = "first hand"  # about what this process did itself
+UNVERIFIED = "unverified"  # read from a file, not verified with a trusted key
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
 
 def is_record_line(line: str) -> bool:
-    """Whether a line of a model's header is a record. Others may begin alike, as `privacy: none`:
-    they are free text and claim nothing."""
+    """Whether a line of a model's header is a record. Other lines that begin alike, such as
+    `privacy: none`, are free text and claim nothing."""
     return line.startswith(LINE_PREFIX) and line.removeprefix(LINE_PREFIX).lstrip()[:1] == "{"
 
 
@@ -52,7 +52,7 @@ class Guarantee:
         numbers = [self.epsilon, self.delta, *([] if self.rho is None else [self.rho])]
         if not all(math.isfinite(n) and n >= 0 for n in numbers) or self.delta >= 1:
             raise PrivacyError(
-                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is no guarantee"
+                f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is not a guarantee"
             )
 
     def statement(self) -> str:
@@ -62,7 +62,7 @@ class Guarantee:
 
 
 def _up(value: float) -> str:
-    """Three significant digits, rounded up: a guarantee is never told smaller than it is."""
+    """Three significant digits, rounded up, so that epsilon is never understated."""
     if value == 0:
         return "0"
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -71,12 +71,12 @@ def _up(value: float) -> str:
 
 @dataclass(frozen=True)
 class PublicInput:
-    """Something that no user's text is in, because somebody says so.
+    """Something that somebody says contains no user's text.
 
     Fields
-        what    as "the vocabulary words.txt"
+        what    such as "the vocabulary words.txt"
         by      who says it
-        sha256  of its content; None where that is not known
+        sha256  of its content; None if not known
     """
 
     what: str
@@ -86,7 +86,7 @@ class PublicInput:
     def __post_init__(self) -> None:
         if not (self.by.strip() and self.what.strip()):
             raise PrivacyError(
-                f"{self.what or 'something'} is said to be public by {self.by!r}: name who says so"
+                f"{self.what or 'something'} is declared public by {self.by!r}; name who says so"
             )
 
     def __str__(self) -> str:
@@ -96,10 +96,10 @@ class PublicInput:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What is guaranteed, to whom and by what; or that nothing is, and why.
+    """What is guaranteed, to whom and by what; or why nothing is.
 
-    `guarantee` is None exactly where `reasons` is not empty. `simulated` is what would be
-    guaranteed if the keys had been secret: figures of an experiment, never a promise.
+    `guarantee` is None exactly if `reasons` is not empty. `simulated` is what would be guaranteed
+    if the keys had been secret: figures of an experiment, never a promise.
     """
 
     guarantee: Guarantee | None
@@ -107,27 +107,27 @@ class Provenance:
     simulated: Guarantee | None = None
     unit: str = UNIT
     adjacency: str = ADJACENCY
-    stages: tuple[Mapping[str, Any], ...] = ()  # each stage that touched users, as JSON
+    stages: tuple[Mapping[str, Any], ...] = ()  # each stage that used users' data, as JSON
     ledgers: tuple[str, ...] = ()  # digests of the participation ledgers
     config: str | None = None  # digest of the settings of the run
-    derived: tuple[str, ...] = ()  # what was made from it since, without touching users again
-    public_inputs: tuple[PublicInput, ...] = ()  # what is in it and public, as somebody says
-    unverified: tuple[str, ...] = ()  # what went in with a record that was not verified
+    derived: tuple[str, ...] = ()  # what was made from it since, without using users' data again
+    public_inputs: tuple[PublicInput, ...] = ()  # its parts that somebody says are public
+    unverified: tuple[str, ...] = ()  # inputs whose record was not verified
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
 
     def __post_init__(self) -> None:
         if (self.guarantee is None) != bool(self.reasons):
-            raise PrivacyError("a record has a guarantee, or reasons why there is none: not both")
+            raise PrivacyError("a record needs a guarantee, or reasons why there is none, not both")
 
     @classmethod
     def none(cls, *reasons: str, **fields: Any) -> Provenance:
-        """A record that promises nothing, for these reasons."""
+        """A record without a guarantee, for these reasons."""
         return cls(None, tuple(reasons), **fields)
 
     @classmethod
     def public(cls, by: str, what: str, sha256: str | None = None) -> Provenance:
-        """A record of what no user's text is in, as somebody says: it owes nobody anything.
+        """A record of something that somebody says contains no user's text.
 
         Raises
             PrivacyError  nobody is named
@@ -136,22 +136,22 @@ class Provenance:
 
     @property
     def is_public(self) -> bool:
-        """Whether it touched no user, as somebody says."""
+        """Whether somebody says that it contains no user's text."""
         nothing = self.guarantee == Guarantee(0.0, 0.0, 0.0)
         return nothing and not self.stages and bool(self.public_inputs)
 
     def statement(self, *, held_out: int = 0, with_standing: bool = True) -> str:
-        """The guarantee in one or two sentences, or that there is none and why.
+        """The guarantee in one or two sentences, or why there is none.
 
         Args
-            held_out       users who were evaluated without noise, whom it does not cover
-            with_standing  False leaves out that this record is unverified, for who said so already
+            held_out       users who were evaluated without noise and are not covered
+            with_standing  False leaves out that this record is unverified, if that is already said
         """
         if self.guarantee is None:
             text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
             if self.simulated is not None:
                 text += (
-                    " Figures of a simulation, which promise nothing to anybody: "
+                    " Figures of a simulation, which promise nothing to anyone: "
                     f"{self.simulated.statement()}."
                 )
             return text
@@ -169,15 +169,15 @@ class Provenance:
         return text
 
     def derive(self, step: str, **content: str) -> Provenance:
-        """The record of something made from this without touching users: it inherits all of it.
+        """The record of something made from this without using users' data: it inherits everything.
 
         Args
             step     what was done
-            content  SHA-256 of what was made, by name: the new record speaks of that alone
+            content  SHA-256 of the output by name; the new record is only about that
         """
         made = dataclasses.replace(self, derived=(*self.derived, step), content={})
         if self.standing == UNVERIFIED and self.guarantee is not None:
-            # A signature of what is made does not make up for one that was not there.
+            # Signing the output does not make up for an unsigned input.
             of = f"what {step} is made of"
             made = dataclasses.replace(made, standing=FIRST_HAND, unverified=(*self.unverified, of))
         return made.about(**content)
@@ -187,11 +187,11 @@ class Provenance:
         return dataclasses.replace(self, standing=f"verified: signed by the key {key}")
 
     def about(self, **content: str) -> Provenance:
-        """The record with the SHA-256 of what it speaks of, by name, beside those it has."""
+        """The record with more SHA-256, by name, of what it is about."""
         return dataclasses.replace(self, content={**self.content, **content})
 
     def speaks_of(self, **content: str) -> bool:
-        """Whether these SHA-256 are those that the record has under these names."""
+        """Whether the record has these SHA-256 under these names."""
         return all(self.content.get(name) == digest for name, digest in content.items())
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,15 +234,15 @@ class Provenance:
         """Reads a record, or a `line`.
 
         Raises
-            FormatError    no record, or of another version
-            PrivacyError   its digest does not fit what it says
+            FormatError    not a record, or one of another version
+            PrivacyError   its digest does not match its content
         """
         try:
             if isinstance(text, bytes):
                 text = text.decode("utf-8")
             return cls.from_dict(json.loads(text.strip().removeprefix(LINE_PREFIX)), place)
         except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-            raise FormatError(f"{place} is no privacy provenance: {exc}") from exc
+            raise FormatError(f"{place} is not a privacy record: {exc}") from exc
 
     @classmethod
     def from_dict(cls, record: Any, place: str = "the record") -> Provenance:
@@ -259,8 +259,8 @@ class Provenance:
             digest = body.pop("digest")
             if digest != digest_of(body):
                 raise PrivacyError(
-                    f"{place} was changed after it was written: its digest does not fit. Take it "
-                    "from the run again; nothing can be claimed from this one"
+                    f"{place} was changed after it was written: its digest does not match. Get it "
+                    "from the run again; this one guarantees nothing"
                 )
             if version == 1:
                 body |= {"public": [], "unverified": [], "content": {}}
@@ -280,11 +280,11 @@ class Provenance:
                 UNVERIFIED,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise FormatError(f"{place} is no privacy provenance: {exc!r}") from exc
+            raise FormatError(f"{place} is not a privacy record: {exc!r}") from exc
         return found._without_an_empty_promise()
 
     def _without_an_empty_promise(self) -> Provenance:
-        """Itself, if a guarantee rests on a stage or on somebody's word that all is public.
+        """Itself, if its guarantee has a stage, or somebody's word that everything is public.
 
         Version 1 had "public" without a name.
         """
@@ -295,7 +295,7 @@ class Provenance:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """SHA-256 of JSON values, whatever their order: what records and configs are compared by."""
+    """SHA-256 of JSON values, independent of their order: compares records and settings."""
     raw = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=str)
     return hashlib.sha256(raw.encode()).hexdigest()
 

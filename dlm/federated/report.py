@@ -1,11 +1,11 @@
-"""What was guaranteed, to whom, and how that is known: the checklist that a private model needs.
+"""The privacy report of a model: what was guaranteed, to whom, and the evidence for it.
 
     report = build(stages, ledgers={"network": ledger}, config=run.to_dict(), delta=1e-10)
     report.write(Path("privacy.md"), Path("privacy.json"))
     report.provenance                           # the small record that files carry
 
-`checklist` has its words. They are filled from what happened: the ledgers say who took part when,
-the stages what noise was added, and `build` refuses to claim what they do not bear out.
+`checklist` has its text. It is filled in from what happened: the ledgers say who took part when,
+the stages what noise was added, and `build` claims nothing that they do not support.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """The filled checklist, as text and as data.
+    """The completed checklist, as text and as data.
 
-    `numbers` is what accounting found for each stage and for all together, None where there is no
-    guarantee at all.
+    `numbers` is the result of accounting for each stage and for all together, None if there is no
+    guarantee.
     """
 
     provenance: Provenance
@@ -83,7 +83,7 @@ class PrivacyReport:
         ]
 
     def statement(self) -> str:
-        """The guarantee in one or two sentences, or that there is none and why."""
+        """The guarantee in one or two sentences, or why there is none."""
         return self.provenance.statement(held_out=self.held_out)
 
     def _accesses(self) -> str:
@@ -100,8 +100,8 @@ class PrivacyReport:
         if any(_is_discrete(stage) for stage in self.stages):
             text = (
                 "Stages compose by zero-concentrated differential privacy, adaptively, with a "
-                "bound that holds whatever was released; epsilon is what every mechanism of that "
-                "rho has."
+                "bound that holds whatever was released; epsilon holds for every mechanism of that "
+                "rho."
             )
         if any(stage.get("sampling_rate") is not None for stage in self.stages):
             text += " Stages with Poisson-sampled cohorts are amplified by sampling, by " + (
@@ -123,14 +123,14 @@ class PrivacyReport:
             if planned > stage["rounds"]:
                 lines.append(
                     f"{name}: the run ended after {stage['rounds']} of {planned} planned rounds. "
-                    "Nobody decided that by looking at what it released; if somebody did (early "
+                    "Nobody decided that by looking at its output; if somebody did (early "
                     f"stopping), account for all {planned}."
                 )
             if stage.get("sampling_rate") is not None:
                 lines.append(
                     f"{name}: every user takes part in each of {stage['rounds']} rounds with "
                     f"probability {stage['sampling_rate']}, independently; the sizes of the "
-                    "cohorts bear that out."
+                    "cohorts agree with that."
                 )
                 continue
             gap = stage["gap"]
@@ -144,9 +144,9 @@ class PrivacyReport:
             seen = ledger["observed"]
             gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
             lines.append(
-                f"Of {ledger['population']} users {ledger['participants']} took part; observed: "
-                f"{gap_seen}, at most {seen['max_part']} participations. The numbers rest on what "
-                "was enforced (4c), not on this."
+                f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
+                f"{gap_seen}, at most {seen['max_part']} participations. The numbers are based on "
+                "what was enforced (4c), not on this."
             )
         return "\n".join(lines)
 
@@ -192,13 +192,13 @@ class PrivacyReport:
         data = self.data or {}
         name, digest = data.get("name", "not named"), data.get("digest", "not noted")
         return {
-            "made": f"{self.made or 'date not noted'}, by dlm {__version__}",
-            "data set": f"{name}, digest {digest} (keyed with the ledger: who has that can check "
-            "it, and nobody else confirm a guess)",
+            "made": f"{self.made or 'date not recorded'}, by dlm {__version__}",
+            "data set": f"{name}, digest {digest} (keyed with the ledger: only someone who has it "
+            "can check the digest or confirm a guess)",
         }
 
     def write(self, markdown: Path, as_json: Path) -> None:
-        """Writes it for people and for programs, each file whole or not at all."""
+        """Writes the report as text and as JSON, each file whole or not at all."""
         write_whole(markdown, self.markdown().encode())
         write_whole(as_json, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
@@ -250,39 +250,39 @@ def build(
     """The report of a run, from its records.
 
     Args
-        stages       every stage that touched users: `account.StageRecord`s, or what
-                     `Collection.stage` gives
+        stages       every stage that used users' data: `account.StageRecord`s, or the result of
+                     `Collection.stage`
         delta        of the guarantee
         ledgers      stage -> who took part in it; a noised stage without one has no guarantee,
-                     since nothing shows its assumptions to hold
+                     since nothing shows that its assumptions hold
         simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
-                     numbers are told as those of a simulation
-        secure_aggregation   also said by a stage whose norms are inflated by rounding
-        inputs       what the run was made with besides users' text, such as "the vocabulary
-                     words.txt", and its record: stages of that touched users too and are composed
-                     with these; what has no record or no guarantee leaves the whole without
+                     numbers are reported as those of a simulation
+        secure_aggregation   also implied by a stage whose norms are inflated by rounding
+        inputs       inputs other than users' text, such as "the vocabulary words.txt", and their
+                     records: their stages used users' data too and are composed with these; an
+                     input without a record or guarantee leaves the whole without one
         void         more reasons why there is no guarantee
-        content      SHA-256 of what was made, by name: the record speaks of it
-        held_out     users who are in no round and evaluated without noise, which is not covered
-        under_way    whether the stages are of more rounds than the ledgers have yet
-        incidents    what happened to the run's folder that a reader must know of
-        at           when this is
-        data         `name` of the users' data set, and its `digest`, keyed: a plain one would be a
+        content      SHA-256 of the outputs by name, which the record is about
+        held_out     number of users in no round, evaluated without noise and not covered
+        under_way    whether the stages have more rounds than the ledgers so far
+        incidents    what happened to the run's folder that a reader must know
+        at           time of the report
+        data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
-        matrices     stage -> what its noise is correlated by, for readers
+        matrices     stage -> the matrix that correlates its noise, for readers
     Raises
-        PrivacyError   a ledger that has seen more than its stage assumes, another number of rounds,
-                       or cohorts that were not sampled as they are accounted for
+        PrivacyError   a ledger with more participation than its stage assumes, another number of
+                       rounds, or cohorts that were not sampled as accounting assumes
     """
     if not stages:
-        raise ConfigError("a report is of at least one stage that touched users")
+        raise ConfigError("a report needs at least one stage that used users' data")
     if not 0 < delta < 1:
-        raise ConfigError(f"delta is {delta}; it is between 0 and 1")
+        raise ConfigError(f"delta is {delta}; expected a number between 0 and 1")
     records = [_as_dict(stage) for stage in stages]
     books = dict(ledgers or {})
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
-        raise ConfigError(f"a ledger is of {', '.join(unknown)}, which is no stage of this report")
+        raise ConfigError(f"found a ledger of {', '.join(unknown)}, not a stage of this report")
     reasons = list(void)
     for record in records:
         name = str(record["stage"])
@@ -328,12 +328,12 @@ def build(
 
 
 class Composition(NamedTuple):
-    """What several records come to.
+    """The composition of several records.
 
     Fields
         provenance  the record of what is made from all of them
-        numbers     what accounting found; None where there is no guarantee at all
-        notes       what a reader must know before believing them
+        numbers     result of accounting; None if there is no guarantee
+        notes       what a reader must know before trusting them
     """
 
     provenance: Provenance
@@ -353,19 +353,19 @@ def compose_records(
     content: Mapping[str, str] | None = None,
     step: str = "",
 ) -> Composition:
-    """The record of something made from several inputs, whatever they are: the one place where
-    guarantees are composed.
+    """The record of something made from several inputs: the only place where guarantees are
+    composed.
 
     Args
-        inputs     by what each is, as "the vocabulary words.txt": its record; None without one
+        inputs     record of each input, such as "the vocabulary words.txt"; None without one
         delta      of the guarantee
-        stages     that touch users on the way, besides those of the inputs, as JSON
+        stages     that use users' data, besides those of the inputs, as JSON
         ledgers    digests of theirs
         void       more reasons why there is no guarantee
         simulated  whether a key of `stages` came from a configured seed
         content    SHA-256 of what is made, by name
         step       what is done, where that touches no users
-    Guarantees     an input without a record, or with one that promises nothing, leaves the whole
+    Guarantees     an input without a record, or whose record has no guarantee, leaves the whole
                    without a guarantee
     """
     brought = inherited(inputs)
@@ -387,7 +387,7 @@ def compose_records(
             reasons.append("accounting finds no finite epsilon")
     if simulated:
         reasons.append(
-            "the keys were made from a configured seed: whoever knows it can take the noise off"
+            "the keys were made from a configured seed: anyone who knows it can remove the noise"
         )
     provenance = Provenance(
         None if reasons else found,
@@ -409,21 +409,21 @@ def compose_records(
 def check_stage(
     stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
 ) -> None:
-    """Passes if a ledger bears out what accounting assumes of a stage.
+    """Checks that a ledger agrees with what accounting assumes about a stage.
 
     Raises
-        PrivacyError   it has seen another number of rounds, more participations, a smaller gap, or
-                       cohorts that were not sampled as said
+        PrivacyError   it has another number of rounds, more participations, a smaller gap, or
+                       cohorts that were not sampled as stated
     """
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
-            f"{stage['stage']}: the ledger has a round {ledger.last_round}, and accounting is for "
+            f"{stage['stage']}: the ledger has a round {ledger.last_round}, but accounting is for "
             f"{stage['rounds']} rounds, from 0"
         )
     if ledger.rounds != int(stage["rounds"]) and not under_way:
         raise PrivacyError(
-            f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, and the stage of "
-            f"{stage['rounds']}: it is another one, or was cut"
+            f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, but the stage has "
+            f"{stage['rounds']}: it is another ledger, or was cut off"
         )
     if stage.get("sampling_rate") is not None:
         ledger.check_poisson(float(stage["sampling_rate"]))
@@ -432,17 +432,17 @@ def check_stage(
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
-    """What accounting assumes of participation, and what was not enforced: why there is no
-    guarantee. That it was kept to this time is luck, not a promise."""
+    """Participation limits that accounting assumes but were not enforced, so there is no guarantee.
+    If they happened to hold, that is luck, not a guarantee."""
     if stage.get("sampling_rate") is not None:
         return []
     found, name, gap = [], stage["stage"], int(stage["gap"])
     if gap > (ledger.gap or 1):
-        found.append(f"{name}: a gap of {gap} rounds is assumed, and was not enforced")
+        found.append(f"{name}: a gap of {gap} rounds is assumed, but was not enforced")
     most = ledger.max_part or -(-int(stage["rounds"]) // (ledger.gap or 1))
     if int(stage["max_part"]) < most:
         found.append(
-            f"{name}: at most {stage['max_part']} participations are assumed, and only {most} were "
+            f"{name}: at most {stage['max_part']} participations are assumed, but only {most} were "
             "enforced"
         )
     return found
@@ -470,7 +470,7 @@ def _as_dict(record: Any) -> dict[str, Any]:
         return dataclasses.asdict(record)
     if isinstance(record, Mapping):
         return dict(record)
-    raise ConfigError(f"{type(record).__name__} is no record of a stage")
+    raise ConfigError(f"{type(record).__name__} is not a record of a stage")
 
 
 def _is_discrete(stage: Mapping[str, Any]) -> bool:

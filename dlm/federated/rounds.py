@@ -83,17 +83,17 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "momentum", "nesterov", "adam"):
             raise ConfigError(
-                f"optimizer is {self.optimizer!r}; it is one of sgd, momentum, nesterov, adam"
+                f"optimizer is {self.optimizer!r}; expected sgd, momentum, nesterov or adam"
             )
         for name in ("learning_rate", "epsilon"):
             if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ConfigError(f"the server's {name} is {getattr(self, name)}, not above 0")
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected above 0")
         for name in ("momentum", "second_moment"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"the server's {name} is {getattr(self, name)}, not in [0, 1)")
+                raise ConfigError(f"server.{name} is {getattr(self, name)}; not in [0, 1)")
 
     def transformation(self) -> optax.GradientTransformation:
-        """The optimiser; it is given the negated average as a gradient."""
+        """The optimiser; its gradient is the negated average."""
         if self.optimizer == "adam":
             return optax.adam(self.learning_rate, self.momentum, self.second_moment, self.epsilon)
         momentum = None if self.optimizer == "sgd" else self.momentum
@@ -105,15 +105,15 @@ class ReleaseConfig:
     """How a round's sum is bounded, noised and averaged.
 
     Fields (unit; bound; suggested; meaning)
-        clip_norm         C or S; > 0; L2 norm that an update has at most; inf only without noise
-        noise_multiplier  z; >= 0; noise's standard deviation over the sensitivity; 0 for a run
+        clip_norm         C or S; > 0; largest L2 norm of an update; inf only without noise
+        noise_multiplier  z; >= 0; standard deviation of the noise over the sensitivity; 0 for a run
                           without noise, which has no guarantee
         estimator         "fixed": f~_f, over `denominator`; "clipped": f~_c, over the weight of
-                          those who came, at least `denominator`
+                          the participants, at least `denominator`
         denominator       users; > 0; q W or the report goal m (fixed), q W_min (clipped)
         adaptive          None, or how the clip norm follows the updates
-        schedule          (round, clip norm) in rising order: from that round on C is another, and
-                          the noise with it, so that z and the cost of a round stay the same
+        schedule          (round, clip norm) in increasing order: from that round on, C and the
+                          noise change together, so z and the cost of a round stay the same
     Paper   DPF Algorithm 1 and Figures 4 and 8; GDP Algorithm 1
     """
 
@@ -126,22 +126,24 @@ class ReleaseConfig:
 
     def __post_init__(self) -> None:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
-            raise PrivacyError(f"the noise multiplier is {self.noise_multiplier}, not 0 or more")
+            raise PrivacyError(
+                f"the noise multiplier is {self.noise_multiplier}; expected 0 or more"
+            )
         for bound in (self.clip_norm, *(bound for _, bound in self.schedule)):
             if not bound >= clip.LEAST_NORM:
                 raise PrivacyError(
-                    f"a clip norm is {bound}; it must be above 0, and {clip.LEAST_NORM:g} or more: "
-                    "squares of smaller numbers are 0 in single precision, and nothing is clipped"
+                    f"a clip norm is {bound}; expected {clip.LEAST_NORM:g} or more, since squares "
+                    "of smaller numbers are 0 in single precision, and nothing would be clipped"
                 )
             if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
-                raise PrivacyError("without a finite clip norm no noise protects anybody")
+                raise PrivacyError("without a finite clip norm, noise protects nobody")
         if self.estimator not in ("fixed", "clipped"):
-            raise ConfigError(f"estimator is {self.estimator!r}; it is fixed or clipped")
+            raise ConfigError(f"estimator is {self.estimator!r}; expected fixed or clipped")
         at = [round_index for round_index, _ in self.schedule]
         if at != sorted(set(at)) or (at and at[0] < 1):
-            raise ConfigError(f"the schedule's rounds are {at}; they must rise, from 1 on")
+            raise ConfigError(f"the schedule's rounds are {at}; expected increasing, from 1")
         if self.schedule and self.adaptive is not None:
-            raise ConfigError("a clip norm has a schedule or adapts itself, not both")
+            raise ConfigError("give either a schedule of clip norms or an adaptive one, not both")
         if self.adaptive is not None and self.estimator != "fixed":
             raise ConfigError("the adaptive clip norm needs estimator = fixed: m is in its share")
         self.make_estimator()
@@ -256,8 +258,8 @@ def make_algorithm(
     if noised != (mechanism is not None):
         found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
         raise PrivacyError(
-            f"the noise multiplier is {release.noise_multiplier} and there is {found}; noise needs "
-            "both, a run without noise neither"
+            f"the noise multiplier is {release.noise_multiplier} and there is {found}; give both, "
+            "or neither for a run without noise"
         )
     if mechanism is not None:
         _check_changes(release, mechanism)
@@ -325,8 +327,8 @@ def make_algorithm(
         now = int(state.round)
         if mechanism is not None and now >= mechanism.rounds:
             raise PrivacyError(
-                f"round {now} (from 0) of a mechanism that was built and is accounted for "
-                f"{mechanism.rounds} rounds; set rounds higher before the run starts"
+                f"round {now} (from 0) is beyond the {mechanism.rounds} rounds that the mechanism "
+                "was built and is accounted for; set rounds higher before the run starts"
             )
         if adaptive is None:
             state = state._replace(bound=jnp.float32(release.clip_norm_at(now)))
@@ -385,8 +387,8 @@ def _check_changes(release: ReleaseConfig, mechanism: NoiseMechanism | DiscreteN
     missing = sorted(at for at in changes - set(mechanism.restarts) if at < mechanism.rounds)
     if missing:
         raise PrivacyError(
-            f"{why} at the start of rounds {missing[:5]}, where {mechanism.name} goes on with "
-            "noise that was made for another; use gaussian, or tree-restart with restarts there"
+            f"{why} at the start of rounds {missing[:5]}, where {mechanism.name} continues with "
+            "noise made for another; use gaussian, or tree-restart with restarts at these rounds"
         )
 
 

@@ -1,12 +1,12 @@
-"""One life of a run: it begins or goes on, does its rounds, and each counts once.
+"""One process of a run: it begins or resumes, does its rounds, and each counts once.
 
     with Training(settings, users, folder) as run:        # or `collect.Collection`
         for report in run.run():
-            ...                                           # the round is kept by now
+            ...                                           # the round is saved by now
 
-No key is in any file. A simulation makes its keys again from the seed and goes on to the bit. A run
-that is none draws new ones when it goes on: what noise is still to come is independent of what was
-drawn before, and what ties rounds together are the buffers, so that its law stays the same.
+No file contains a key. A simulation makes its keys again from the seed and resumes to the bit. Any
+other run draws new keys when it resumes: future noise is independent of earlier draws, and rounds
+are only linked by the buffers, so the distribution stays the same.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Done = TypeVar("Done")  # what is told of a round
 
 
 class FederatedRun(ABC, Generic[Done]):
-    """Rounds over users, in a folder that they go on from or, without one, in memory.
+    """Rounds over users, in a folder from which they resume or, without one, in memory.
 
     Fields
-        rounds      how many there are in all
-        rounds_done  how many count
+        rounds      planned number of rounds
+        rounds_done  rounds that count
         cohorts     who takes part
         binding     what makes two runs the same
-        released    whether rounds are releases, which are done once; simulations are done again
+        released    whether rounds are releases, done only once; simulations can repeat them
         save_every  rounds between checkpoints
-        resumed     whether it goes on with what the folder held
+        resumed     whether it continues from the folder's state
     Guarantees
-        a run that was stopped anywhere and goes on with the same seed ends in the same bits,
-        journal included; nothing is told of a round before it is kept
+        a run stopped anywhere and resumed with the same seed ends in the same bits, including the
+        journal; a round is reported only after it is saved
     """
 
     rounds: int
@@ -53,11 +53,11 @@ class FederatedRun(ABC, Generic[Done]):
     rounds_done: int = 0
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
-    _in_round: bool = False  # also after one that broke off
+    _in_round: bool = False  # also after an interrupted one
     _over: str = ""  # why the run ended early; "" while it has not
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
-        """Takes the folder over: goes on from what it holds, or begins there."""
+        """Takes over the folder: resumes from its state, or begins there."""
         if folder is None:
             self._first()
             return
@@ -80,14 +80,14 @@ class FederatedRun(ABC, Generic[Done]):
         """Runs the remaining rounds, at most up to `until`, and reports each once it counts.
 
         Raises
-            PrivacyError      a participation that breaks the enforced bounds; a round of this run
-                              broke off in this process
-            TrainingDiverged  after the round that shows it, which counts; and at once of a run that
-                              goes on from there
+            PrivacyError      a participation that breaks the enforced limits; a round of this run
+                              was interrupted in this process
+            TrainingDiverged  after the round that shows it, which counts; and at once if a run
+                              resumes from there
         """
         last = min(self.rounds, self.rounds if until is None else until)
         if self.folder is not None:
-            # A report of fewer rounds must not stand beside what more gave, if this is killed.
+            # If this is killed, no report of fewer rounds must remain beside newer output.
             for path in self.folder.reports:
                 path.unlink(missing_ok=True)
         waiting: list[Done] = []
@@ -96,8 +96,9 @@ class FederatedRun(ABC, Generic[Done]):
                 raise TrainingDiverged(self._over)
             if self._in_round:
                 raise PrivacyError(
-                    f"round {self.rounds_done} (from 0) of this run broke off, perhaps after its "
-                    "noise was drawn: going on here could release it twice. Open the run again"
+                    f"round {self.rounds_done} (from 0) of this run was interrupted, perhaps after "
+                    "its noise was drawn, so continuing here could release it twice. Open the run "
+                    "again"
                 )
             index = self.rounds_done
             users = self._cohort(index)
@@ -114,7 +115,7 @@ class FederatedRun(ABC, Generic[Done]):
                 raise TrainingDiverged(self._over)
 
     def close(self) -> None:
-        """Lets others have the folder."""
+        """Releases the folder."""
         if self.folder is not None:
             self.folder.close()
 
@@ -130,12 +131,12 @@ class FederatedRun(ABC, Generic[Done]):
         return self.cohorts.ledger
 
     def _cohort(self, index: int) -> list[int]:
-        """The users of a round, who are in the ledger from then on."""
+        """The users of a round, now in the ledger."""
         return self.cohorts.draw(index)
 
     def _lives(self) -> dict[str, Any]:
-        """Of a stage whose rounds are releases, the lives of the run (`lineage`), for its extras;
-        a simulation that goes on draws the same noise again."""
+        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases; a
+        resumed simulation draws the same noise again."""
         if self.folder is None or not self.released:
             return {}
         return {"lives": self.folder.lives_after(self.rounds_done)}
@@ -157,32 +158,32 @@ class FederatedRun(ABC, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released, record=record)
 
     def _record(self, public: Arrays) -> Provenance | None:
-        """The record that a checkpoint with these arrays carries; None where a file of its own is
-        made of them, with a record beside it."""
+        """The record for a checkpoint with these arrays; None if they go to a separate file with a
+        record beside it."""
         del public
         return None
 
     @abstractmethod
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
-        """The privacy report of the rounds that count, from their ledger: when this is, and what
-        the users' data set is called."""
+        """The privacy report of the rounds that count, from their ledger; `at` is its time, and
+        `data_name` the name of the users' data set."""
 
     @abstractmethod
     def _first(self) -> None:
-        """Makes the state before the first round."""
+        """Creates the state before the first round."""
 
     @abstractmethod
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> Done:
-        """Takes the state one round further, with these users."""
+        """Advances the state by one round, with these users."""
 
     @abstractmethod
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
-        """(what was released, what stays private, facts about the former) of the state."""
+        """The state as (released arrays, private arrays, facts about the released ones)."""
 
     @abstractmethod
     def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
-        """Makes the state from what `_arrays` gave."""
+        """Restores the state from the result of `_arrays`."""
 
     @abstractmethod
     def _line(self, done: Done) -> dict[str, Any]:
-        """What the journal says of a round; `round` counts from 0."""
+        """A round's journal entry; `round` counts from 0."""

@@ -1,17 +1,17 @@
-"""The folder of a run: one process at a time, and no round of it done twice.
+"""The folder of a run: one process at a time uses it, and no round is done twice.
 
-| file | who may see it | what it holds |
+| file | who may see it | contents |
 | --- | --- | --- |
 | `checkpoint.dlmfed` | whoever may have the model | what was released, settings, vocabulary |
-| `private-N.state` | the owner (mode 0600) | buffers of noise, ledger of participation, sampler |
-| the journal, `metrics.jsonl` | as the checkpoint | a line per round |
-| `users.store` | the owner | users' text, sorted, while rounds are left |
+| `private-N.state` | the owner (mode 0600) | noise buffers, participation ledger, sampler |
+| the journal, `metrics.jsonl` | as the checkpoint | one line per round |
+| `users.store` | the owner | users' text, sorted, while rounds remain |
 
-What a round released cannot be taken back. A run that begins again from an older state draws other
-noise for rounds that were seen already, and counts their users anew: two answers to one question.
-So a round counts when its checkpoint is in place; its line is written to the journal after that,
-and lines beyond the checkpoint show that the checkpoint is an older one. Rounds are counted outside
-of the folder, too (`register`), so that an older copy of all of it is found out on this machine.
+A release cannot be taken back. A run restarted from an older state would draw other noise for
+rounds that were already released, and count their users again: two answers to one question. So a
+round counts once its checkpoint is in place. Its journal line is written after that, and lines
+beyond the checkpoint show that the checkpoint is too old. Rounds are also counted outside the
+folder (`register`), so an older copy of the whole folder is detected on this machine.
 """
 
 from __future__ import annotations
@@ -45,22 +45,21 @@ REPORTS = ("privacy.md", "privacy.json")
 PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
 _LOCK = ".lock"
 NOT_COUNTED = (
-    "its rounds could not all be counted outside of it: an older copy that is put back is not "
-    "noticed"
+    "its rounds could not all be counted outside of it, so restoring an older copy is not detected"
 )
 
 
 @dataclass(frozen=True)
 class RunBinding:
-    """What a run that goes on must have in common with the one that began.
+    """What must be the same when a run resumes.
 
-    Text and vocabulary are compared by what they hold, wherever they lie.
+    Text and vocabulary are compared by content, not by path.
 
     Fields
-        public      settings, of files their digests; stands in the checkpoint
-        private     digests of what users wrote: computed without noise, so that they stay private
-        vocabulary  the words or wordpieces, as bytes; the checkpoint holds them; None where the
-                    run does not know them
+        public      settings, and digests of files; stored in the checkpoint
+        private     digests of users' text: without noise, so they stay private
+        vocabulary  the words or wordpieces as bytes, stored in the checkpoint; None if the run does
+                    not know them
     """
 
     public: Mapping[str, Any]
@@ -76,10 +75,10 @@ class RunBinding:
         return found
 
     def of_version(self, file: Mapping[str, Any]) -> dict[str, Any]:
-        """`settings` as the version that wrote a file's settings had them.
+        """`settings` in the form of the version that wrote a file's settings.
 
-        The first had no digest of the vocabulary, whose ids of users' text stand in `private`; the
-        second digests of records that were of another version.
+        The first had no digest of the vocabulary (its ids of users' text are in `private`); the
+        second had digests of records of another version.
         """
         mine = self.settings
         if "vocabulary" not in file:
@@ -98,10 +97,10 @@ class RunState:
     Fields
         done     rounds
         public   arrays of what was released
-        private  arrays that hide users, or tell who took part
+        private  arrays that hide users, or reveal who took part
         ledger   of participation
         now_s    the sampler's clock
-        facts    more about the public part, JSON
+        facts    more about the public part, as JSON
     """
 
     done: int
@@ -115,13 +114,13 @@ class RunState:
 def check_history(
     place: Path, *, done: int | None, private: Iterable[int], journal: Iterable[int], released: bool
 ) -> None:
-    """Passes where going on does no round a second time.
+    """Checks that resuming does not repeat a round.
 
     Args
-        done      rounds of the checkpoint; None where there is none
-        private   rounds that private parts are of
-        journal   rounds (from 0) that the journal has lines of
-        released  whether rounds are releases, which may be done once; others may be done again
+        done      rounds in the checkpoint; None without one
+        private   rounds of the private parts
+        journal   rounds (from 0) in the journal
+        released  whether rounds are releases, done only once; others can be repeated
     Raises
         PrivacyError  rounds were done that the checkpoint lacks
     """
@@ -134,16 +133,16 @@ def check_history(
             traces.append("a journal")
         if traces:
             raise PrivacyError(
-                f"{place} has {', '.join(traces)} of rounds that were done, and no checkpoint: a "
-                "new run there would forget who took part and what was released. Put the "
-                "checkpoint back, or begin elsewhere and account for both runs"
+                f"{place} has {', '.join(traces)} of earlier rounds, but no checkpoint; a new run "
+                "there would forget who took part and what was released. Restore the checkpoint, "
+                "or start in another folder and account for both runs"
             )
     elif last >= done:
         raise PrivacyError(
-            f"the journal of {place} tells of round {last} (from 0), and the checkpoint is of "
-            f"{done} rounds: an older one was put back. Those rounds were released, and doing them "
-            "again with other noise and users would void the guarantee. Put the latest checkpoint "
-            "and its private part back, or begin elsewhere and account for both runs"
+            f"the journal of {place} has round {last} (from 0), but the checkpoint only {done} "
+            "rounds: it is an older one. The later rounds were released, and repeating them with "
+            "other noise and users would void the guarantee. Restore the latest checkpoint and its "
+            "private part, or start in another folder and account for both runs"
         )
 
 
@@ -151,16 +150,16 @@ class RunFolder:
     """The one owner of a run's folder.
 
     Args
-        path      the folder; made where there is none
-        journal   where the journal stands; in the folder if not given. Beside it, an older folder
-                  that is put back *as a whole* is found out, too
-        reports   where the privacy report stands, for people and for programs
-        private   whether the whole folder is for its owner alone
+        path      the folder; created if missing
+        journal   path of the journal; default: in the folder. Outside of it, the journal also shows
+                  that an older folder was restored *as a whole*
+        reports   paths of the privacy report, as text and as JSON
+        private   whether only its owner can read the whole folder
     Raises
-        ConfigError  another process has the folder; a file stands at `path`; it is a pipeline's
+        ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
     Guarantees
-        a folder in which no run has begun is left without a copy of users' text, and removed where
-        it was made here
+        a folder in which no run has begun is left without a copy of users' text, and removed if it
+        was created here
     """
 
     def __init__(
@@ -173,9 +172,9 @@ class RunFolder:
     ):
         if path.is_file():
             raise ConfigError(
-                f"{path} is a file: dlm now keeps a run in a folder of that name. A run of an "
-                "earlier version goes on with that version; or begin with another output, and the "
-                "guarantees of both add up"
+                f"{path} is a file; expected a folder, in which dlm now keeps a run. Resume a run "
+                "of an earlier version with that version; or start with another output, and the "
+                "privacy costs of both add up"
             )
         if (path / PIPELINE_JOURNAL).exists():
             raise ConfigError(
@@ -185,7 +184,7 @@ class RunFolder:
         self.path, self.journal = path, journal or path / METRICS
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
         self._mode = 0o600 if private else 0o644
-        self.incidents: list[str] = []  # what a report must say of the folder
+        self.incidents: list[str] = []  # what a report must say about the folder
         self._came_after: int | None = None  # rounds that it had, where they are not counted here
         self._run = self._life = content_digest(os.urandom(16))[:32]
         self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
@@ -195,20 +194,20 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Where users' text is sorted to."""
+        """Path of users' sorted text."""
         return self.path / STORE
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run has."""
+        """Whether a run has begun."""
         return (self.path / CHECKPOINT).exists()
 
     def lives_after(self, done: int) -> list[list[Any]]:
-        """The lives of the run after so many rounds: for each process that did some, the first one
-        first, [a random id, rounds done by then].
+        """The lives of the run after this many rounds: for each process that did some, in order,
+        [a random id, rounds done by then].
 
-        Two copies that go on have other ids there, also where they go on with the same users; the
-        same run read twice has the same.
+        Two copies that resume get different ids, even with the same users; the same run read twice
+        has the same ids.
         """
         earlier = self._earlier_lives
         if earlier and earlier[-1][1] == done:  # this process did none yet
@@ -216,14 +215,14 @@ class RunFolder:
         return [*earlier, [self._life, done]]
 
     def close(self) -> None:
-        """Lets others have the folder."""
+        """Releases the folder."""
         if self._lock is None:
             return
         if not self.has_begun:
             self.remove_text()
             if self._is_new:
                 (self.path / _LOCK).unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # there is more in it
+                with contextlib.suppress(OSError):  # it is not empty
                     self.path.rmdir()
         os.close(self._lock)
         self._lock = None
@@ -239,19 +238,19 @@ class RunFolder:
         shutil.rmtree(self.store, ignore_errors=True)
 
     def remove(self) -> None:
-        """Removes the folder, its run being over; the journal stays if it stands elsewhere."""
+        """Removes the folder of a finished run; a journal elsewhere stays."""
         shutil.rmtree(self.path)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
-        """The state to go on from; None where a new run may begin.
+        """The state to resume from; None if a new run may begin.
 
         Raises
             ConfigError   a run with other settings, users or vocabulary
-            PrivacyError  a ledger or noise that is not the one of the checkpoint; rounds that were
-                          released and are not in it
+            PrivacyError  a ledger or noise that is not the checkpoint's; released rounds that the
+                          checkpoint lacks
             FormatError   a damaged or missing file
         """
         lines = _lines(_text(self.journal))
@@ -273,13 +272,13 @@ class RunFolder:
         self.incidents = list(found.facts.get("incidents", ()))
         if done not in parts:
             raise FormatError(
-                f"{self.path / f'private-{done}.state'} is missing: without the noise that is "
-                "under way and the ledger this run cannot go on under its guarantee; restore both "
-                "files together"
+                f"{self.path / f'private-{done}.state'} is missing; without its noise state and "
+                "ledger this run cannot resume under its guarantee. Restore it together with the "
+                "checkpoint"
             )
         if file_digest(parts[done]) != found.facts["private"]:
             raise PrivacyError(
-                f"{parts[done]} is not the one of this checkpoint: its noise or its ledger is of "
+                f"{parts[done]} is not the one of this checkpoint: its noise or ledger is from "
                 "another time, or was changed. Restore both files together"
             )
         private = checkpoint.read(parts[done])
@@ -288,7 +287,7 @@ class RunFolder:
             private.attachments["ledger"], str(parts[done]), expect=found.facts["ledger"]
         )
         if ledger.rounds != done:
-            raise PrivacyError(f"{self.path} holds {done} rounds and a ledger of {ledger.rounds}")
+            raise PrivacyError(f"{self.path} has {done} rounds, but a ledger of {ledger.rounds}")
         check_history(self.path, done=done, released=released, **history)
         if released:
             self._look_at_register(done)
@@ -315,11 +314,12 @@ class RunFolder:
         released: bool,
         record: Provenance | None = None,
     ) -> None:
-        """Makes rounds count: private part, then checkpoint, then the old part goes.
+        """Makes rounds count: writes the private part, then the checkpoint, then removes the old
+        private part.
 
         Args
-            record    of what the checkpoint holds, which carries it
-            lines     of the journal, of the rounds that this checkpoint brings; it holds them too,
+            record    of the checkpoint's contents, stored in it
+            lines     of the journal for this checkpoint's new rounds; the checkpoint has them too,
                       so that a stop before they are written loses none
             released  as in `check_history`
         """
@@ -330,9 +330,9 @@ class RunFolder:
         with register.next_round(self._run, before, self.path) as counted:
             if self._came_after is not None:
                 self._tell(
-                    f"after round {self._came_after} it went on where its rounds were not counted "
+                    f"after round {self._came_after} it resumed where its rounds were not counted "
                     "before: on another machine, by another user, or after that count was lost. "
-                    "Nothing here shows that no other copy of the folder went on"
+                    "Nothing here shows that no other copy of the folder was resumed"
                 )
                 self._came_after = None
             if not counted:
@@ -342,8 +342,8 @@ class RunFolder:
                 self._tell(NOT_COUNTED)  # in the report, and in the next checkpoint
 
     def _look_at_register(self, done: int) -> None:
-        """Refuses an older copy, and counts rounds that the register lacks. A run that it does not
-        know at all is counted, and told to have moved, once it goes on."""
+        """Rejects an older copy, and counts rounds that the register lacks. A run that is not in
+        the register is counted, and reported as moved, once it resumes."""
         counted = register.check_rounds_of(self._run, done, self.path)
         if counted is None:
             self._came_after = done
@@ -409,28 +409,29 @@ class RunFolder:
         return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
     def _mend_journal(self, done: int, lines: Iterable[_Line]) -> None:
-        """Lines of rounds from `done` on go: those rounds may be done again, to the bit. What the
-        checkpoint has and the journal lacks comes back."""
+        """Removes lines of rounds from `done` on, which can be repeated to the bit, and restores
+        lines that the checkpoint has and the journal lacks."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
 
 
 def _locked(file: Path) -> int:
-    """A descriptor that holds the lock on a file; `os.close` lets go of it.
+    """A descriptor that holds the lock on a file; `os.close` releases it.
 
     Raises
-        ConfigError  another process has it
+        ConfigError  another process holds it
     """
     if (handle := lock_file(file)) is not None:
         return handle
     raise ConfigError(
-        f"another process is at work in {file.parent}; two would release two noises of a round"
+        f"another process is using {file.parent}; wait for it, since two processes would release "
+        "the same round with different noise"
     )
 
 
 class _Line(NamedTuple):
-    """A line of a journal, of a round from 0."""
+    """A journal line of a round, counted from 0."""
 
     round: int
     released: bool
@@ -442,7 +443,7 @@ def _text(journal: Path) -> list[str]:
 
 
 def _lines(texts: Iterable[str]) -> list[_Line]:
-    """Whole lines: a stop may have cut the last one."""
+    """Complete lines: a stop may have cut off the last one."""
     found = []
     for text in texts:
         try:
@@ -454,7 +455,7 @@ def _lines(texts: Iterable[str]) -> list[_Line]:
 
 
 def finite(value: Any) -> Any:
-    """JSON values, in which infinity and nan are null."""
+    """JSON values, with null for infinity and nan."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Who takes part in a round: Poisson, a fixed report goal, or who is available and rested.
+"""Who takes part in a round: Poisson, a fixed report goal, or available users with a run-out timer.
 
     sampler = PoissonSampler(users=len(dataset), q=0.02, key=key.fold("sampling"))
     cohort = sampler.cohort(round=0)            # places of users, sorted
@@ -54,7 +54,7 @@ class _Stateless:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:
-            raise ConfigError(f"this sampler keeps no state; the checkpoint has {sorted(state)}")
+            raise ConfigError(f"this sampler has no state, but the checkpoint has {sorted(state)}")
 
 
 class PoissonSampler(_Stateless):
@@ -66,7 +66,7 @@ class PoissonSampler(_Stateless):
 
     def __init__(self, users: int, q: float, key: Key):
         if not 0 < q <= 1:
-            raise ConfigError(f"the probability of taking part is over 0 and at most 1; q is {q}")
+            raise ConfigError(f"q is {q}; expected a probability above 0 and at most 1")
         self.users, self.q = _population(users), q
         self._key = key
 
@@ -114,13 +114,13 @@ class Diurnal:
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high <= 1 or self.high == 0:
             raise ConfigError(
-                f"availability goes from low to high within 0 to 1; found {self.low} to {self.high}"
+                f"availability {self.low} to {self.high}; expected from low to high, within 0 to 1"
             )
         shares = [share for _, share in self.zones]
         if not all(map(math.isfinite, (h for h, _ in self.zones))):
-            raise ConfigError(f"a time zone is hours from the clock; found {self.zones}")
+            raise ConfigError(f"time zones {self.zones}; expected a time zone's hours to be finite")
         if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
-            raise ConfigError(f"shares of time zones sum to 1; found {shares}")
+            raise ConfigError(f"shares of time zones sum to {shares}; expected 1")
 
     def probability(self, now: float, offset_h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Chance that a device with this offset is available at `now`, seconds since midnight."""
@@ -166,8 +166,8 @@ class AvailabilitySampler:
         _check_goal(users, report_goal)
         if gap < 1 or (max_part is not None and max_part < 1) or timer_s < 0:
             raise ConfigError(
-                "gap and max_part are at least 1 and a timer is not negative; found "
-                f"{gap}, {max_part}, {timer_s}"
+                f"gap {gap}, max_part {max_part}, timer {timer_s}; expected at least 1, at least 1 "
+                "and not negative"
             )
         self.users, self.report_goal = _population(users), report_goal
         self.gap, self.max_part, self.timer_s, self.diurnal = gap, max_part, timer_s, diurnal
@@ -199,13 +199,13 @@ class AvailabilitySampler:
             UnavailableError   fewer than the report goal can take part now; ask again later
         """
         if round <= self._round:
-            raise ConfigError(f"round {round} is asked for after round {self._round}")
+            raise ConfigError(f"round {round} was requested after round {self._round}")
         may = self.eligible(round, now)
         ready = np.flatnonzero(may & self.available(round, now))
         if len(ready) < self.report_goal:
             raise UnavailableError(
-                f"{len(ready)} users can take part in round {round}, {int(may.sum())} of "
-                f"{self.users} are rested and below their most participations, and "
+                f"{len(ready)} users can take part in round {round} ({int(may.sum())} of "
+                f"{self.users} have a run-out timer and participations left), but "
                 f"{self.report_goal} are needed"
             )
         chosen = _choose(ready, self.report_goal, self._key.fold("cohort", round))
@@ -264,7 +264,7 @@ class AvailabilitySampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint of a sampler of as many users."""
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
-            raise ConfigError(f"the checkpoint is of another sampler than of {self.users} users")
+            raise ConfigError(f"the checkpoint's sampler is not one of {self.users} users")
         self._next_round = np.array(state["next_round"], np.int64)
         self._next_s = np.array(state["next_s"], np.float64)
         self._taken = np.array(state["taken"], np.int64)
@@ -308,15 +308,15 @@ def check_population(
 
 def _population(users: int) -> int:
     if users < 1:
-        raise ConfigError(f"sampling needs users; there are {users}")
+        raise ConfigError(f"there are {users} users; sampling needs at least 1")
     return users
 
 
 def _check_goal(users: int, report_goal: int) -> None:
     if not 1 <= report_goal <= users:
         raise ConfigError(
-            f"the report goal is {report_goal:,}, but there are {users:,} users; set it to at most "
-            "their number"
+            f"the report goal is {report_goal:,}, but there are {users:,} users; set it to at "
+            "most that"
         )
 
 

@@ -1,6 +1,6 @@
-"""A run's settings: one frozen dataclass a table of `run.toml`, resolved together.
+"""A run's settings: one frozen dataclass per table of `run.toml`, resolved together.
 
-One file past 500 lines: each setting stands beside its bounds and their reason.
+Longer than 500 lines, to keep each setting beside its bounds and their reason.
 
 ::
 
@@ -9,10 +9,10 @@ One file past 500 lines: each setting stands beside its bounds and their reason.
     [model]        preset, or the network's own settings
     [local]        what a device does            (`local.LocalConfig`)
     [server]       what the server does          (`rounds.OptimizerConfig`)
-    [privacy]      mechanism, noise, clip norm, what is enforced
+    [privacy]      mechanism, noise, clip norm, enforced limits
     [sampling]     who takes part
     [aggregation]  in the clear, or encoded as for secure aggregation
-    [pretrain]     public text first
+    [pretrain]     training on public text first
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlm.federated.users import TOKENIZERS
 from dlm.federated.words import PIECES_SUFFIX
 
 REAL = -1
-# Not DLM alone: a server's own settings are DLM_SERVER_<NAME>.
+# Not just DLM, since a server's own settings are DLM_SERVER_<NAME>.
 PREFIX = "DLM_FEDERATE"
 
 
@@ -45,7 +45,7 @@ def _at_least(owner: str, values: Any, bounds: Mapping[str, float]) -> None:
     for name, least in bounds.items():
         value = getattr(values, name)
         if not (value >= least and math.isfinite(value)):
-            raise ConfigError(f"{owner}.{name} is {value}; it must be {least:g} or more")
+            raise ConfigError(f"{owner}.{name} is {value}; expected {least:g} or more")
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class RunSettings:
     """[run]
 
     Fields (unit; bound; default; meaning)
-        rounds            >= 1; what noise and accounting are made for
+        rounds            >= 1; noise and accounting are planned for this many
         seed              >= 0, or -1; -1; a seed makes the run a simulation, which is not private;
-                          -1 draws every key from the operating system and writes it nowhere
-        checkpoint_every  rounds; >= 1; 1; a run that is no simulation keeps every round
-        evaluate_every    rounds; >= 0; 20; on held-out users; 0 for never
-        stop_after        rounds; >= 0; 0; ends the run early; 0 for not. May change on resuming
+                          -1 draws every key from the operating system and never stores it
+        checkpoint_every  rounds; >= 1; 1; must be 1 unless the run is a simulation
+        evaluate_every    rounds; >= 0; 20; on held-out users; 0: never
+        stop_after        rounds; >= 0; 0; ends the run early; 0: do not. Can change on resuming
     """
 
     rounds: int
@@ -72,14 +72,14 @@ class RunSettings:
         _at_least("run", self, {**bounds, "evaluate_every": 0, "stop_after": 0})
         if not self.simulation and self.checkpoint_every != 1:
             raise PrivacyError(
-                f"run.checkpoint_every is {self.checkpoint_every}: a run that is no simulation "
-                "keeps every round, for a round done twice would be released with two different "
-                "noises; set it to 1, or give a seed to simulate"
+                f"run.checkpoint_every is {self.checkpoint_every}, but a run that is not a "
+                "simulation must save every round: a repeated round would be released twice with "
+                "different noise. Set it to 1, or give a seed to simulate"
             )
 
     @property
     def simulation(self) -> bool:
-        """Whether anybody who reads the settings can make the noise again."""
+        """Whether anyone who reads the settings can reproduce the noise."""
         return self.seed != REAL
 
 
@@ -88,22 +88,22 @@ class DataSettings:
     """[data]
 
     Fields (unit; bound; default; meaning)
-        vocabulary       file; one word a line, or counts of words of users with their record (`dlm
-                         unigrams`), which accounting takes in; ids from 3 on. Or, where its name
-                         ends in .model, wordpieces (`dlm pieces`) with theirs; accuracy and
-                         perplexity are then of pieces
-        public           ""; who says that a vocabulary without a record is of no user's text. A run
-                         that promises something needs a record or this name, which the report
-                         tells; may change on resuming
+        vocabulary       file; one word per line, or counts of users' words with their record (`dlm
+                         unigrams`), whose privacy cost is added; ids from 3 on. Or, if its name
+                         ends in .model, wordpieces (`dlm pieces`) with their record; accuracy and
+                         perplexity are then per piece
+        public           ""; who says that a vocabulary without a record has no user's text. A run
+                         with a guarantee needs a record or this name, which its report shows; can
+                         change on resuming
         public_key       ""; file, PEM; the Ed25519 key that must have signed the vocabulary (`dlm
-                         privacy sign`); without one its record stays unverified; may change
-        vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
-        tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, letters and
-                         apostrophes alone; what words of users' and of public text are: as those
-                         of the vocabulary were counted, or they are not met
-        max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
-        held_out         share of users; 0 <= . < 1; 0; who never train and only evaluate, without
-                         noise: no guarantee covers them, and they must have agreed
+                         privacy sign`); without one its record stays unverified; can change
+        vocabulary_size  words; >= 0; 0 for all; how many words of the file to use, from its start
+        tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, only letters and
+                         apostrophes; how users' and public text is split into words. Use the same
+                         as for the vocabulary, or its words will not be found
+        max_tokens       per user; >= 1; 1600 (DPF); the rest is never read
+        held_out         share of users; 0 <= . < 1; 0; users who only evaluate, without noise: no
+                         guarantee covers them, and they must have agreed
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
     """
 
@@ -123,20 +123,23 @@ class DataSettings:
             {"max_tokens": 1, "held_out": 0, "held_out_tokens": 1, "vocabulary_size": 0},
         )
         if self.held_out >= 1:
-            raise ConfigError(f"data.held_out is {self.held_out}; somebody must be left to train")
+            raise ConfigError(
+                f"data.held_out is {self.held_out}; expected less than 1, so that users are left "
+                "to train"
+            )
         if self.tokenizer not in TOKENIZERS:
             raise ConfigError(
-                f"data.tokenizer is {self.tokenizer}; it must be one of {', '.join(TOKENIZERS)}"
+                f"data.tokenizer is {self.tokenizer}; expected one of {', '.join(TOKENIZERS)}"
             )
         if self.has_pieces and self.vocabulary_size:
             raise ConfigError(
-                f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} holds "
-                "wordpieces, all of which are taken; build a smaller inventory with dlm pieces"
+                f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} has "
+                "wordpieces, all of which are used; make fewer with dlm pieces"
             )
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the vocabulary is of wordpieces."""
+        """Whether the vocabulary has wordpieces."""
         return self.vocabulary.suffix == PIECES_SUFFIX
 
 
@@ -146,7 +149,7 @@ class ModelSettings:
 
     Fields
         preset   name of a paper's network (`presets.PRESETS`), with this vocabulary; or "" and the
-                 settings of `rnn.RnnConfig`, which say what they mean there
+                 settings of `rnn.RnnConfig`, explained there
     """
 
     preset: str = ""
@@ -164,7 +167,7 @@ class ModelSettings:
     unit_norm: bool = False
 
     def network(self, vocab_size: int) -> RnnConfig:
-        """The network for a vocabulary of so many ids, marks included."""
+        """The network for a vocabulary of this many ids, including marks."""
         if self.preset:
             return dataclasses.replace(presets.preset(self.preset), vocab_size=vocab_size)
         values = dataclasses.asdict(self)
@@ -177,22 +180,23 @@ class PrivacySettings:
     """[privacy]
 
     Fields (unit; bound; default; meaning)
-        clip_norm           > 0; L2 norm of an update at most
+        clip_norm           > 0; largest L2 norm of an update
         mechanism           "none", or one of `noise.NAMES`
         noise_multiplier    >= 0; 0; standard deviation of the independent draws over the clip norm
-        noise               "auto": "discrete" outside of simulations, "float" in them. Discrete is
+        noise               "auto": "float" in simulations, "discrete" otherwise. Discrete noise is
                             drawn exactly, on a grid, by a cryptographic generator; float is for
-                            simulations, and for runs of earlier versions, which go on with it
+                            simulations, and for resuming runs of earlier versions
         estimator           "fixed" (f~_f) or "clipped" (f~_c)
         denominator         users; >= 0; 0 for the report goal, or q times the users
         gap                 rounds; >= 1; 1; between a user's participations (MinS + 1); enforced
-        max_part            >= 0; 0 for no bound but the gap's; of a user; enforced
-        delta               0 < . < 1; 1e-6; at which epsilon is told
-        restarts            rounds at whose start tree-restart begins anew
+        max_part            >= 0; 0; most participations of a user; 0: limited only by the gap;
+                            enforced
+        delta               0 < . < 1; 1e-6; for which epsilon is reported
+        restarts            rounds before which tree-restart starts a new tree
         bands               >= 0; 0 for the gap; of bandmf, bandtoep and bandfhu
         buffers             >= 1; 4; of blt
         error               "max" or "mean"; "max"; the loss that blt is optimised for
-        schedule            [round, clip norm] pairs, at the same noise multiplier
+        schedule            [round, clip norm] pairs, with the same noise multiplier
         adaptive            false; whether the clip norm follows `quantile` of the updates
         quantile            0..1; 0.5
         clip_learning_rate  > 0; 0.2
@@ -226,26 +230,28 @@ class PrivacySettings:
         bounds = {"denominator": 0, "gap": 1, "max_part": 0, "count_stddev": 0}
         _at_least("privacy", self, {**bounds, "bands": 0, "buffers": 1})
         if self.error not in ("max", "mean"):
-            raise ConfigError(f"privacy.error is {self.error!r}; it is max or mean")
+            raise ConfigError(f"privacy.error is {self.error!r}; expected max or mean")
         if self.noise not in ("auto", "discrete", "float"):
-            raise ConfigError(f"privacy.noise is {self.noise!r}; it is auto, discrete or float")
+            raise ConfigError(f"privacy.noise is {self.noise!r}; expected auto, discrete or float")
         if not 0 < self.delta < 1:
-            raise PrivacyError(f"privacy.delta is {self.delta}; it must be between 0 and 1")
+            raise PrivacyError(f"privacy.delta is {self.delta}; expected a number between 0 and 1")
         if (self.mechanism == "none") != (self.noise_multiplier == 0):
             raise PrivacyError(
                 f"privacy.mechanism is {self.mechanism!r} with a noise multiplier of "
-                f"{self.noise_multiplier}; give both, or neither: a run without noise has no "
+                f"{self.noise_multiplier}; give both, or neither. Without noise a run has no "
                 "guarantee"
             )
         try:
             pairs = tuple((int(at), float(bound)) for at, bound in self.schedule)
         except (TypeError, ValueError) as exc:
-            raise ConfigError(f"privacy.schedule holds [round, clip norm] pairs: {exc}") from exc
+            raise ConfigError(
+                f"privacy.schedule is {self.schedule!r}; expected [round, clip norm] pairs: {exc}"
+            ) from exc
         object.__setattr__(self, "schedule", pairs)
         object.__setattr__(self, "restarts", tuple(self.restarts))
 
     def release(self, users_a_round: float) -> ReleaseConfig:
-        """How sums are released, where so many users are expected in a round."""
+        """How sums are released, if this many users are expected per round."""
         over = self.denominator or users_a_round
         adaptive = None
         if self.adaptive:
@@ -266,16 +272,16 @@ class SamplingSettings:
     """[sampling]
 
     Fields (unit; bound; default; meaning)
-        kind         "timer": available and rested users (GDP); "poisson": each with probability q
-                     (DPF); "fixed": so many at random
-        report_goal  users; >= 1; 100; of a round (timer, fixed)
+        kind         "timer": available users whose timer has run out (GDP); "poisson": each user
+                     with probability q (DPF); "fixed": report_goal users at random
+        report_goal  users; >= 1; 100; per round (timer, fixed)
         q            0 < . <= 1; 0.01 (poisson)
         timer_s      seconds; >= 0; 0; until a user may take part again (timer)
-        round_s      seconds; > 0; 60; how long a round is taken to last (timer)
-        low, high    0 to 1; 1, 1; part of the devices that are idle, charging and connected at
-                     noon and at midnight, where they are (timer); a run begins at midnight
-        zones        "0:1"; where they are: HOURS:SHARE, ..., hours of difference to that midnight
-                     and the part of the users, as "0:0.5, -8:0.5"; shares sum to 1 (timer)
+        round_s      seconds; > 0; 60; assumed duration of a round (timer)
+        low, high    0 to 1; 1, 1; share of devices that are idle, charging and connected at noon
+                     and at midnight, local time (timer); a run begins at midnight
+        zones        "0:1"; time zones: HOURS:SHARE, ..., each an offset from that midnight and a
+                     share of the users, such as "0:0.5, -8:0.5"; shares sum to 1 (timer)
     """
 
     kind: Literal["timer", "poisson", "fixed"] = "timer"
@@ -289,15 +295,15 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if self.kind not in ("timer", "poisson", "fixed"):
-            raise ConfigError(f"sampling.kind is {self.kind!r}; it is timer, poisson or fixed")
+            raise ConfigError(f"sampling.kind is {self.kind!r}; expected timer, poisson or fixed")
         _at_least("sampling", self, {"report_goal": 1, "timer_s": 0, "round_s": 0})
         if not 0 < self.q <= 1:
-            raise ConfigError(f"sampling.q is {self.q}; it must be above 0 and at most 1")
+            raise ConfigError(f"sampling.q is {self.q}; expected above 0 and at most 1")
         days = self.diurnal()
         if days is not None and self.kind != "timer":
             raise ConfigError(
-                f"sampling.low, high and zones say who is available when, which sampling.kind = "
-                f"{self.kind} does not ask; leave them out, or take timer"
+                "sampling.low, high and zones set who is available when, but sampling.kind = "
+                f"{self.kind} ignores that; leave them out, or use timer"
             )
 
     def diurnal(self) -> Diurnal | None:
@@ -311,17 +317,17 @@ class SamplingSettings:
                 zones.append((float(hours), float(share)))
             except ValueError:
                 raise ConfigError(
-                    f'sampling.zones is {self.zones!r}; it must be as "0:0.5, -8:0.5"'
+                    f'sampling.zones is {self.zones!r}; expected a list such as "0:0.5, -8:0.5"'
                 ) from None
         return Diurnal(self.low, self.high, tuple(zones))
 
     def users_a_round(self, users: int) -> float:
-        """Users expected in a round."""
+        """Users expected per round."""
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
     def most_users(self, users: int) -> int:
-        """Most users that a round can have: were larger cohorts refused, those that are left would
-        not be Poisson-sampled ones any more."""
+        """Most users that a round can have: all of them with Poisson sampling, which would no
+        longer be Poisson sampling if large cohorts were rejected."""
         return users if self.kind == "poisson" else self.report_goal
 
 
@@ -330,8 +336,8 @@ class AggregationSettings:
     """[aggregation]
 
     Fields (unit; bound; default; meaning)
-        secure  false; encode updates and add them up modulo M, as secure aggregation does
-        scale   > 0; 1000; s of GDP Algorithm 2: how fine updates are rounded
+        secure  false; encode updates and add them modulo M, as secure aggregation does
+        scale   > 0; 1000; s of GDP Algorithm 2: how finely updates are rounded
     """
 
     secure: bool = False
@@ -339,7 +345,7 @@ class AggregationSettings:
 
     def __post_init__(self) -> None:
         if not (self.scale > 0 and math.isfinite(self.scale)):
-            raise ConfigError(f"aggregation.scale is {self.scale}; it must be above 0")
+            raise ConfigError(f"aggregation.scale is {self.scale}; expected a number above 0")
 
 
 @dataclass(frozen=True)
@@ -347,8 +353,8 @@ class PretrainSettings:
     """[pretrain]
 
     Fields (unit; bound; default; meaning)
-        text           file of public text, an utterance a line (.zst too); none by default
-        public         ""; who says that no user's text is in it, as `data.public`
+        text           file of public text, one utterance per line (.zst too); default none
+        public         ""; who says that it has no user's text, as `data.public`
         steps          >= 0; 0
         batch_size     rows; >= 1; 64
         unroll         tokens; >= 1; 20
@@ -366,9 +372,11 @@ class PretrainSettings:
     def __post_init__(self) -> None:
         _at_least("pretrain", self, {"steps": 0, "batch_size": 1, "unroll": 1})
         if bool(self.text) != bool(self.steps):
-            raise ConfigError("pretrain.text and pretrain.steps are given together, or neither")
+            raise ConfigError("give both pretrain.text and pretrain.steps, or neither")
         if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"pretrain.learning_rate is {self.learning_rate}, not above 0")
+            raise ConfigError(
+                f"pretrain.learning_rate is {self.learning_rate}; expected a number above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -389,9 +397,9 @@ class TrainingSettings:
         privacy = self.privacy
         if self.sampling.kind == "poisson" and (privacy.gap > 1 or privacy.max_part):
             raise PrivacyError(
-                f"privacy.gap is {privacy.gap} and privacy.max_part {privacy.max_part}, and "
-                "cohorts are Poisson-sampled: a round that is refused for a bound and drawn again "
-                "is no Poisson sample. Leave both out, or take sampling.kind = timer"
+                f"privacy.gap is {privacy.gap} and privacy.max_part is {privacy.max_part}, but "
+                "cohorts are Poisson-sampled: a round that is redrawn because it breaks a limit is "
+                "no longer a Poisson sample. Leave both out, or use sampling.kind = timer"
             )
 
     @classmethod
@@ -402,13 +410,13 @@ class TrainingSettings:
         flags: Mapping[str, Mapping[str, Any]] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> TrainingSettings:
-        """Settings of a TOML file, under those of flags and variables DLM_FEDERATE_<TABLE>_<NAME>.
+        """Settings of a TOML file; flags and variables DLM_FEDERATE_<TABLE>_<NAME> override them.
 
         Paths in the file are relative to its folder.
 
         Raises
             ConfigError   the file cannot be read, names an unknown table or setting, lacks one
-                          that has no default, or a value is out of bounds
+                          without a default, or a value is out of bounds
             PrivacyError  a value that would leave the run without the guarantee it asks for
         """
         found = config.read_toml(file)
@@ -417,8 +425,8 @@ class TrainingSettings:
         lost = sorted(v for v in environ if v.startswith(f"{PREFIX}_") and not v.startswith(known))
         if lost:
             raise ConfigError(
-                f"the environment sets what is of no table: {', '.join(lost)}; variables are "
-                f"{PREFIX}_<TABLE>_<NAME>, and the tables {', '.join(_names())}"
+                f"unknown environment variable {', '.join(lost)}; expected "
+                f"{PREFIX}_<TABLE>_<NAME>, with a table of {', '.join(_names())}"
             )
         return cls.of(found, file, flags=flags, environ=environ)
 
@@ -436,14 +444,14 @@ class TrainingSettings:
 
         Args
             found    the tables, by name
-            within   what stands before the names of tables in the file, as "federate."
+            within   prefix of table names in the file, such as "federate."
         """
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:
             said = ", ".join(f"{name}{config.nearest(name, tables)}" for name in unknown)
             raise ConfigError(
-                f"{file} has no use for {within}{said}; its tables are {', '.join(tables)}"
+                f"{file}: unknown table {within}{said}; the tables are {', '.join(tables)}"
             )
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -480,7 +488,7 @@ class TrainingSettings:
 
     @property
     def noise(self) -> Literal["none", "float", "discrete"]:
-        """What noise the run has, where it begins with these settings."""
+        """The noise of a run that begins with these settings."""
         given = self.privacy.noise
         if self.privacy.mechanism == "none":
             return "none"
@@ -489,9 +497,9 @@ class TrainingSettings:
         return given
 
     def binding(self) -> dict[str, Any]:
-        """What a run that goes on must have in common with the one that began.
+        """The settings that must be the same when a run resumes.
 
-        Left out are places of files (their contents are compared) and what changes no number.
+        Leaves out paths of files (their contents are compared) and settings that change no number.
         """
         found = dataclasses.asdict(self)
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
@@ -500,9 +508,9 @@ class TrainingSettings:
         del found["data"]["public"], found["data"]["public_key"], found["pretrain"]["public"]
         if self.noise == "discrete":
             found["privacy"]["noise"] = self.noise
-        else:  # as in runs that began before there was another
+        else:  # as in runs from before there was a choice
             del found["privacy"]["noise"]
-        if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
+        if self.data.tokenizer == "whitespace":  # as in runs from before there was a choice
             del found["data"]["tokenizer"]
         return found
 
@@ -519,7 +527,7 @@ def _lacking(
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """Settings of a table that have no default and that nothing gives."""
+    """Settings of a table without a default or a given value."""
     return [
         field.name
         for field in dataclasses.fields(kind)

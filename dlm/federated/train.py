@@ -1,6 +1,6 @@
-"""A network trained in a run of rounds: what is released, from whom, and how well it does.
+"""Trains a network in rounds: what is released, from whom, and how good it is.
 
-One file past 500 lines: what a round releases is read beside the checks that its record rests on.
+Longer than 500 lines, to keep what a round releases beside the checks that its record depends on.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from dlm.federated.words import (
 )
 
 GENERATOR = "threefry2x32"
-TEXT_DIGEST = "text_sha256"  # in the record of text that a run begins with
+TEXT_DIGEST = "text_sha256"  # in the record of the pretraining text
 DIVERGED = 10  # times as bad as guessing
 _ANY_KEY = jax.random.key(0)  # of shapes alone
 LARGEST = 1e6  # of a parameter of a network that learns
@@ -77,12 +77,12 @@ LARGEST = 1e6  # of a parameter of a network that learns
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What is told of a round, once it counts.
+    """What is reported about a round, once it counts.
 
     Fields
         diagnostics   of `rounds.apply`
         evaluation    on held-out users; None in rounds without one
-        seconds       that the round took, evaluation left out
+        seconds       duration of the round without evaluation
     """
 
     diagnostics: Diagnostics
@@ -106,7 +106,7 @@ class RoundReport:
                 **vars(self.evaluation),
             }
         if self.diagnostics.raw is not None:
-            # How long a cohort takes tells how much its users wrote.
+            # The time that a cohort takes reveals how much its users wrote.
             found["seconds"] = round(self.seconds, 3)
         return found
 
@@ -116,25 +116,23 @@ class Training(FederatedRun[RoundReport]):
 
     Args
         settings   of the run
-        users      whose text it is
-        folder     where the run lives, or its owner if the caller has it open; what it holds of an
-                   earlier start is gone on with
-        encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
+        users      users to train on
+        folder     folder of the run, or an open `RunFolder`; a run in it resumes
+        encode     words of an utterance -> ids, given with `vocab_size`; by default the words of
                    `settings.data.vocabulary`
-        vocabulary_record  `Provenance.public` says that `encode` was made of no user's text, and by
-                   whose word. Otherwise the record of the wordpieces that it is a method of
-                   counts; any other encoder has none, and a run that is to have a guarantee is
-                   refused
-        engine     where updates are computed; by default here
-        aggregator how they are added up; by default as `settings.aggregation` says
-        progress   is called with what happens, a line at a time
+        vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
+                   so. Otherwise the record of the wordpieces whose method `encode` is; any other
+                   encoder has none, and a run with a guarantee is refused
+        engine     where updates are computed; default: here
+        aggregator how they are added; default: as in `settings.aggregation`
+        progress   gets one line at a time about what happens
     Raises
-        ConfigError   other settings, users or vocabulary than the folder's run had; too few users
-                      for the rounds of a new one
-        PrivacyError  a ledger or noise that is not the one of the checkpoint; a run with a
-                      guarantee that would begin with a vocabulary or public text without one, of
-                      which nobody says that it is public; noise in floats in a run that is no
-                      simulation; a grid too coarse for so many numbers
+        ConfigError   other settings, users or vocabulary than the folder's run; too few users for
+                      the rounds of a new run
+        PrivacyError  a ledger or noise that is not the checkpoint's; a run with a guarantee whose
+                      vocabulary or pretraining text has none and that nobody says is public;
+                      floating-point noise in a run that is not a simulation; a grid too coarse for
+                      so many numbers
         FormatError   a damaged file
     """
 
@@ -169,7 +167,7 @@ class Training(FederatedRun[RoundReport]):
             if vocabulary_record is None:
                 vocabulary_record = own
             elif not vocabulary_record.is_public and vocabulary_record != own:
-                why = "the record that was given with the encoder is not shown to be of it"
+                why = "the record given with the encoder is not shown to be of it"
                 vocabulary_record = Provenance.none(why)
             if self._promises and not self._has_begun:
                 refuse_without_guarantee("the given encoder", vocabulary_record)
@@ -177,18 +175,18 @@ class Training(FederatedRun[RoundReport]):
             if vocabulary is not None:
                 encode = vocabulary.encoder()
         if vocab_size is None:
-            raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
+            raise ConfigError("encode was given without vocab_size; give the number of its ids too")
         self._encode, self._vocabulary = encode, vocabulary
         self._vocabulary_record = vocabulary_record
         self._begun_with: dict[str, Provenance | None] = {}
         self._text = b""
         self._split = TOKENIZERS[settings.data.tokenizer]
         if self._promises and vocabulary_record is not None and not vocabulary_record.guarantee:
-            progress(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
+            progress(f"this model will have no guarantee either: {vocabulary_record.statement()}")
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
-            raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
-        # A run that has begun goes on as far as it comes.
+            raise ConfigError(f"none of {len(users)} users is left to train; lower data.held_out")
+        # A run that has begun continues as far as it can.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -233,7 +231,7 @@ class Training(FederatedRun[RoundReport]):
         )
         self.rounds, self.save_every = run.rounds, run.checkpoint_every
         self.released = not run.simulation
-        # Of a plain list the words are compared; who says that it is public may be said again.
+        # For a plain list the words are compared; who says that it is public can change.
         bound = None
         if vocabulary_record is not None and not vocabulary_record.is_public:
             bound = vocabulary_record.digest
@@ -252,14 +250,14 @@ class Training(FederatedRun[RoundReport]):
             {"users": users.digest, "encoding": self._encoding_digest()},
             None if vocabulary is None else vocabulary.content,
         )
-        self._rounding(privacy.gap, 1)  # refuses what the grid is too coarse for
+        self._rounding(privacy.gap, 1)  # raises if the grid is too coarse
         self._held_out: list[Ids] | None = None
         self._begin(folder)
         if self.resumed:
-            progress(f"goes on after round {self.rounds_done}")
+            progress(f"resuming after round {self.rounds_done}")
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
-        """See `FederatedRun`; up to `run.stop_after` if not told otherwise."""
+        """See `FederatedRun`; by default up to `run.stop_after`."""
         return super().run(until or self.settings.run.stop_after or None)
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
@@ -276,21 +274,21 @@ class Training(FederatedRun[RoundReport]):
         if why := self._diverges(diagnostics, evaluation):
             done = index + 1
             self._over = (
-                f"after round {done} the model diverges: {why}. This run ends here; its rounds "
-                f"were done, and run.stop_after = {done} (--stop-after {done}) reports them. Begin "
-                "a new run in another folder with a lower local.learning_rate or "
-                "server.learning_rate, or less noise; the guarantees of both add up"
+                f"after round {done} the model diverges: {why}. This run ends here; to report its "
+                f"rounds, set run.stop_after = {done} (--stop-after {done}). Start a new run in "
+                "another folder with a lower local.learning_rate or server.learning_rate, or less "
+                "noise; the privacy costs of both add up"
             )
         return RoundReport(diagnostics, evaluation, seconds)
 
     def _note_parts(self) -> None:
-        """Looks at the engine again: what was changed since the last round voids the guarantee."""
+        """Checks the engine again: a change since the last round voids the guarantee."""
         self._void = list(dict.fromkeys([*self._void, *unknown_parts(self.engine)]))
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
-        """By what the model is worse than guessing, if it is.
+        """How the model is worse than guessing, if it is.
 
-        From what is released and from held-out users; of those who train in simulations alone.
+        Uses released values and held-out users; training users only in simulations.
         """
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
@@ -300,13 +298,13 @@ class Training(FederatedRun[RoundReport]):
             found = evaluation.perplexity
             if not found < DIVERGED * guess:
                 return (
-                    f"its perplexity on held-out users is {found:.3g}, where guessing among all "
+                    f"its perplexity on held-out users is {found:.3g}, but guessing among all "
                     f"ids gives {guess}"
                 )
         raw = diagnostics.raw
         if raw is not None and -raw.mean_ln_prob >= math.log(DIVERGED * guess):
             return (
-                f"its loss on users is {-raw.mean_ln_prob:.3g}, where guessing among all ids "
+                f"its loss on users is {-raw.mean_ln_prob:.3g}, but guessing among all ids "
                 f"gives {math.log(guess):.3g}"
             )
         return None
@@ -327,7 +325,7 @@ class Training(FederatedRun[RoundReport]):
         return metrics.evaluate(self.state.params, self.model, self._held_out)
 
     def stage(self, rounds: int | None = None) -> StageRecord:
-        """What accounting needs to know of this run, as far as it went, or of so many rounds."""
+        """What accounting needs to know about this run so far, or about this many rounds."""
         rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
@@ -362,8 +360,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _sensitivity(self, gap: int, most: int) -> float | None:
-        """Of mechanisms that accounting does not know by their names: that of all rounds planned,
-        which is at least that of those done."""
+        """For mechanisms that accounting does not know by name: the sensitivity of all planned
+        rounds, which is at least that of the rounds done."""
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree"):
             return None
         if (gap, most) not in self._sensitivities:
@@ -371,7 +369,7 @@ class Training(FederatedRun[RoundReport]):
         return self._sensitivities[gap, most]
 
     def _rounding(self, gap: int, most: int) -> float:
-        """By how much the grid raises the sensitivity; 1 for noise in floats."""
+        """Factor by which the grid raises the sensitivity; 1 for floating-point noise."""
         if not isinstance(self.noise, DiscreteNoise):
             return 1.0
         if (gap, most) not in self._roundings:
@@ -385,23 +383,23 @@ class Training(FederatedRun[RoundReport]):
         """The privacy report of the rounds that count, from their ledger.
 
         Args
-            at         when this is
-            data_name  of the users' data set
+            at         time of the report
+            data_name  name of the users' data set
         Raises
-            PrivacyError  the ledger does not bear out what accounting assumes
+            PrivacyError  the ledger does not agree with what accounting assumes
         """
         released = trees.leaves(self.state._replace(noise=None))
         return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
 
     @property
     def _rounds_to_account_for(self) -> int:
-        """The rounds done; all planned rounds where the model's divergence ended the run."""
+        """The rounds done; all planned rounds if divergence ended the run."""
         return self.rounds if self._over else self.rounds_done
 
     def _report(
         self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
     ) -> PrivacyReport:
-        """Of rounds done, or of more that are planned; the record speaks of what was released."""
+        """For the rounds done, or more that are planned; the record is about what was released."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
             content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)
@@ -424,15 +422,15 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _record(self, public: Arrays) -> Provenance:
-        """While rounds are left, that of all that are planned: it is told too large, and costs no
-        accounting in each round; at the end that of the rounds done."""
+        """While rounds remain, the record of all planned rounds: an overestimate that needs no
+        accounting in each round. At the end, that of the rounds done."""
         if not self.rounds_done:
-            return Provenance.none("no round was done yet: the network is as it began")
+            return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
         return self._report(rounds, public).provenance
 
     def _matrix(self) -> dict[str, Any]:
-        """What the noise is correlated by, for a report."""
+        """The matrix that correlates the noise, for a report."""
         if self.mechanism is None:
             return {}
         found: dict[str, Any] = {"matrix, SHA-256": self.mechanism.digest()}
@@ -445,7 +443,7 @@ class Training(FederatedRun[RoundReport]):
         return f"the vocabulary {self.settings.data.vocabulary.name}"
 
     def _read_vocabulary(self) -> RunVocabulary:
-        """The one of the settings, with its record or somebody's word that it is public."""
+        """The vocabulary in the settings, with its record or somebody's word that it is public."""
         data = self.settings.data
         key = Path(data.public_key) if data.public_key else None
         found = RunVocabulary.read(data.vocabulary, data.vocabulary_size, key)
@@ -463,7 +461,7 @@ class Training(FederatedRun[RoundReport]):
         return dataclasses.replace(found, record=record)
 
     def _take_text(self) -> None:
-        """Notes the text that the run begins with, and its record or that it is public."""
+        """Reads the pretraining text, and its record or who says that it is public."""
         given = self.settings.pretrain
         if not given.text:
             return
@@ -472,7 +470,7 @@ class Training(FederatedRun[RoundReport]):
             content = text.read_bytes()
         except OSError as exc:
             raise ConfigError(f"the public text {text} cannot be read: {exc}") from exc
-        self._text = content if given.steps else b""  # what is looked at is what is read
+        self._text = content if given.steps else b""  # the checked bytes are the bytes used
         record = None
         if sidecar(text).exists():
             record = read_record(text, content, digest_name=TEXT_DIGEST, kind="text")
@@ -505,7 +503,7 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _check_population(self) -> None:
-        """Refuses before the first round what would stop in the middle."""
+        """Rejects, before the first round, a population that is too small."""
         given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
         if given.kind == "poisson":
             return
@@ -520,13 +518,13 @@ class Training(FederatedRun[RoundReport]):
             raise
         if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
             self._progress(
-                "sampling.kind = fixed draws users without regard to privacy.gap and max_part, and "
-                "the run ends where a draw breaks them; timer keeps to them"
+                "sampling.kind = fixed draws users without regard to privacy.gap and max_part, so "
+                "the run ends when a draw breaks them; timer respects them"
             )
         elif not sure:
             self._progress(
                 f"{users:,} users may run out before the last round: they are drawn at random, and "
-                f"towards the end too few may be left with fewer than {most} participations"
+                f"near the end too few may be left with fewer than {most} participations"
             )
 
     def _cohort(self, index: int) -> list[int]:
@@ -534,10 +532,10 @@ class Training(FederatedRun[RoundReport]):
             return super()._cohort(index)
         except ConfigError as exc:
             raise ConfigError(
-                f"{exc}. What is enforced cannot change within a run, which ends here; with "
-                f"run.stop_after = {index} the rounds done are reported. More rounds are a new "
-                "run in another folder, with a lower report goal, a smaller gap, shorter timer "
-                "or more users; the guarantees of both add up"
+                f"{exc}. Enforced limits cannot change within a run, so it ends here; to report "
+                f"the rounds done, set run.stop_after = {index}. For more rounds start a new run "
+                "in another folder, with a lower report goal, a smaller gap, a shorter timer or "
+                "more users; the privacy costs of both add up"
             ) from exc
 
     def _work(self, index: int, user: int) -> UserWork:
@@ -556,7 +554,7 @@ class Training(FederatedRun[RoundReport]):
         return users.tokens(user, self._encode, cap=cap, split=self._split)
 
     def _encoding_digest(self) -> str:
-        """A digest of the ids of some text of the users, and of wordpieces: others have others."""
+        """A digest of the ids of some of the users' text, and of the wordpieces."""
         found = hashlib.sha256(getattr(getattr(self._encode, "__self__", None), "model", b""))
         for user in range(min(len(self.train_users), 20)):
             for ids in self._tokens(self.train_users, user, 200):
@@ -574,7 +572,7 @@ class Training(FederatedRun[RoundReport]):
         if given.steps:
             text = public_text(Path(given.text), self._text, self._encode, self._split)
             self._text = b""
-            self._progress(f"begins with {given.steps} steps on {len(text):,} public utterances")
+            self._progress(f"pretraining: {given.steps} steps on {len(text):,} public utterances")
             fresh = pretrain(
                 fresh,
                 self.model,
@@ -612,7 +610,7 @@ class Training(FederatedRun[RoundReport]):
 
     def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
         self._over = facts.get("over", "")
-        # What rounds were done with stays true of the run, whatever it goes on with.
+        # What earlier rounds used stays true of the run, whatever it resumes with.
         before = facts.get("void", ["rounds of an earlier version of dlm, which kept no record"])
         self._void = list(dict.fromkeys([*before, *self._void]))
         self._parts = [*facts.get("parts", ()), *self._parts]
@@ -636,7 +634,7 @@ class Training(FederatedRun[RoundReport]):
     def _restored_noise(
         self, noise: DiscreteNoise, private: Arrays, template: TrainingState
     ) -> DiscreteState:
-        """What `_arrays` gave of discrete noise."""
+        """Restores discrete noise from the result of `_arrays`."""
         assert self.folder is not None
         begun: DiscreteState = template.noise
         done = int(private[0]) if len(private) else -1
@@ -652,10 +650,10 @@ class Training(FederatedRun[RoundReport]):
 
 
 def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
-    """Settings that name the noise of the run in a folder, or of the one that begins there.
+    """Settings that name the noise of the run in a folder, or of a run that begins there.
 
     Raises
-        PrivacyError  a run that is no simulation would begin with noise in floats
+        PrivacyError  a run that is not a simulation would begin with floating-point noise
     """
     if settings.run.simulation or settings.noise == "none":
         return settings
@@ -666,9 +664,9 @@ def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
         earlier = found.get("mechanism") != "none" and "noise" not in found
     if given == "float" and not earlier:
         raise PrivacyError(
-            "privacy.noise is float, and the run is no simulation: of the numbers that a round "
-            "releases with noise in float32, many could not come from the sums without a user, and "
-            "give the user away. Leave privacy.noise out, or give a seed to simulate"
+            "privacy.noise is float, but the run is not a simulation: many of the numbers that a "
+            "round releases with float32 noise could not come from the sums without a user, and so "
+            "reveal the user. Leave privacy.noise out, or give a seed to simulate"
         )
     named: Any = "float" if earlier else "discrete"
     return dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, noise=named))
@@ -676,15 +674,14 @@ def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a run made, and what protects those it was made from: one is not to be had without the
-    other.
+    """A trained network together with its privacy record.
 
     Fields
-        network     its form
+        network     its configuration
         params      its parameters, after the last round that counts
-        vocabulary  its words or wordpieces; None where the run was given an encoder of neither
-        record      what is guaranteed; while rounds were left, that of all rounds planned
-        rounds      that were done
+        vocabulary  its words or wordpieces; None if the run was given an encoder of neither
+        record      what is guaranteed; while rounds remain, for all planned rounds
+        rounds      number of rounds done
     """
 
     network: rnn.RnnConfig
@@ -699,7 +696,7 @@ def mechanism_of(
     release: ReleaseConfig,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Mechanism | None:
-    """The mechanism of a run's noise; None of a run without.
+    """The mechanism of a run's noise; None without noise.
 
     Raises  ConfigError, PrivacyError  as `make_mechanism`
     """
@@ -733,7 +730,7 @@ def load_model(
         public_key  file of the Ed25519 key that must have signed the checkpoint; without one the
                     record stays unverified
     Raises
-        FormatError   the checkpoint is damaged or of another version
+        FormatError   the checkpoint is damaged or has another version
         PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
     """
     run = Path(run)
@@ -746,7 +743,7 @@ def load_model(
         server, rounds = OptimizerConfig(**settings["server"]), int(found.facts["round"])
     except (KeyError, TypeError, ValueError) as exc:
         raise FormatError(
-            f"{place} holds no network of dlm federate ({exc!r}); name the folder of a run"
+            f"{place} does not contain a network of dlm federate ({exc!r}); give a run's folder"
         ) from exc
     params = rnn.init(jax.random.key(0), network)
     moments = server.transformation().init(params)

@@ -44,7 +44,7 @@ def train_network(
     Raises
         TrainingDiverged  after the report of the rounds that were done; else as `Training`
     Guarantees
-        stopped at any moment, the same call goes on after the last round that counts
+        stopped at any moment, the same call resumes after the last round that counts
     """
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")

@@ -1,13 +1,13 @@
-"""How often people use each word of a list, counted over rounds of devices (FNG 3).
+"""Counts how often people use each word of a list, over rounds of devices (FNG 3).
 
     state = init(config, len(whitelist))
     state = apply(state, config, round_sum(counts_of_each_user, config.clip, len(whitelist)), key)
 
-A device counts the words of a public list in its own text, weighs its counts by L1 clipping, and
-only sums over a round of devices are kept. With a noise multiplier, every round's sum gets Gaussian
-noise before it is kept (discrete, on the sum's grid, outside of simulations), and all that is told
-afterwards (words seen, convergence) is made of what was released; without one, nothing is
-guaranteed, and whatever is built from the counts inherits it.
+A device counts the words of a public list in its own text and weights its counts by L1 clipping.
+Only sums over a round of devices are kept. With a noise multiplier, each round's sum gets Gaussian
+noise first (discrete, on the sum's grid, except in simulations), and everything reported later
+(words seen, convergence) comes from what was released. Without one there is no guarantee, neither
+for the counts nor for anything built from them.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ class UnigramConfig:
     clip: float
     rounds: int
     noise_multiplier: float | None = None  # standard deviation of a round's noise over `clip`
-    cap_words: int | None = None  # words of a user that are looked at, first come first
+    cap_words: int | None = None  # how many words of a user to read, from the first
     window: int = 50  # rounds of the moving average
 
     def __post_init__(self) -> None:
         if not self.clip > 0:
-            raise ConfigError(f"lambda bounds what a user adds and is over 0; found {self.clip}")
+            raise ConfigError(f"lambda is {self.clip}; expected above 0, to limit what a user adds")
         if self.rounds < 1 or self.window < 1:
             raise ConfigError(
-                f"rounds and window are at least 1; found {self.rounds}, {self.window}"
+                f"rounds is {self.rounds} and window {self.window}; expected at least 1"
             )
         if self.cap_words is not None and self.cap_words < 1:
-            raise ConfigError(f"cap_words is {self.cap_words}; at least one word is looked at")
+            raise ConfigError(f"cap_words is {self.cap_words}; expected 1 or more")
         if self.noise_multiplier is not None:
             if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
                 raise ConfigError(
-                    f"a noise multiplier is over 0 and finite; found {self.noise_multiplier}. For "
-                    "counts without noise and without a guarantee, give none"
+                    f"the noise multiplier is {self.noise_multiplier}; expected a finite number "
+                    "above 0, or none for counts without noise and without a guarantee"
                 )
             if math.isinf(self.clip):
                 raise ConfigError(
-                    "noise cannot hide what is not bounded: with noise, lambda is finite"
+                    "lambda is infinite; noise needs a finite lambda to hide what a user adds"
                 )
 
     @property
     def sensitivity(self) -> float:
         """The most a user moves a round's sum, in L2: lambda.
 
-        The clipped counts are not negative and sum to at most lambda, and no vector has a larger L2
-        norm than L1 norm; one word typed lambda times or more reaches it.
+        Clipped counts are not negative and sum to at most lambda, and the L2 norm of a vector is at
+        most its L1 norm; a single word typed lambda times or more reaches it.
         """
         return self.clip
 
@@ -97,7 +97,7 @@ class UnigramConfig:
 
 @dataclass(frozen=True)
 class RoundMetrics:
-    """What is told of a round; made of released counts only where there is noise."""
+    """What is reported about a round; with noise, from released counts only."""
 
     round: int  # 1-based: rounds so far
     words_seen: int
@@ -113,7 +113,7 @@ class RoundMetrics:
 
 @dataclass(frozen=True)
 class UnigramState:
-    """All that is kept between rounds.
+    """The state kept between rounds.
 
     Shapes
         moments    sums over the released rounds
@@ -129,7 +129,7 @@ class UnigramState:
 
     @property
     def totals(self) -> Floats:
-        """(words,) float64: what was counted so far."""
+        """(words,) float64: counts so far."""
         return self.moments.total
 
 
@@ -142,7 +142,7 @@ def init(config: UnigramConfig, words: int) -> UnigramState:
 
 
 def count_words(words: Iterable[str], index: Mapping[str, int]) -> Counts:
-    """C_i: how often each listed word stands in a user's text; other words are left out."""
+    """C_i: how often each listed word is in a user's text; other words are left out."""
     found = Counter(place for word in words if (place := index.get(word)) is not None)
     places = np.fromiter(found.keys(), np.int64, len(found))
     order = np.argsort(places)
@@ -171,8 +171,8 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
     for device, (places, counts) in enumerate(users):
         if device >= most:
             raise PrivacyError(
-                f"a round has more than {most:,} devices, whose sum in 64 bits may wrap or be "
-                "rounded: lower the report goal, or q"
+                f"a round has more than {most:,} devices, so their 64-bit sum could overflow or be "
+                "rounded; lower the report goal, or q"
             )
         # Where it is below 1, the weight is less by more than products are rounded up.
         w = weight(counts, clip)
@@ -215,7 +215,7 @@ def apply(
         raise ConfigError(f"all {config.rounds} rounds are done; no more are accounted for")
     words = len(state.totals)
     if clipped_sum.shape != (words,):
-        raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers, the list {words} words")
+        raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers; expected {words}")
     released = clipped_sum
     if config.noise_multiplier is not None:
         name = key.fold("unigrams", "noise", state.round)
@@ -292,7 +292,7 @@ class UserCounts:
         self._dataset, self._cap, self._split = dataset, cap_words, split
         self._index = {word: place for place, word in enumerate(whitelist)}
         if len(self._index) != len(whitelist):
-            raise ConfigError("a word stands twice in the list; its counts would be split")
+            raise ConfigError("a word appears twice in the list, which would split its counts")
         self._cache: dict[int, Counts] = {}
         self._cache_room_bytes = cache_bytes
 
@@ -329,10 +329,10 @@ def read_whitelist(path: str | Path, content: bytes | None = None) -> list[str]:
     except UnicodeDecodeError as exc:
         raise FormatError(f"{path} is not UTF-8: {exc}") from exc
     if not words:
-        raise FormatError(f"{path} lists no words")
+        raise FormatError(f"{path} lists no words; expected one per line")
     if len(set(words)) != len(words):
         twice = next(word for word, n in Counter(words).items() if n > 1)
-        raise FormatError(f"{path} lists {twice!r} twice; each word of a list stands there once")
+        raise FormatError(f"{path} lists {twice!r} twice; expected each word once")
     return words
 
 
@@ -352,7 +352,7 @@ def oov_counts(
 
 @dataclass(frozen=True)
 class OovRate:
-    """Words out of a vocabulary, in per cent, of users who said any.
+    """Out-of-vocabulary words of users who said any words, in per cent.
 
     Fields
         of_words   of all their words
@@ -368,7 +368,7 @@ class OovRate:
 def oov_rate(
     dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
 ) -> OovRate | None:
-    """The rate of a dataset's users; None where they said no words."""
+    """The rate of a dataset's users; None if they said no words."""
     out, total = oov_counts(dataset, vocabulary, split=split)
     spoke = total > 0
     if not spoke.any():

@@ -1,11 +1,11 @@
-"""Datasets keyed by user: whose text is whose, read a user at a time from disk.
+"""Datasets keyed by user, read from disk one user at a time.
 
     users = UserDataset.open("users.tsv.zst", store="users.store")
     users.utterances(7)                         # list of str, in the order of the file
     train, test = users.split(0.1)              # by users, so that nobody is on both sides
 
-A file is sorted by user once into a *store*, an Arrow file of one row a user, and read from there
-through a memory map: neither building nor reading holds more than a bounded part of the text.
+A file is sorted by user once into a *store*, an Arrow file with one row per user, and read from it
+through a memory map. Neither building nor reading keeps more than a bounded part of it in memory.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ Encode = Callable[[list[str]], npt.NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What a file held, and what was left out of the store."""
+    """The contents of a file, and what was left out of the store."""
 
     users: int
     utterances: int
     words: int  # split at white space, after the cap
-    rows_without_user: int  # left out, where `missing` is "count"
+    rows_without_user: int  # left out if `missing` is "count"
     users_without_text: int  # likewise
     words_over_cap: int  # left out by `cap_words`
 
 
 def words_of(utterance: str) -> list[str]:
-    """The words of an utterance: what stands between white space."""
+    """The words of an utterance, split at white space."""
     return utterance.split()
 
 
 def check_columns(path: Path, user_column: str, text_column: str) -> None:
-    """Passes for a file of users with these columns, as far as its first row shows.
+    """Checks by its first row that a file of users has these columns.
 
     Raises  FormatError  as `UserDataset.open`
     """
@@ -71,7 +71,7 @@ def check_columns(path: Path, user_column: str, text_column: str) -> None:
 
 
 def count_users(path: Path, user_column: str, text_column: str) -> int:
-    """How many users of a file have text: what `UserDataset.open` finds, without sorting.
+    """How many users of a file have text: the same as `UserDataset.open` finds, without sorting.
 
     Raises  FormatError  a row that cannot be read
     Cost    one pass over the file; some 50 bytes per user
@@ -86,7 +86,7 @@ def count_users(path: Path, user_column: str, text_column: str) -> int:
 
 
 class _Letters(dict[int, int]):
-    """Letters, their marks and the apostrophe stay, all else is a space; filled as it is asked."""
+    """Keeps letters, their marks and apostrophes; the rest become spaces. Filled on demand."""
 
     def __missing__(self, code: int) -> int:
         keep = code == ord("'") or unicodedata.category(chr(code))[0] in "LM"
@@ -108,15 +108,14 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"words": spoken_words, "whi
 
 
 class UserDataset:
-    """The text of some users, by place: user 0 has the smallest id.
+    """The text of some users, by index: user 0 has the smallest id.
 
     Made by `open`, `from_tsv` or `from_parquet`; `select` and `split` give views of the same store.
 
     Guarantees
-        the order of users does not depend on the order of rows; that of one user's utterances is
-        the file's; `digest` is the same exactly when ids, texts and cap are.
-    Cost         a user is read in O(their text); memory does not grow with the number of users but
-                 for 8 bytes each
+        the order of users does not depend on the order of rows; a user's utterances have the file's
+        order; `digest` is the same exactly when ids, texts and cap are.
+    Cost         reading a user is O(their text); memory grows only by 8 bytes per user
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class UserDataset:
 
     @classmethod
     def open(cls, path: str | Path, **settings: Any) -> UserDataset:
-        """`from_parquet` for what is named .parquet or .parquet.zst, `from_tsv` for the rest."""
+        """`from_parquet` for names in .parquet or .parquet.zst, `from_tsv` for the rest."""
         parquet = ".parquet" in Path(path).suffixes
         return (cls.from_parquet if parquet else cls.from_tsv)(path, **settings)
 
@@ -150,18 +149,18 @@ class UserDataset:
     ) -> UserDataset:
         """The users of a tab-separated file with a header, plain or .zst, .gz, .bz2, .xz.
 
-        One utterance a line, UTF-8, no quoting. Other columns are not read.
+        One utterance per line, UTF-8, no quoting. Other columns are ignored.
 
         Args
-            store         folder to make, kept for the next time, for its owner alone; a temporary
-                          one if None
+            store         folder to create and keep for the next time, readable only by its owner; a
+                          temporary one if None
             missing       what to do with rows without a user id and users without any text:
-                          "refuse" (the default) or "count": left out, and told in `found`
-            cap_words     words of a user that are kept, first come first; None keeps all
-            memory_bytes  of text held while sorting
+                          "refuse" (default) or "count": leave out, and count in `found`
+            cap_words     how many words of each user to keep, from the first; None keeps all
+            memory_bytes  text in memory while sorting
         Raises
             FormatError   a header without the columns, a line with another number of fields, text
-                          that is not UTF-8, or what `missing` refuses: with the line
+                          that is not UTF-8, or rows that `missing` refuses; names the line
         """
         source = Path(path)
         return cls._built(
@@ -202,13 +201,13 @@ class UserDataset:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> UserDataset:
         if missing not in MISSING:
-            raise ConfigError(f"missing is {missing!r}; it is one of {', '.join(MISSING)}")
+            raise ConfigError(f"missing is {missing!r}; expected one of {', '.join(MISSING)}")
         if cap_words is not None and cap_words < 1:
-            raise ConfigError(f"cap_words is {cap_words}; a user keeps at least one word")
+            raise ConfigError(f"cap_words is {cap_words}; expected 1 or more words per user")
         if memory_bytes < 1 << 20:
-            raise ConfigError(f"memory_bytes is {memory_bytes}; sorting takes at least 1 MiB")
+            raise ConfigError(f"memory_bytes is {memory_bytes}; sorting needs at least 1 MiB")
         stat = source.stat()
-        # What the store was made from: another file, or other settings, make it anew.
+        # The source of the store: for another file or other settings it is made again.
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
@@ -217,23 +216,23 @@ class UserDataset:
             file = folder / "users.arrow"
             opened = _opened(file, made_from)
             if opened is None:
-                # A copy of what users said: nobody else's business, wherever it is put.
+                # A copy of users' text must be private, wherever it is.
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with scratch_folder(folder, "sort") as spill:
                     ordered = sorted_rows(named(source, rows(), missing), spill, memory_bytes)
                     _write_store(source, ordered, file, made_from, cap_words, missing)
                 opened = _opened(file, made_from)
-        # The map keeps the bytes of a temporary store, whose folder is gone.
+        # The map keeps the bytes of a temporary store whose folder was removed.
         assert opened is not None, "a store just written is read back"
         reader, found, digest = opened
         return cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
 
     def __len__(self) -> int:
-        """How many users."""
+        """Number of users."""
         return len(self._rows)
 
     def user_id(self, user: int) -> str:
-        """The id of a user as the file holds it."""
+        """The id of a user, as in the file."""
         batch, row = self._place(user)
         return str(batch.column(0)[row].as_py())
 
@@ -253,7 +252,7 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[str]:
-        """A user's first `cap` words over all utterances; all of them where it is None."""
+        """A user's first `cap` words over all utterances; all if it is None."""
         found: list[str] = []
         for utterance in self.utterances(user):
             found += split(utterance)
@@ -269,12 +268,12 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
-        """A user's utterances as token ids, cut so that all of them together are at most `cap`.
+        """A user's utterances as token ids, cut to at most `cap` in total.
 
         Args
             encode   words of an utterance -> token ids, such as `pieces.Inventory.encode`
             split    an utterance -> its words
-        Returns      one array an utterance, empty ones left out
+        Returns      one array per utterance, without empty ones
         """
         remaining = cap
         found = []
@@ -296,20 +295,20 @@ class UserDataset:
         places = np.asarray(users, np.int64)
         if len(places) and not (places.min() >= 0 and places.max() < len(self)):
             raise ConfigError(
-                f"users are 0 to {len(self) - 1}; asked for {places.min()} to {places.max()}"
+                f"found users {places.min()} to {places.max()}; expected 0 to {len(self) - 1}"
             )
         if len(np.unique(places)) != len(places):
-            raise ConfigError("a user is asked for twice; a view holds each user once")
+            raise ConfigError("a user was given twice; a view has each user only once")
         return UserDataset(self._reader, self.facts, self._digest, self._rows[places])
 
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
         """(the rest, about `fraction` of the users), by a hash of name and user id.
 
-        Guarantees   a user's side depends on `name` and their id alone, so that it stays as it is
-                     when others come or go; different names give independent splits
+        Guarantees   a user's side depends only on `name` and their id, so it does not change when
+                     others come or go; different names give independent splits
         """
         if not 0 <= fraction <= 1:
-            raise ConfigError(f"a fraction is from 0 to 1; this one is {fraction}")
+            raise ConfigError(f"the fraction is {fraction}; expected 0 to 1")
         held = np.array(
             [_hash01(name, self.user_id(user)) < fraction for user in range(len(self))], bool
         )
@@ -317,7 +316,7 @@ class UserDataset:
 
     @property
     def digest(self) -> str:
-        """A hash of ids and texts of the users of this view: what a resumed run compares."""
+        """A hash of ids and texts of this view's users, which a resumed run compares."""
         if len(self._rows) == self.facts.users and bool(
             np.array_equal(self._rows, np.arange(self.facts.users))
         ):
@@ -359,7 +358,7 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Store
         if facts.get("made_from") != made_from or side[0] != made_from:
             return None
         if file_digest(file) != side[3]:
-            return None  # damaged or changed since: an id among it would be another user
+            return None  # damaged or changed since: an id could be another user
         return reader, StoreFacts(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
@@ -385,7 +384,7 @@ def _write_store(
     pending_bytes = 0
     schema = SCHEMA.with_metadata({"made_from": made_from})
 
-    # In its place when it is whole: whoever has the old one open goes on reading that.
+    # Moved into place when complete; processes with the old one open keep reading that.
     with replacing(file, mode=0o600) as place, pa.ipc.new_file(place, schema) as writer:
 
         def flush() -> None:
@@ -405,8 +404,8 @@ def _write_store(
             if not texts:
                 if missing == "refuse":
                     raise FormatError(
-                        f"{source}: the user of line {line} has no text at all; remove their rows, "
-                        'or leave such users out and counted with missing="count" (--missing count)'
+                        f"{source}: the user of line {line} has no text; remove their rows, or "
+                        'leave out and count such users with missing="count" (--missing count)'
                     )
                 without_text += 1
                 return
@@ -424,7 +423,7 @@ def _write_store(
         first_line, remaining = 0, cap_words
         texts: list[str] = []
         for user, line, text in rows:
-            if not user:  # sorted first; the reader has refused them unless they are to be counted
+            if not user:  # sorted first; the reader has rejected them unless they are counted
                 without_user += 1
                 continue
             if user != now:
@@ -448,7 +447,7 @@ def _write_store(
             end_user(now, first_line, texts)
         flush()
         if not users:
-            raise FormatError(f"{source} holds no user with text")
+            raise FormatError(f"{source} has no user with text; expected at least one")
     facts = f"{users} {utterances} {words} {without_user} {without_text} {over}"
     lines = (made_from, facts, digest.hexdigest(), file_digest(file))
     write_whole(side, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)

@@ -1,4 +1,4 @@
-"""Words as ids by a list of them, and public text from a file."""
+"""Maps words to ids by a list, and reads public text from a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class WordList:
 
     Fields
         words       in that order
-        provenance  of counts that they were taken from; None for a list, of which nothing is known
+        provenance  of the counts they come from; None for a plain list, about which nothing is
+                    known
     """
 
     words: tuple[str, ...]
@@ -40,7 +41,7 @@ class WordList:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
-        """A file of one word a line, or counts of words (`counts_file`) with their record.
+        """A file with one word per line, or counts of words (`counts_file`) with their record.
 
         Args
             content  of the file, where the caller has read it
@@ -55,14 +56,14 @@ class WordList:
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"the vocabulary {path} cannot be read: {exc}") from exc
         if (lines and "\t" in lines[0]) or sidecar(path).exists():
-            # Whatever is built from counts of users inherits what they are worth.
+            # Whatever is built from users' counts inherits their guarantee.
             counts = read_counts(path, content)
             return cls(counts.words, counts.provenance)
         seen: dict[str, int] = {}
         for number, line in enumerate(lines, 1):
             parts = line.split()
             if len(parts) != 1 or parts[0] in seen:
-                what = "comes twice" if len(parts) == 1 else "is not one word"
+                what = "appears twice" if len(parts) == 1 else "is not one word"
                 raise ConfigError(f"{path}, line {number}: {line!r} {what}")
             seen[parts[0]] = number
         if not seen:
@@ -71,22 +72,22 @@ class WordList:
 
     @property
     def size(self) -> int:
-        """Ids, marks included."""
+        """Number of ids, including marks."""
         return len(self.words) + FIRST_WORD_ID
 
     @property
     def content(self) -> bytes:
-        """The words, one a line: what a checkpoint keeps of them."""
+        """The words, one per line, as stored in a checkpoint."""
         return "".join(f"{word}\n" for word in self.words).encode()
 
     def first(self, size: int) -> WordList:
-        """The first words, `size` of them or all where it is 0.
+        """The first `size` words, or all if it is 0.
 
         Raises
             ConfigError  there are fewer
         """
         if size > len(self.words):
-            raise ConfigError(f"the vocabulary has {len(self.words)} words; {size} were asked for")
+            raise ConfigError(f"the vocabulary has {len(self.words)} words; expected {size}")
         return dataclasses.replace(self, words=self.words[: size or None])
 
     def encoder(self) -> Encode:
@@ -105,8 +106,8 @@ class RunVocabulary:
 
     Fields
         words    a list of words, or an inventory of pieces
-        record   what protects those whose text it came from; None for a plain list of words, of
-                 which nothing is known
+        record   the protection of those whose text it comes from; None for a plain list of words,
+                 about which nothing is known
     """
 
     words: WordList | Inventory
@@ -114,14 +115,14 @@ class RunVocabulary:
 
     @classmethod
     def read(cls, path: Path, size: int = 0, public_key: Path | None = None) -> RunVocabulary:
-        """Words, or wordpieces where the name ends in .model, with the record beside them.
+        """Words, or wordpieces if the name ends in .model, with the record beside them.
 
         Args
             public_key  file of the key that must have signed the file; None asks for no signature
         Raises
             ConfigError, FormatError, PrivacyError   as `WordList.read`, `Inventory.load` and
                                                      `require_signed`
-        Guarantees   what is verified are the bytes that the words are taken from
+        Guarantees   the verified bytes are the bytes that the words are read from
         """
         has_pieces = path.suffix == PIECES_SUFFIX
         try:
@@ -143,8 +144,8 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory that an encoder is a method of, made anew from its model, so that nothing
-        of the given object is used; None for any other encoder."""
+        """The inventory whose method an encoder is, rebuilt from its model so that nothing of the
+        given object is used; None for any other encoder."""
         from dlm.federated.pieces import Inventory, inventory_of
 
         owner = inventory_of(encode)
@@ -165,7 +166,7 @@ class RunVocabulary:
 
     @property
     def content(self) -> bytes:
-        """The words, one a line, or SentencePiece's model: what a checkpoint keeps of them."""
+        """The words, one per line, or SentencePiece's model, as stored in a checkpoint."""
         return self.words.content if isinstance(self.words, WordList) else self.words.model
 
     @property
@@ -194,25 +195,25 @@ def record_or_word(
 
     Args
         path       of the input
-        what       it is, as "the vocabulary words.txt"
-        record     that it has; None without one
+        what       its name, such as "the vocabulary words.txt"
+        record     its record; None without one
         by         who says that it is public; "" if nobody does
-        setting    where that is said, as "data.public"
-        promises   whether what is made of it is to have a guarantee
-        simulated  a simulation promises nothing, and its figures take it to be public
-        begun      rounds were done with it already: an earlier version did not refuse it
+        setting    the setting for that, such as "data.public"
+        promises   whether the output should have a guarantee
+        simulated  a simulation has no guarantee, and its figures assume that the input is public
+        begun      rounds were already done with it: an earlier version did not refuse it
     Raises
-        PrivacyError  it is said to be public, and files beside it are of users; neither is there,
-                      or its record promises nothing, where a guarantee is to come of it
+        PrivacyError  it is declared public, and files beside it come from users; the output should
+                      have a guarantee, but neither is given or the record has none
     """
     if by and not (record is not None and record.is_public):
         check_public(path, by, setting)
         return Provenance.public(by, what, sha256)
     if record is None and promises:
         raise PrivacyError(
-            f"{what} has no privacy record. Is it free of users' text? If it is, set {setting} to "
-            "the name of who says so. Otherwise take one with a record (dlm unigrams, dlm pieces): "
-            "without either, nothing made with it has a guarantee"
+            f"{what} has no privacy record, so nothing made with it would have a guarantee. If it "
+            f"contains no user's text, set {setting} to the name of who says so; otherwise use one "
+            "with a record (dlm unigrams, dlm pieces)"
         )
     if record is not None and promises and not begun:
         refuse_without_guarantee(what, record)
@@ -222,38 +223,37 @@ def record_or_word(
 
 
 def check_public(path: Path, by: str, setting: str) -> None:
-    """Passes where no file beside an input that is said to be public is one of users.
+    """Checks that no file beside an input that is declared public comes from users.
 
-    Raises  PrivacyError  one is
+    Raises  PrivacyError  one does
     """
     if beside := traces_of_users(path):
         raise PrivacyError(
-            f"{setting} is {by!r}, but {beside[0]} says that {path} is of users; leave {setting} "
-            "out"
+            f"{setting} is {by!r}, but {beside[0]} says that {path} comes from users; leave "
+            f"{setting} out"
         )
 
 
 def refuse_without_guarantee(what: str, record: Provenance) -> None:
-    """Passes for an input whose record promises something.
+    """Checks that an input's record has a guarantee.
 
     Raises
-        PrivacyError  nothing made with it could be promised anything for, and users' privacy would
-                      be spent on it
+        PrivacyError  it has none, so users' privacy would be spent on output without a guarantee
     """
     if record.guarantee is None:
         raise PrivacyError(
-            f"{what} has no guarantee ({'; '.join(record.reasons)}), and nothing that is made with "
-            "it would have one. Take one that has (dlm unigrams with noise, dlm pieces of such "
-            "counts) or of which somebody says that no user's text is in it, or simulate the run"
+            f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "
+            "have one. Use one that has (dlm unigrams with noise, dlm pieces of such counts) or "
+            "that somebody says is public, or simulate the run"
         )
 
 
 def record_of(encode: Encode) -> Provenance:
-    """The record of the wordpieces that an encoder is the method of.
+    """The record of the wordpieces whose method an encoder is.
 
     Returns
-        no promise for an encoder that was wrapped or is of another type; for an inventory that was
-        changed, itself or its class, or whose record is not the one of its model
+        no guarantee for an encoder that is wrapped or has another type, for an inventory that was
+        changed (itself or its class), or if its record is not that of its model
     """
     from dlm.federated.pieces import changes_of, inventory_of
 
@@ -277,8 +277,8 @@ def public_text(
     encode: Encode,
     split: Callable[[str], list[str]] = str.split,
 ) -> list[Ids]:
-    """Utterances of a text file of this content, an utterance a line; a name in .zst or .gz is
-    decompressed."""
+    """Utterances of a text file with this content, one per line; decompressed if the name ends in
+    .zst or .gz."""
     import pyarrow as pa
 
     kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)

@@ -1,1 +1,1 @@
-"""From users' text to a shard set: the stages of private training, one after the other."""
+"""From users' text to a shard set: runs the stages of private training in order."""

@@ -1,4 +1,4 @@
-"""What would stop a pipeline after hours is looked for before its first stage."""
+"""Finds what would stop a pipeline after hours, before its first stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dlm.pipeline.user_stages import check_populations, check_vouched
 from dlm.resources import check_disk
 from dlm.units import counted
 
-COMPRESSED = 5  # text is about so many times as large as its file, where that is compressed
+COMPRESSED = 5  # a compressed text is about this many times larger than its file
 PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Passes where inputs can be read, are vouched for as far as a stage refuses what is not, and
-    the disk has room.
+    """Checks that inputs can be read, that those which a stage requires to be vouched for are, and
+    that the disk has room.
 
     Raises
         ConfigError, PrivacyError, FormatError  what a stage would have raised
@@ -40,18 +40,18 @@ def check(settings: PipelineSettings) -> None:
 
     for name, path in settings.inputs.files().items():
         if not path.exists():
-            raise ConfigError(f"inputs.{name}: {path} does not exist; give a file that does")
+            raise ConfigError(f"inputs.{name}: {path} does not exist; give an existing file")
         if path.is_dir() and name != "topology":
             raise ConfigError(f"inputs.{name}: {path} is a folder; give a file")
         if not os.access(path, os.R_OK):
-            raise ConfigError(f"inputs.{name}: {path} may not be read by this user")
+            raise ConfigError(f"inputs.{name}: {path} cannot be read: permission denied")
     text = settings.federate.pretrain.text
     if text and not os.access(text, os.R_OK):
-        raise ConfigError(f"federate.pretrain.text: {text} does not exist, or may not be read")
+        raise ConfigError(f"federate.pretrain.text: {text} does not exist, or cannot be read")
     check_inputs(settings)
     if settings.unigrams is not None and settings.inputs.whitelist is not None:
         whitelist = settings.inputs.whitelist
-        # What an earlier call began is judged again by its stage.
+        # The stage itself checks what an earlier call began.
         list_record(
             whitelist,
             whitelist.read_bytes(),
@@ -76,9 +76,9 @@ def check(settings: PipelineSettings) -> None:
 
 
 def check_users(settings: PipelineSettings) -> int:
-    """How many users there are, if they are enough for the rounds; one pass over their file.
+    """Counts the users in one pass over their file, and checks that the rounds have enough.
 
-    Where a share of them is to be held out, which ones is known later: nobody is then.
+    A share to hold out is ignored here, since it is not yet known which users it takes.
 
     Raises
         ConfigError  too few
@@ -91,7 +91,7 @@ def check_users(settings: PipelineSettings) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of all files; what another process removes meanwhile, or does not show, counts as nothing."""
+    """Size of all files; those that vanish meanwhile or cannot be read count as 0."""
     found = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -101,14 +101,14 @@ def _bytes_in(folder: Path) -> int:
 
 
 def voids(settings: PipelineSettings) -> list[str]:
-    """Why the final model will have no guarantee, as far as the settings tell."""
+    """Why the final model will have no guarantee, as far as the settings show."""
     inputs, found = settings.inputs, []
     if settings.run.seed is not None:
-        found.append("run.seed is set: users' stages are a simulation")
+        found.append("run.seed is set, so the stages that use users' text are a simulation")
     if settings.unigrams is not None and settings.unigrams.noise_multiplier is None:
-        found.append("unigrams.noise_multiplier is not set: words are counted without noise")
+        found.append("unigrams.noise_multiplier is not set, so words are counted without noise")
     if settings.federate.privacy.mechanism == "none":
-        found.append('federate.privacy.mechanism is "none": training is without noise')
+        found.append('federate.privacy.mechanism is "none", so training is without noise')
     if not inputs.public:
         if inputs.text is not None:
             found.append(f"nobody says that {inputs.text} is public (inputs.public)")
@@ -119,7 +119,7 @@ def voids(settings: PipelineSettings) -> list[str]:
             )
     if inputs.topology is not None:
         found += [
-            f"the record of {inputs.topology} has none: {'; '.join(record.reasons)}"
+            f"the record of {inputs.topology} has no guarantee: {'; '.join(record.reasons)}"
             for record in topology_records(inputs.topology)
             if record.guarantee is None
         ]
@@ -127,10 +127,10 @@ def voids(settings: PipelineSettings) -> list[str]:
 
 
 def needed_bytes(settings: PipelineSettings) -> int:
-    """Disk that the stages take at most, about."""
+    """About the most disk space that the stages need."""
     inputs = settings.inputs
     users = _plain_bytes(inputs.users)
-    needed = 3 * users  # the sorted store, and twice that while it is sorted
+    needed = 3 * users  # the sorted store, and twice that during sorting
     words = _words(settings)
     if words is not None:
         needed += 2 * _state_bytes(settings, words)
@@ -147,7 +147,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
 
 
 def _check_training(settings: TrainingSettings) -> None:
-    """Makes what training makes of its settings alone: what it refuses is known before users' words
+    """Does what training does with its settings alone, so that errors appear before users' words
     are counted."""
     from dlm.federated.train import mechanism_of
 
@@ -158,7 +158,7 @@ def _check_training(settings: TrainingSettings) -> None:
 
 
 def _state_bytes(settings: PipelineSettings, words: int) -> int:
-    """Of a checkpoint with its private part, of a network with so many words."""
+    """Size of a checkpoint with its private part, for a network with this many words."""
     from dlm.federated.rnn import network_size
 
     numbers = network_size(settings.federate.model.network(words))
@@ -175,7 +175,7 @@ def _state_bytes(settings: PipelineSettings, words: int) -> int:
 
 
 def _words(settings: PipelineSettings) -> int | None:
-    """Words that the network may have."""
+    """Most words that the network may have."""
     size = settings.federate.data.vocabulary_size
     if size:
         return size
@@ -192,7 +192,7 @@ def _check_vocabulary(settings: PipelineSettings) -> None:
     size, whitelist = settings.federate.data.vocabulary_size, settings.inputs.whitelist
     if whitelist is not None and size > len(words := read_whitelist(whitelist)):
         raise ConfigError(
-            f"federate.data.vocabulary_size is {size:,}, and {whitelist} has "
+            f"federate.data.vocabulary_size is {size:,}, but {whitelist} has only "
             f"{counted(len(words), 'word')}; "
             "give a longer list or a smaller vocabulary"
         )

@@ -1,6 +1,6 @@
-"""Whether a pipeline's inputs are what they are said to be, and fit together.
+"""Checks that a pipeline's inputs are what they are declared to be, and fit together.
 
-That is found before users are counted, and not when their privacy has been spent.
+This happens before users are counted, so that no privacy is spent on wrong inputs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from dlm.pipeline.settings import PipelineSettings
 
 
 def check_inputs(settings: PipelineSettings) -> None:
-    """Passes where all inputs are there whole, and n-grams of the topology are of the words of
-    users.
+    """Checks that all inputs are complete, and that the topology's n-grams have words of the users.
 
     Raises
         ConfigError            users without the columns; text or a topology without any of the
                                words; held-out users who are the users
-        PrivacyError           users' text, or what has a record of users, that is said to be public
+        PrivacyError           users' text, or a file with a record of users, is declared public
         FormatError, ArpaError  a damaged file
     """
     inputs = settings.inputs
@@ -44,7 +43,7 @@ def topology_records(arpa: Path) -> list[Provenance]:
     """The privacy records in the header of an ARPA file.
 
     Raises
-        FormatError, PrivacyError  one that cannot be read, or was changed
+        FormatError, PrivacyError  a record that cannot be read, or was changed
     """
     with ArpaReader(arpa) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
@@ -52,7 +51,7 @@ def topology_records(arpa: Path) -> list[Provenance]:
 
 
 def _check_apart(settings: PipelineSettings) -> None:
-    """Public text is not a file of users, and held-out users are not users that train."""
+    """Checks that public text is not a file of users, and held-out users are not training users."""
     inputs = settings.inputs
     of_users = {"users": inputs.users, "held_out": inputs.held_out}
     others = {f"inputs.{name}": path for name, path in inputs.files().items()}
@@ -64,23 +63,23 @@ def _check_apart(settings: PipelineSettings) -> None:
                 continue
             if name == "inputs.held_out":
                 raise ConfigError(
-                    f"inputs.held_out and inputs.users are the same file, {path}: a model is "
-                    "judged on people whom it has not learned from. Give other users, or none"
+                    f"inputs.held_out and inputs.users are the same file, {path}; a model must be "
+                    "evaluated on people it has not learned from. Give other users, or none"
                 )
             if name != "inputs.users":
                 raise PrivacyError(
-                    f"{name} and inputs.{user_name} are the same file, {path}: what users wrote "
-                    f"is not public. Give {name} another file"
+                    f"{name} and inputs.{user_name} are the same file, {path}; users' text is not "
+                    f"public. Give {name} another file"
                 )
 
 
 def _check_words(settings: PipelineSettings) -> None:
-    """The n-grams have a word that the network may have; of wordpieces nobody knows yet."""
+    """Checks that the n-grams have a word of the network; not yet known for wordpieces."""
     inputs = settings.inputs
     words = None if settings.pieces is not None else _words(settings)
     if inputs.topology is not None:
         with ArpaReader(inputs.topology) as reader:
-            for _ in reader.batches():  # to the end: a file that was cut is found here
+            for _ in reader.batches():  # to the end, to detect a truncated file
                 pass
             given = set(reader.vocabulary.words)
         if words is not None and not words & given:
@@ -90,7 +89,7 @@ def _check_words(settings: PipelineSettings) -> None:
 
 
 def _words(settings: PipelineSettings) -> set[bytes] | None:
-    """Words that the network may have; None for wordpieces."""
+    """The words that the network may have; None for wordpieces."""
     inputs = settings.inputs
     if inputs.whitelist is not None:
         return set(map(as_bytes, read_whitelist(inputs.whitelist)))
@@ -100,7 +99,7 @@ def _words(settings: PipelineSettings) -> set[bytes] | None:
 
 
 def _has_a_word(settings: PipelineSettings, words: set[bytes]) -> bool:
-    """Whether the public text says one of the words; it is read up to there."""
+    """Whether the public text contains one of the words; reads up to the first."""
     given, text = settings.estimate, settings.inputs.text
     assert given is not None
     reader = Reader([str(text)], skip=given.skip, column=given.column)
@@ -112,7 +111,7 @@ def _foreign(name: str, path: Path, settings: PipelineSettings) -> str:
     inputs = settings.inputs
     source = "whitelist" if inputs.whitelist is not None else "vocabulary"
     return (
-        f"{name}: {path} has none of the words of inputs.{source}, so that no n-gram of it would "
-        "be the model's; give text of the same language, spelling and case (inputs.tokenizer is "
+        f"{name}: {path} has none of the words of inputs.{source}, so the model could use none of "
+        "its n-grams; give text in the same language, spelling and case (inputs.tokenizer is "
         f"{inputs.tokenizer!r})"
     )

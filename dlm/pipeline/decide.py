@@ -1,18 +1,18 @@
-"""What a pipeline does next: a pure function of its stages, its journal and what is on disk.
+"""What a pipeline does next: a pure function of its stages, its journal and the files on disk.
 
 | the journal says | and | then |
 | --- | --- | --- |
-| nothing of the stage | what it would write is there | refuse: it is not the pipeline's |
+| nothing about the stage | its output exists | refuse: the output is not the pipeline's |
 | nothing | | begin |
-| begun | its run can go on, settings or inputs changed | refuse |
-| begun | it has written all that it writes, last its `last` file | adopt |
-| begun | its run can go on | go on |
-| begun | else | begin: nothing of it counts yet |
-| done | settings, inputs or what it wrote changed | refuse |
+| begun | its run can resume, settings or inputs changed | refuse |
+| begun | it has written all its files, the `last` one last | adopt |
+| begun | its run can resume | go on |
+| begun | otherwise | begin: nothing of it counts yet |
+| done | settings, inputs or output changed | refuse |
 | done | | look at the next stage; after the last, finished |
 
-`redo` is asked for by a person: the stage begins anew, and so does what was made of it. A stage
-that released something about users is never redone: a second release adds to the first.
+`redo` is a person's request: the stage begins again, and so do the stages that use its output. A
+stage that released something about users is never redone: a second release adds to the first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage, as far as deciding goes.
+    """What must be known about a stage to decide.
 
     Fields
-        name      as `--redo` has it
-        settings  that change what it writes; JSON values
-        reads     what it reads: path by name
-        writes    paths, the last one last
-        releases  whether it releases something about users, which may be done once
-        goes_on   whether a run of it that was stopped goes on with what it has
-        last      path that stands once all is written; "" where nothing tells
+        name      as in `--redo`
+        settings  that change its output; JSON values
+        reads     its inputs: path by name
+        writes    paths, in the order of writing
+        releases  whether it releases something about users, which may be done only once
+        goes_on   whether a stopped run resumes with what it has
+        last      path that exists once everything is written; "" if there is none
     """
 
     name: str
@@ -47,11 +47,11 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the journal knows of a stage that has begun.
+    """The journal's entry of a stage that has begun.
 
     Fields
-        settings, reads  as they were; of what it read the digests, by name
-        wrote            digests by path, once it is done; None before
+        settings, reads  its settings then, and the digests of its inputs by name
+        wrote            digests of its outputs by path, once it is done; None before
     """
 
     settings: Mapping[str, Any]
@@ -64,8 +64,8 @@ class Found:
     """What is on disk.
 
     Fields
-        digests    path -> digest of a file that is there
-        under_way  stages that have a run which was stopped
+        digests    path -> digest of an existing file
+        under_way  stages with a stopped run
     """
 
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class NextAction:
     """What to do.
 
     Fields
-        kind   begin: remove what the stages of `anew` wrote, and run; go on: run; adopt: note that
-               it is done; refuse: tell `why`; finished: nothing is left to do
-        stage  which; "" where all are finished
-        anew   stages whose entries and files go first
+        kind   begin: remove the output of the stages in `anew`, and run; go on: run; adopt: record
+               that it is done; refuse: report `why`; finished: nothing is left to do
+        stage  its name; "" if all are finished
+        anew   stages whose entries and files are removed first
         why    what was found, and what to do
     """
 
@@ -96,12 +96,12 @@ def next_action(
     found: Found,
     redo: Iterable[str] = (),
 ) -> NextAction:
-    """The first thing that is not done, or why it cannot be.
+    """The first thing to do, or why it cannot be done.
 
     Args
-        stages   in order: each reads what is given and what those before it write
+        stages   in order: each reads inputs and the output of earlier stages
         journal  entry by the name of its stage
-        redo     stages to begin anew, whatever the journal says
+        redo     stages to begin again, whatever the journal says
     """
     redo = set(redo)
     for stage in stages:
@@ -124,15 +124,15 @@ def next_action(
             return _refused(stage, changes) if changes else NextAction("go on", stage.name)
         for path, digest in entry.wrote.items():
             if found.digests.get(path) != digest:
-                gone = "is missing" if path not in found.digests else "was changed since"
-                changes.append(f"{path}, which it wrote, {gone}")
+                gone = "is missing" if path not in found.digests else "has changed since"
+                changes.append(f"its output {path} {gone}")
         if changes:
             return _refused(stage, changes)
     return NextAction("finished")
 
 
 def made_of(stages: Sequence[StagePlan], name: str) -> tuple[str, ...]:
-    """A stage and those that read, directly or not, what it writes; in order."""
+    """A stage and those that depend on its output, directly or not; in order."""
     made: list[str] = []
     written: set[str] = set()
     for stage in stages:
@@ -150,14 +150,13 @@ def _first(stage: StagePlan, found: Found) -> NextAction:
     todo = "Remove it, or give another [run] folder"
     if stage.releases:
         todo = (
-            "Restore journal.json, or give another [run] folder: what the stage released about "
-            "users stays released, and the guarantees of both runs add up (dlm privacy compose)"
+            "Restore journal.json, or give another [run] folder. What the stage released about "
+            "users stays released, so the privacy costs of both runs add up (dlm privacy compose)"
         )
     return NextAction(
         "refuse",
         stage.name,
-        why=f"{stage.name}: {what} is there, and the journal of this folder does not know it. "
-        f"{todo}",
+        why=f"{stage.name}: {what} exists, but the journal of this folder does not list it. {todo}",
     )
 
 
@@ -170,24 +169,24 @@ def _redo(
             return NextAction(
                 "refuse",
                 one.name,
-                why=f"{one.name} has released something about users, which cannot be taken back, "
-                "and is not done again here. Begin in another [run] folder: the guarantees of "
-                "both runs add up (dlm privacy compose)",
+                why=f"{one.name} has already released something about users, so it cannot be "
+                "redone here. Start in another [run] folder; the privacy costs of both runs add "
+                "up (dlm privacy compose)",
             )
     return NextAction("begin", stage.name, anew)
 
 
 def _changes(stage: StagePlan, entry: Entry, found: Found) -> list[str]:
-    """What is other than when the stage began, in words."""
+    """What has changed since the stage began, in words."""
     now, then = dict(stage.settings), dict(entry.settings)
     said = [
-        f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+        f"{name} was {then.get(name)!r} and is now {now.get(name)!r}"
         for name in sorted(now.keys() | then.keys())
         if now.get(name) != then.get(name)
     ]
     for name, path in stage.reads.items():
         if entry.reads.get(name) != found.digests.get(path):
-            gone = "is missing" if path not in found.digests else "has another content"
+            gone = "is missing" if path not in found.digests else "has other content"
             said.append(f"{name} ({path}) {gone}")
     said += [f"{name} is no longer read" for name in entry.reads if name not in stage.reads]
     return said
@@ -196,9 +195,9 @@ def _changes(stage: StagePlan, entry: Entry, found: Found) -> list[str]:
 def _refused(stage: StagePlan, changes: Sequence[str]) -> NextAction:
     if stage.releases:
         todo = (
-            "Put it back as it was. What the stage released about users stays released: to change "
-            "it, begin in another [run] folder, and the guarantees of both add up"
+            "Restore it. To change it, start in another [run] folder: what the stage released "
+            "about users stays released, so the privacy costs of both runs add up"
         )
     else:
-        todo = f"Put it back as it was, or give --redo {stage.name}, or another [run] folder"
+        todo = f"Restore it, or give --redo {stage.name}, or another [run] folder"
     return NextAction("refuse", stage.name, why=f"{stage.name}: {'; '.join(changes)}. {todo}")

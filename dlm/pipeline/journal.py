@@ -1,6 +1,6 @@
-"""What a pipeline has done: a file in its folder, replaced whole after each step.
+"""The journal of a pipeline: a file in its folder, replaced whole after each step.
 
-It is for its owner alone: the digest of users' text stands in it, without noise.
+Only its owner can read it: it contains the digest of users' text, without noise.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FORMAT_VERSION = 1
 
 
 class PipelineJournal:
-    """The entries of stages, by name, as they stand on disk.
+    """The entries of stages, by name, as on disk.
 
-    Raises  FormatError  the file is no journal, or one of another version
+    Raises  FormatError  the file is not a journal, or has another version
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,16 +36,16 @@ class PipelineJournal:
             self.entries = {name: Entry(**entry) for name, entry in body["stages"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise FormatError(
-                f"{path} is no journal of a pipeline of this version ({exc!r}); restore it, or "
-                "give another [run] folder"
+                f"{path} is not a pipeline journal of this version ({exc!r}); restore it, or give "
+                "another [run] folder"
             ) from exc
 
     def write(self, name: str, entry: Entry) -> None:
-        """Notes a stage, on disk when this returns."""
+        """Records a stage; it is on disk when this returns."""
         self._replace({**self.entries, name: entry})
 
     def forget(self, names: Iterable[str]) -> None:
-        """Takes stages out."""
+        """Removes stages."""
         gone = set(names)
         self._replace({name: e for name, e in self.entries.items() if name not in gone})
 

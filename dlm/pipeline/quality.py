@@ -1,4 +1,4 @@
-"""Warnings of a model that learned little, from the files of a finished pipeline."""
+"""Warnings about a model that learned little, from the files of a finished pipeline."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dlm.federated.run_folder import METRICS
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places
 
-MANY_OOVS = 0.25  # share of unknown words from which a perplexity says little
+MANY_OOVS = 0.25  # share of unknown words above which a perplexity means little
 FEW_WORDS = 0.1  # share of a whitelist below which most words were lost
 
 
 def warnings(settings: PipelineSettings) -> list[str]:
-    """What a user should know of the finished model before serving it; nothing of a good one."""
+    """Warnings to read before serving the finished model; none for a good one."""
     at = Places(settings.run.folder)
     found = [noise_warning(at.network / METRICS, settings.federate)]
     if settings.inputs.held_out is not None and at.held_out.exists():
@@ -25,7 +25,7 @@ def warnings(settings: PipelineSettings) -> list[str]:
 
 
 def held_out_warnings(measured: Mapping[str, Any]) -> list[str]:
-    """Of what `held_out.json` says."""
+    """Warnings from the figures in `held_out.json`."""
     found = []
     own, topology = measured["perplexity"], measured.get("perplexity_of_topology")
     if topology is not None and own > topology:
@@ -38,24 +38,24 @@ def held_out_warnings(measured: Mapping[str, Any]) -> list[str]:
     if share >= MANY_OOVS:
         found.append(
             f"WARNING: the model does not know {share:.0%} of the held-out words. They all count "
-            "as <unk>, which is easy to predict, so the perplexity is too good"
+            "as <unk>, which is easy to predict, so the perplexity looks better than it is"
         )
     return found
 
 
 def whitelist_warning(used: int, listed: int) -> str | None:
-    """Of counting words of which few were found."""
+    """A warning if few words of the whitelist were found."""
     if used >= FEW_WORDS * listed:
         return None
     return (
         f"WARNING: only {used:,} of the {listed:,} words of the whitelist were used by enough "
-        "users to pass the noise: the model will know no others. Count more users, or give a "
-        "public list as [inputs] vocabulary"
+        "users to rise above the noise; the model will not know the others. Count more users, or "
+        "give a public list as [inputs] vocabulary"
     )
 
 
 def shown(perplexity: float) -> str:
-    """A perplexity as people read it."""
+    """A perplexity formatted for people."""
     if perplexity < 1e6:
         return f"{perplexity:,.2f}"
     return f"{perplexity:.1e}".replace("e+", "e")

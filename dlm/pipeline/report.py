@@ -1,7 +1,7 @@
-"""What a pipeline guarantees, from its first stage to the shard set: one report.
+"""The privacy report of a whole pipeline, from its first stage to the shard set.
 
-The final model carries the record that the stages and inputs compose to. The report is made from
-that record, and from what stands beside the files of the stages: the same files, the same report.
+The final model carries a record composed from all stages and inputs. The report is made from that
+record and the files beside the stages' outputs: the same files give the same report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlm.pipeline.stage import Places, Stage
 FORMAT_NAME = PIPELINE_REPORT
 FORMAT_VERSION = 1
 MARKDOWN, JSON = "privacy.md", "privacy.json"
-NOTHING = "no record: it leaves the model without a guarantee"
+NOTHING = "no record, so the model has no guarantee"
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class WholeReport:
     """The report of a pipeline.
 
     Fields
-        privacy   the checklist of all stages that touched users, and the record of the model
-        inputs    by name what each is worth: a record, or by whose word it is public, or neither
-        stages    what each did, and what protects what it wrote
+        privacy   checklist of all stages that used users' text, and the model's record
+        inputs    by name: its record, or who says that it is public, or neither
+        stages    what each did, and the protection of its output
         model     the files that carry the record, and their digests
-        held_out  perplexities of held-out users' text; None where none were given
+        held_out  perplexities of held-out users' text; None if none was given
     """
 
     privacy: PrivacyReport
@@ -50,14 +50,14 @@ class WholeReport:
     held_out: Mapping[str, Any] | None
 
     def statement(self) -> str:
-        """What is guaranteed, or that nothing is, and why."""
+        """What is guaranteed, or why nothing is."""
         return self.privacy.statement()
 
     def markdown(self) -> str:
         """For people."""
-        lines = ["", "## The pipeline", "", "| input | what protects whose text it is |"]
+        lines = ["", "## The pipeline", "", "| input | protection of the people in its text |"]
         lines += ["| --- | --- |", *(f"| {name} | {said} |" for name, said in self.inputs.items())]
-        lines += ["", "| stage | what it does | what it wrote, and what protects it |"]
+        lines += ["", "| stage | what it does | its output and protection |"]
         lines += ["| --- | --- | --- |"]
         lines += [f"| {s['stage']} | {s['what']} | {s['wrote']} |" for s in self.stages]
         lines += ["", *(f"* {name}: {value}" for name, value in self.model.items())]
@@ -66,7 +66,7 @@ class WholeReport:
         return self.privacy.markdown() + "\n".join([*lines, ""])
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs, with a digest."""
+        """As JSON, with a digest."""
         body = {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION,
@@ -81,7 +81,7 @@ class WholeReport:
 
 
 def write_report(report: WholeReport, folder: Path) -> None:
-    """Writes it for people and for programs, each file whole or not at all."""
+    """Writes the report as text and as JSON, each file whole or not at all."""
     write_whole(folder / MARKDOWN, report.markdown().encode())
     write_whole(folder / JSON, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
 
@@ -143,16 +143,16 @@ def _model_record(model: Path) -> Provenance:
     with ArpaReader(model) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
     if not lines:
-        return Provenance.none("the model carries no record")
+        return Provenance.none("the model has no record")
     return Provenance.from_json(lines[0], str(model))
 
 
 def _inputs(settings: PipelineSettings) -> dict[str, str]:
-    """Each input, and what is known of whose text it is."""
+    """Each input, and what is known about whose text it is."""
     inputs, public = settings.inputs, settings.inputs.public
     found = {"inputs.users": "the users themselves; see the stages"}
     if inputs.held_out is not None:
-        found["inputs.held_out"] = "users who are measured without noise: not covered"
+        found["inputs.held_out"] = "measured without noise, so these users are not covered"
     given = {
         name: path
         for name, path in inputs.files().items()
@@ -176,7 +176,7 @@ def _inputs(settings: PipelineSettings) -> dict[str, str]:
 
 
 def _record_of(path: Path) -> Provenance | None:
-    """The record that stands beside an input, or in an ARPA file."""
+    """The record beside an input, or in an ARPA file."""
     if sidecar(path).exists():
         body = _read(sidecar(path)).get("provenance")
         return Provenance.from_dict(body, str(sidecar(path)))
@@ -189,7 +189,7 @@ def _record_of(path: Path) -> Provenance | None:
 
 
 def _wrote(stage: Stage, at: Places) -> str:
-    """The first file of a stage, and the record that it carries, if it does."""
+    """The first file of a stage, and its record, if any."""
     name = stage.plan.writes[0]
     path = at.place(name)
     if stage.name == "federate":
@@ -202,7 +202,7 @@ def _wrote(stage: Stage, at: Places) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file of JSON; nothing where there is none."""
+    """A JSON file; empty if it does not exist."""
     if not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

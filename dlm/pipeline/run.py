@@ -1,4 +1,4 @@
-"""A pipeline, from its settings to a shard set: it looks, decides, and does the next stage."""
+"""Runs a pipeline from its settings to a shard set: it looks, decides, and does the next stage."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LOCK = ".lock"
 
 
 class Pipeline:
-    """A pipeline and the folder that it works in.
+    """A pipeline and its working folder.
 
     Args
         settings  of all stages
-        redo      names of stages to do anew, and what was made of them
+        redo      names of stages to redo, together with those that use their output
     Raises
         ConfigError  no stage has such a name
     """
@@ -55,7 +55,7 @@ class Pipeline:
 
     @property
     def report_path(self) -> Path:
-        """The report, for people."""
+        """Path of the report for people."""
         return self.folder / MARKDOWN
 
     @property
@@ -64,15 +64,15 @@ class Pipeline:
         return self._at.shards
 
     def run(self, progress: ProgressReporter) -> WholeReport:
-        """Does what is not done, stage by stage, and reports what all of it guarantees.
+        """Runs the stages that are not done, and reports what the whole pipeline guarantees.
 
         Raises
-            ConfigError   a stage whose settings, input or output changed; another process is at
-                          work here; too little room on the disk
-            else as the stages
+            ConfigError   a stage whose settings, input or output changed; another process uses the
+                          folder; too little room on the disk
+            otherwise as the stages
         Guarantees
-            stopped anywhere, the same call goes on where it was. Stages that touch no user end in
-            the same bytes, and all do in a simulation
+            stopped anywhere, the same call resumes there. Stages that use no users' text give the
+            same bytes; in a simulation all stages do
         """
         check(self.settings)
         for reason in voids(self.settings):
@@ -88,7 +88,7 @@ class Pipeline:
                     raise ConfigError(action.why)
                 self._forget_text(action)
                 stage = self._by_name[action.stage]
-                said = {"go on": ", goes on", "adopt": ", done before"}.get(action.kind, "")
+                said = {"go on": ", resumed", "adopt": ", done before"}.get(action.kind, "")
                 progress.tell(f"{self._number(stage)}{said}: {stage.what}")
                 told.add(stage.name)
                 self._do(stage, action, journal, digests, progress)
@@ -99,15 +99,15 @@ class Pipeline:
         return report
 
     def _forget_text(self, action: NextAction) -> None:
-        """Removes users' sorted text, once no stage is left that reads it."""
+        """Removes users' sorted text once no remaining stage reads it."""
         names = [stage.name for stage in self.stages]
         left = self.stages[names.index(action.stage) :] if action.stage else []
         if not any(USERS in stage.plan.reads for stage in left):
             shutil.rmtree(self._at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
-        """Each stage, and what would be done about it: "done", "begin", "go on" or why it is
-        refused. Nothing is changed."""
+        """Each stage, and what `run` would do: "done", "begin", "go on" or why it is refused.
+        Changes nothing."""
         journal = PipelineJournal(self.folder / JOURNAL)
         action = self._next(journal, Digests(self._at))
         found: list[tuple[Stage, str]] = []
@@ -124,7 +124,7 @@ class Pipeline:
         return f"stage {self.stages.index(stage) + 1} of {len(self.stages)}, {stage.name}"
 
     def _tell_done(self, action: NextAction, told: set[str], progress: ProgressReporter) -> None:
-        """Says which stages before the next one were done by an earlier start; each once."""
+        """Reports which stages an earlier run has done; each once."""
         for stage in self.stages:
             if stage.name == action.stage:
                 return
@@ -149,7 +149,7 @@ class Pipeline:
         progress: ProgressReporter,
     ) -> None:
         if action.kind == "begin":
-            # What is gone from disk must not be in the journal, and what is there may be.
+            # The journal must not list files that were removed.
             journal.forget(action.anew)
             for name in action.anew:
                 self._by_name[name].clean(self._at)
@@ -172,34 +172,34 @@ class Pipeline:
 
 
 def as_settings(text: str, plan: StagePlan) -> list[str]:
-    """How a configuration says the options that an error of a command's function advises."""
+    """The configuration's names for the command-line options that an error advises."""
     options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
     found = []
     for option in options:
         name = option.replace("-", "_")
         place = "run" if name in ("memory", "threads") else plan.name
         if place == "run" or name in plan.settings:
-            found.append(f"in the configuration --{option} is {name} below [{place}]")
+            found.append(f"in the configuration, --{option} is {name} in [{place}]")
     return found
 
 
 @dataclass
 class _Digest:
-    """Of a file that was of this size, at this place and time."""
+    """The digest of a file with this size, inode and time."""
 
     seen: tuple[int, int, int]
     sha256: str
 
 
 class Digests:
-    """Digests of files, by their keys, each computed once while the file stays as it is."""
+    """Digests of files by key, each computed once while the file is unchanged."""
 
     def __init__(self, at: Places) -> None:
         self._at = at
         self._known: dict[str, _Digest] = {}
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Of those files that are there; of a folder of parts that of all of them."""
+        """Digests of the existing files; one digest for a folder of parts."""
         found = {}
         for key in keys:
             path = self._at.place(key)
@@ -229,7 +229,7 @@ def _locked(folder: Path) -> Iterator[None]:
     handle = lock_file(folder / _LOCK)
     if handle is None:
         raise ConfigError(
-            f"another process is at work in {folder}; wait for it, or give another [run] folder"
+            f"another process is using {folder}; wait for it, or give another [run] folder"
         )
     try:
         yield

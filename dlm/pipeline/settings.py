@@ -1,18 +1,18 @@
-"""The configuration of a pipeline: what the tables of its TOML file say together.
+"""The configuration of a pipeline: all tables of its TOML file.
 
 ::
 
     [run]         folder, seed, memory, threads
     [inputs]      users, held_out, whitelist or vocabulary, text or topology, public
     [unigrams]    as `dlm unigrams`
-    [pieces]      as `dlm pieces`; without the table the network is one of words
+    [pieces]      as `dlm pieces`; without the table, the network is trained on words
     [federate.*]  as the tables of `dlm federate --config`
     [estimate]    as `dlm estimate`, for the topology
     [distill]     as `dlm distill`
-    [prune]       as `dlm prune`; without the table nothing is pruned
+    [prune]       as `dlm prune`; without the table, nothing is pruned
     [shard]       as `dlm shard`
 
-The file is all there is: no environment variable sets any of it. Paths are relative to its folder.
+No environment variable changes these settings. Paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from dlm.pipeline.tables import (
 )
 
 T = TypeVar("T")
-# Names of options that are no names of fields.
+# Names of options that differ from the names of fields.
 FIELD_OF = {("unigrams", "lambda"): "clip", ("prune", "bytes"): "size"}
-# What the pipeline sets itself, and where it is said.
+# Settings that the pipeline sets itself, and where they come from.
 SET_HERE = {
     "run": {"seed": "[run] seed", "stop_after": ""},
     "data": {
@@ -68,10 +68,9 @@ _TABLES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """All tables; `unigrams`, `pieces`, `estimate` and `prune` are None where the stage is left
-    out.
+    """All tables; `unigrams`, `pieces`, `estimate` and `prune` are None if the stage is left out.
 
-    `federate` names the vocabulary that the stage before it makes, or the one given.
+    `federate` names the vocabulary made by the previous stage, or the given one.
     """
 
     run: FolderSettings
@@ -90,14 +89,14 @@ class PipelineSettings:
 
         Raises
             ConfigError   the file cannot be read, names an unknown table or setting, lacks one
-                          that has no default, or a value is out of bounds
+                          without a default, or a value is out of bounds
             PrivacyError  as `TrainingSettings.read`
         """
         found = config.read_toml(file)
         known = [*_TABLES, "federate"]
         if unknown := sorted(set(found) - set(known)):
             said = "; ".join(f"[{name}]{config.nearest(name, known)}" for name in unknown)
-            raise ConfigError(f"{file}: nothing reads {said}; the tables are {', '.join(known)}")
+            raise ConfigError(f"{file}: unknown table {said}; the tables are {', '.join(known)}")
         values: dict[str, Any] = {
             name: _table(kind, name, found.get(name, {}), file)
             for name, kind in _TABLES.items()
@@ -116,15 +115,15 @@ class PipelineSettings:
             table = unused[0]
             needed, instead = {
                 "unigrams": ("whitelist", "vocabulary, whose words are not counted"),
-                "estimate": ("text", "topology, which is estimated already"),
+                "estimate": ("text", "topology, which is already estimated"),
             }[table]
             raise ConfigError(
-                f"{file}: [{table}] needs inputs.{needed}; you gave inputs.{instead}. Remove "
+                f"{file}: [{table}] needs inputs.{needed}, but you gave inputs.{instead}. Remove "
                 f"[{table}], or give inputs.{needed} instead"
             )
         if "pieces" in values and words_of(run, inputs).suffix == PIECES_SUFFIX:
             raise ConfigError(
-                f"{file}: [pieces] is given, and inputs.vocabulary has wordpieces already; leave "
+                f"{file}: [pieces] is given, but inputs.vocabulary already has wordpieces; leave "
                 "one of them out"
             )
         unigrams = None
@@ -154,22 +153,22 @@ class PipelineSettings:
 
 
 def counts_of(run: FolderSettings) -> Path:
-    """Where users' words and their counts stand."""
+    """Path of the words and their counts."""
     return run.folder / "counts.tsv"
 
 
 def pieces_of(run: FolderSettings) -> Path:
-    """Where the wordpieces stand that are made of counts."""
+    """Path of the wordpieces made from counts."""
     return run.folder / f"pieces{PIECES_SUFFIX}"
 
 
 def words_of(run: FolderSettings, inputs: InputSettings) -> Path:
-    """The words of the network, or what its wordpieces are made of."""
+    """The words of the network, or the words from which its wordpieces are made."""
     return counts_of(run) if inputs.vocabulary is None else inputs.vocabulary
 
 
 def vouched(inputs: InputSettings) -> str:
-    """Who says that the given vocabulary is public; "" where it has a record, which says it."""
+    """Who says that the given vocabulary is public; "" if it has a record."""
     given = inputs.vocabulary
     return inputs.public if given is not None and not sidecar(given).exists() else ""
 
@@ -182,11 +181,11 @@ def _training(
     *,
     pieces: bool,
 ) -> TrainingSettings:
-    """The tables below [federate], with what the pipeline says itself."""
+    """The tables below [federate], with what the pipeline sets itself."""
     for table, names in SET_HERE.items():
         for name, where in names.items():
             if name in tables.get(table, {}):
-                said = f"the pipeline takes it from {where}" if where else "a pipeline has no such"
+                said = f"the pipeline takes it from {where}" if where else "pipelines do not use it"
                 raise ConfigError(f"{file}: [federate.{table}] {name}: {said}; leave it out")
     words = pieces_of(run) if pieces else words_of(run, inputs)
     text = tables.get("pretrain", {}).get("text", "")
@@ -194,7 +193,7 @@ def _training(
         "run": {"seed": run.seed},
         "data": {
             "vocabulary": words.absolute(),
-            # What was made here has a record of its own.
+            # The pipeline's own output has a record.
             "public": "" if pieces else vouched(inputs),
             "tokenizer": inputs.tokenizer,
         },
@@ -205,9 +204,9 @@ def _training(
 
 
 def _table(kind: type[T], name: str, table: Mapping[str, Any], file: Path) -> T:
-    """A table as the dataclass `kind`; keys have the names of options."""
+    """A table as the dataclass `kind`; keys are names of options."""
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{file}: {name} is {table!r}; it must be a table, [{name}]")
+        raise ConfigError(f"{file}: {name} is {table!r}; expected a table, [{name}]")
     renamed = {field: option for (at, option), field in FIELD_OF.items() if at == name}
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     options = {renamed.get(field.name, field.name): field for field in fields}
@@ -226,14 +225,14 @@ def _table(kind: type[T], name: str, table: Mapping[str, Any], file: Path) -> T:
 
 
 def _value(table: str, key: str, value: Any) -> Any:
-    """What TOML has in another type than the option: 100 for "100", "inf" for infinity."""
+    """Converts TOML values whose type differs from the option: 100 to "100", "inf" to infinity."""
     if (table, key) in (("prune", "ngrams"), ("prune", "bytes")) and isinstance(value, int):
         return str(value)
     if (table, key) == ("unigrams", "lambda"):
         try:
             return float(value)
         except (TypeError, ValueError) as exc:
-            raise ConfigError(f"unigrams.lambda is {value!r}; it must be a number or inf") from exc
+            raise ConfigError(f"unigrams.lambda is {value!r}; expected a number or inf") from exc
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a stage of a pipeline is, and where its files stand."""
+"""A stage of a pipeline, and the places of its files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from dlm.progress import ProgressReporter
 
 @dataclass(frozen=True)
 class Places:
-    """Where things stand in the folder of a pipeline."""
+    """The places of files in the folder of a pipeline."""
 
     folder: Path
 
     def key(self, path: Path) -> str:
-        """What the journal calls a file: by its name in the folder, which may be moved as a whole,
-        or where it is outside of it."""
+        """The journal's key of a file: its name in the folder, which can be moved as a whole, or
+        its path if it is outside."""
         whole, folder = path.absolute(), self.folder.absolute()
         return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
     def place(self, key: str) -> Path:
-        """The file that is called so."""
+        """The file with this key."""
         return self.folder / key
 
     @property
     def users(self) -> Path:
-        """Users' text, sorted; for its owner alone; there until no stage needs it."""
+        """Users' text, sorted; readable only by its owner; removed when no stage needs it."""
         return self.folder / "users.store"
 
     @property
@@ -43,7 +43,7 @@ class Places:
 
     @property
     def topology(self) -> Path:
-        """Of public text."""
+        """The topology of public text."""
         return self.folder / "topology.arpa.zst"
 
     @property
@@ -53,7 +53,7 @@ class Places:
 
     @property
     def counting(self) -> Path:
-        """Counts of the network's sentences, until the model is made of them."""
+        """Counts of the network's sentences, until the model is made from them."""
         return self.folder / "distilled.work"
 
     @property
@@ -78,11 +78,11 @@ class Stage:
 
     Fields
         plan   what deciding needs
-        what   it does, for a person
+        what   it does, for people
         run    does it
-        works  file that is there while a run of it can go on; None where it has none
-        beside files that it makes besides those of the plan, and that go with them
-        spare  folder that goes once it is done
+        works  file that exists while a run can resume; None if it cannot
+        beside other files that it writes, removed together with those of the plan
+        spare  folder to remove once it is done
     """
 
     plan: StagePlan
@@ -94,11 +94,11 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """As `--redo` has it."""
+        """Its name in `--redo`."""
         return self.plan.name
 
     def clean(self, at: Places) -> None:
-        """Removes what it wrote; nothing of what was released of users, nor of how often."""
+        """Removes its output, but not what it released about users, nor the ledger of releases."""
         if self.plan.releases:
             return
         for path in (*map(at.place, self.plan.writes), *self.beside):
@@ -118,7 +118,7 @@ def stage_plan(
     goes_on: bool = False,
     last: Path | None = None,
 ) -> StagePlan:
-    """What deciding needs of a stage; see `decide.StagePlan`."""
+    """What deciding needs to know about a stage; see `decide.StagePlan`."""
     return StagePlan(
         name,
         _flat(settings),
@@ -131,7 +131,7 @@ def stage_plan(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings as JSON has them, those of tables by dotted names."""
+    """Settings as JSON values, with dotted names for those in tables."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -143,5 +143,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def recorded(name: str, path: Path) -> dict[str, Path]:
-    """A file and the record beside it, which may be there, for `reads`."""
+    """A file and the record beside it, if any, for `reads`."""
     return {name: path, f"the record of {name}": sidecar(path)}

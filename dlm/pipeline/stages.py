@@ -1,7 +1,7 @@
 """The stages of a pipeline: what each reads, writes and does.
 
-Each calls what the command of its name calls. All run in this process: the largest thing that one
-of them holds, a model in memory, is let go of before the next begins.
+Each calls the same function as the command of its name. All run in this process, and each releases
+its memory, such as a model, before the next begins.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """The stages that these settings ask for, in order. What touches no user and may fail comes
-    first: a mistake there costs nobody's privacy."""
+    """The stages for these settings, in order. Those without users' text that may fail come first,
+    so that a mistake there costs no privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
     made += [federate_stage(settings, at), _distill(settings, at), _prune(settings, at)]
@@ -48,7 +48,7 @@ def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
 
     return Stage(
         stage_plan(at, "estimate", asdict(given), {"inputs.text": text}, at.topology),
-        f"the {given.order}-grams of {text.name}, public text, become the topology",
+        f"take the {given.order}-grams of the public text {text.name} as the topology",
         run,
     )
 
@@ -90,7 +90,7 @@ def _distill(settings: PipelineSettings, at: Places) -> Stage:
             output,
             goes_on=True,
         ),
-        f"{given.samples:,.0f} sentences of the network become a model of the topology's n-grams",
+        f"distill {given.samples:,.0f} sentences of the network onto the topology's n-grams",
         run,
         at.counting / COUNTS,
         (at.counting,),
@@ -127,13 +127,13 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
     settings_of = {**given.goal.facts(), "keep_suffixes": given.keep_suffixes}
     return Stage(
         stage_plan(at, "prune", settings_of, {"the distilled model": at.distilled}, at.model),
-        f"the model is pruned to {how}",
+        f"prune the model to {how}",
         run,
     )
 
 
 def _grouped(number: str | None) -> str:
-    """5000 as 5,000; numbers by order as they are."""
+    """5000 as 5,000; lists of numbers by order are unchanged."""
     return f"{int(number):,}" if number and number.isdecimal() else str(number)
 
 
@@ -177,7 +177,7 @@ def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
         with_oovs, without_oovs = shown(found.with_oovs[1]), shown(found.without_oovs[1])
         progress.tell(
             f"perplexity of {len(users):,} held-out users' text: {with_oovs}, without unknown "
-            f"words ({found.oovs / found.tokens:.1%}) {without_oovs}; by the topology alone "
+            f"words ({found.oovs / found.tokens:.1%}) {without_oovs}; by only the topology "
             f"{shown(alone)} ({HELD_OUT_NOTE})"
         )
 
@@ -185,7 +185,7 @@ def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
     reads = {"inputs.held_out": held_out, "the distilled model": before, "the model": at.model}
     return Stage(
         stage_plan(at, "measure", {**told, "missing": inputs.missing}, reads, at.held_out),
-        f"the perplexity of the text of {held_out.name} is measured",
+        f"measure the perplexity of the text of {held_out.name}",
         run,
     )
 
@@ -213,7 +213,7 @@ def _shard(settings: PipelineSettings, at: Places) -> Stage:
         stage_plan(
             at, "shard", asdict(given), {"the model": at.model}, at.shards / "manifest.json"
         ),
-        f"the model becomes {given.shards} shard{'s' * (given.shards > 1)}, {given.encoding}",
+        f"split the model into {given.shards} shard{'s' * (given.shards > 1)}, {given.encoding}",
         run,
         None,
         (at.shards,),
@@ -221,7 +221,7 @@ def _shard(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def _blocks(users: UserDataset, split: Callable[[str], list[str]]) -> Iterator[bytes]:
-    """The users' utterances as lines of words."""
+    """The users' utterances, as lines of words."""
     lines: list[str] = []
     size = 0
     for user in range(len(users)):

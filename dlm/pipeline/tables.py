@@ -1,4 +1,4 @@
-"""The tables of a pipeline's configuration, each a frozen dataclass with bounds and defaults."""
+"""The tables of a pipeline's configuration: frozen dataclasses with bounds and defaults."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FolderSettings:
     """[run]
 
     Fields (unit; bound; default; meaning)
-        folder   where everything is made; it is gone on with if it has a run
-        seed     >= 0; none; a seed makes users' stages a simulation, which is not private
-        memory   as 4G; what is free; limit of each stage that takes one
+        folder   where everything is written; if it has a run, that resumes
+        seed     >= 0; none; with a seed, stages that use users' text are a simulation: not private
+        memory   such as 4G; free memory; limit for each stage that has one
         threads  >= 1; 2
     """
 
@@ -38,14 +38,14 @@ class FolderSettings:
 
     def __post_init__(self) -> None:
         if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"run.seed is {self.seed}; it must be 0 or more")
+            raise ConfigError(f"run.seed is {self.seed}; expected 0 or more")
         if self.threads < 1:
-            raise ConfigError(f"run.threads is {self.threads}; it must be 1 or more")
+            raise ConfigError(f"run.threads is {self.threads}; expected 1 or more")
         _ = self.memory_bytes
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit; None for what is free."""
+        """The limit; None for the free memory."""
         return None if self.memory is None else parse_size(self.memory)
 
 
@@ -55,18 +55,18 @@ class InputSettings:
 
     Fields (default; meaning)
         users         users' text: .parquet or TSV, plain, .zst or .gz
-        held_out      none; text of other users, who agreed to be measured without noise: the final
-                      model's perplexity on it is told
-        whitelist     list of words that users' words are counted of; or
+        held_out      none; text of other users, who agreed to be measured without noise; the final
+                      model's perplexity on it is reported
+        whitelist     list of words to count in users' text; or
         vocabulary    the words of the network: a list, or counts with their record; or wordpieces,
                       FILE.model
-        text          public text, a sentence per line, whose n-grams the model has; or
+        text          public text, one sentence per line, whose n-grams the model will have; or
         topology      an ARPA file with these n-grams
         public        ""; who says that no user's text is in whitelist, vocabulary, text, topology
-                      and [federate.pretrain] text, as far as they have no record
-        user_column, text_column   of users and held_out; "user_id", "utterance"
-        missing       "refuse"; rows without id, users without text; or "count"
-        tokenizer     "words"; or "whitespace"; what words of users' text are
+                      and [federate.pretrain] text; for those without a record
+        user_column, text_column   in users and held_out; "user_id", "utterance"
+        missing       "refuse"; what to do with rows without id and users without text; or "count"
+        tokenizer     "words"; or "whitespace"; how users' text is split into words
     """
 
     users: Path
@@ -84,13 +84,13 @@ class InputSettings:
     def __post_init__(self) -> None:
         for a, b in (("whitelist", "vocabulary"), ("text", "topology")):
             if (getattr(self, a) is None) == (getattr(self, b) is None):
-                raise ConfigError(f"[inputs] has one of {a} and {b}; give exactly one")
+                raise ConfigError(f"[inputs] needs exactly one of {a} and {b}")
         for name, found, known in (
             ("missing", self.missing, MISSING),
             ("tokenizer", self.tokenizer, TOKENIZERS),
         ):
             if found not in known:
-                raise ConfigError(f"inputs.{name} is {found!r}; it must be {' or '.join(known)}")
+                raise ConfigError(f"inputs.{name} is {found!r}; expected {' or '.join(known)}")
 
     def files(self) -> dict[str, Path]:
         """The files, by the name of the setting."""
@@ -100,9 +100,9 @@ class InputSettings:
 
 @dataclass(frozen=True)
 class UnigramSettings:
-    """[unigrams]: the options of `dlm unigrams`, which say what they mean there; `clip` is lambda.
+    """[unigrams]: the options of `dlm unigrams`, explained there; `clip` is lambda.
 
-    Without noise_multiplier nothing is guaranteed, neither here nor of the final model.
+    Without noise_multiplier there is no guarantee, neither here nor for the final model.
     """
 
     clip: float = 100.0
@@ -123,7 +123,7 @@ class PieceSettings:
     """[pieces]: the options of `dlm pieces`.
 
     Fields (bound; default)
-        size  >= 4; none;  max_length  1 to 512; 16 characters of a piece
+        size  >= 4; none;  max_length  1 to 512; 16 characters per piece
     """
 
     size: int
@@ -131,16 +131,14 @@ class PieceSettings:
 
     def __post_init__(self) -> None:
         if self.size < 4:
-            raise ConfigError(f"pieces.size is {self.size}; it must be 4 or more")
+            raise ConfigError(f"pieces.size is {self.size}; expected 4 or more")
         if not 1 <= self.max_length <= LONGEST:
-            raise ConfigError(
-                f"pieces.max_length is {self.max_length}; it must be from 1 to {LONGEST}"
-            )
+            raise ConfigError(f"pieces.max_length is {self.max_length}; expected 1 to {LONGEST}")
 
 
 @dataclass(frozen=True)
 class TopologySettings:
-    """[estimate]: the options of `dlm estimate`, which say what they mean there.
+    """[estimate]: the options of `dlm estimate`, explained there.
 
     Fields (default)
         order 3, prune "", discount_fallback false, skip false, column "text"
@@ -157,14 +155,16 @@ class TopologySettings:
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """What `prune` says."""
+        """`prune` as numbers."""
         try:
             return tuple(int(part) for part in self.prune.replace(",", " ").split())
         except ValueError as exc:
-            raise ConfigError(f"estimate.prune is {self.prune!r}; it must be as 0,0,1") from exc
+            raise ConfigError(
+                f"estimate.prune is {self.prune!r}; expected 0,0,1 or similar"
+            ) from exc
 
     def of(self, run: FolderSettings) -> EstimationSettings:
-        """With the limits of the run."""
+        """Settings for estimation, with the limits of the run."""
         return EstimationSettings(
             order=self.order,
             prune=self.thresholds,
@@ -181,7 +181,7 @@ class DistillSettings:
     """[distill]: the options of `dlm distill`.
 
     Fields (bound; default)
-        samples  1 to 1e15; 100,000 sentences;  seed  >= 0; 0;  prior  >= 0; as `dlm distill` has it
+        samples  1 to 1e15; 100,000 sentences;  seed  >= 0; 0;  prior  >= 0; as in `dlm distill`
     """
 
     samples: float = 1e5
@@ -190,13 +190,11 @@ class DistillSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.samples <= MOST_SAMPLES:
-            raise ConfigError(
-                f"distill.samples is {self.samples}; it must be 1 to {MOST_SAMPLES:g}"
-            )
+            raise ConfigError(f"distill.samples is {self.samples}; expected 1 to {MOST_SAMPLES:g}")
         if self.seed < 0:
-            raise ConfigError(f"distill.seed is {self.seed}; it must be 0 or more")
+            raise ConfigError(f"distill.seed is {self.seed}; expected 0 or more")
         if self.prior is not None and not 0 <= self.prior < math.inf:
-            raise ConfigError(f"distill.prior is {self.prior}; it must be 0 or more")
+            raise ConfigError(f"distill.prior is {self.prior}; expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ class PruneSettings:
 
     @property
     def goal(self) -> Goal:
-        """How much goes."""
+        """How much to prune."""
         return read_goal(self.threshold, self.ngrams, self.size)
 
 

@@ -1,5 +1,5 @@
-"""The stages of a pipeline that users take part in: words are counted, a network is trained; and
-between them words become wordpieces."""
+"""The stages of a pipeline that use users' text: counting words and training a network, and making
+wordpieces in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
 from dlm.units import counted
 
-USERS = "inputs.users"  # what stages call users' text that they read
+USERS = "inputs.users"  # the stages' name for users' text
 
 
 def open_users(settings: PipelineSettings) -> UserDataset:
@@ -49,11 +49,11 @@ def open_users(settings: PipelineSettings) -> UserDataset:
 def check_populations(
     settings: PipelineSettings, users: int, left: Callable[[float, str], int]
 ) -> None:
-    """Passes where there are enough users for the rounds of each stage.
+    """Checks that there are enough users for the rounds of each stage.
 
     Args
         users  in all
-        left   how many of them a stage has, once a share is kept out under a name; what is known
+        left   how many remain for a stage after a share is held out under a name, where known
     Raises
         ConfigError  too few, with the settings to change
     """
@@ -84,7 +84,7 @@ def _noted(names: str, users: int, left: int) -> Iterator[None]:
     try:
         yield
     except ConfigError as exc:
-        exc.add_note(f"these settings are {names}")
+        exc.add_note(f"the settings for this are {names}")
         if left < users:
             exc.add_note(
                 f"inputs.users has {counted(users, 'user')}; {users - left:,} of them are held out"
@@ -93,12 +93,12 @@ def _noted(names: str, users: int, left: int) -> Iterator[None]:
 
 
 def promises(settings: TrainingSettings) -> bool:
-    """Whether training is to have a guarantee."""
+    """Whether training should have a guarantee."""
     return settings.privacy.mechanism != "none" and not settings.run.simulation
 
 
 def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
-    """Words are counted; None where a vocabulary is given."""
+    """Counts words; None if a vocabulary is given."""
     given, whitelist = settings.unigrams, settings.inputs.whitelist
     if given is None or whitelist is None:
         return None
@@ -134,8 +134,7 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
             goes_on=True,
             last=sidecar(output),
         ),
-        f"{_rounds(given.rounds)} of users: the words of {whitelist.name} are counted, "
-        f"{_noise(given)}",
+        f"count the words of {whitelist.name} in {_rounds(given.rounds)} of users, {_noise(given)}",
         run,
         work / CHECKPOINT,
         (work, Path(f"{output}{JOURNAL}")),
@@ -144,7 +143,7 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
 
 
 def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
-    """Words become wordpieces; None for a network of words."""
+    """Makes wordpieces from words; None for a network of words."""
     given = settings.pieces
     if given is None:
         return None
@@ -168,13 +167,13 @@ def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
             output,
             sidecar(output),
         ),
-        f"the words of {counts.name} are made of {given.size:,} wordpieces",
+        f"make {given.size:,} wordpieces from the words of {counts.name}",
         run,
     )
 
 
 def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
-    """A network is trained."""
+    """Trains a network."""
     given = settings.federate
     words = given.data.vocabulary
     reads = {USERS: settings.inputs.users, **recorded("the vocabulary", words)}
@@ -212,8 +211,8 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
             releases=promises(given),
             goes_on=True,
         ),
-        f"{_rounds(given.run.rounds)} of users: a network is trained on the "
-        f"{'wordpieces' if given.data.has_pieces else 'words'} of {words.name}, {how}",
+        f"train a network on the {'wordpieces' if given.data.has_pieces else 'words'} of "
+        f"{words.name} in {_rounds(given.run.rounds)} of users, {how}",
         run,
         checkpoint,
         (at.network,),
@@ -221,24 +220,24 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def check_vouched(settings: PipelineSettings) -> None:
-    """Refuses, before users are counted, what training would refuse after it.
+    """Rejects, before users are counted, what training would reject afterwards.
 
-    Raises  PrivacyError  text to begin with has no record, and nobody says that it is public
+    Raises  PrivacyError  the pretraining text has no record, and nobody says that it is public
     """
     text = settings.federate.pretrain.text
     given = settings.federate.pretrain.public
     if text and not given and promises(settings.federate) and not sidecar(text).exists():
         raise PrivacyError(
-            f"the text {text} to begin with has no record, and nobody says that no user's text is "
-            "in it; set [inputs] public to the name of who says so"
+            f"the pretraining text {text} has no record, and nobody says that it is public; if it "
+            "contains no user's text, set [inputs] public to the name of who says so"
         )
 
 
 class _Rounds:
-    """Tells how many rounds are done: with rate and time left where that tells nothing of users.
+    """Reports how many rounds are done, with rate and time left if they reveal nothing about users.
 
-    How long a round takes tells how much its users wrote, so that of rounds which are to have a
-    guarantee the number alone is told, at each hundredth of them.
+    The time of a round reveals how much its users wrote. So for rounds with a guarantee, only their
+    number is reported, at every hundredth of them.
     """
 
     def __init__(self, progress: ProgressReporter, rounds: int, *, timed: bool) -> None:

@@ -57,7 +57,7 @@ def test_states_that_are_not_integers_are_refused(files: ModelFiles) -> None:
         lm = TokenLM(client.utterance())
         for states in ([0.0, 1.7], np.array([2.0]), [True]):
             for ask in (lm.advance, lm.get_final):
-                with pytest.raises(QueryError, match="the integers of get_init_states"):
+                with pytest.raises(QueryError, match="the integers from get_init_states"):
                     ask(states)  # type: ignore[arg-type]
         assert lm.advance([])[0].shape == (0, lm.vocab_size)
         assert lm.advance(np.array([0], np.uint8))[0].shape == (1, lm.vocab_size)

@@ -98,15 +98,15 @@ def write_slow(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        (write_empty, "is an empty file"),
+        (write_empty, "is empty; expected audio"),
         (write_text, "could not be read as audio"),
         (write_header, "lasts 0.000 s"),
         (write_blip, "lasts 0.050 s"),
-        (write_nan, "not numbers"),
+        (write_nan, "not finite numbers"),
         (write_half, "could not be read as audio|cut off"),
         (write_half_wav, "ends after 1.00 s of the 2.00 s that its header promises"),
         (write_half_aiff, "ends after 1.00 s of the 2.00 s"),
-        (write_slow, "has 1 samples per second; 4,000 or more"),
+        (write_slow, "has 1 samples per second; speech needs at least 4,000"),
         (Path.mkdir, "is a folder, a pipe or a device"),
         (os.mkfifo, "is a folder, a pipe or a device"),
     ],

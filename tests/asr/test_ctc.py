@@ -138,7 +138,7 @@ def test_the_list_is_as_long_as_asked(utterance: Utterance) -> None:
 def test_posteriors_of_another_kind_are_refused(utterance: Utterance) -> None:
     """The native library would read past them."""
     for wrong in (np.zeros((5, 3), np.float32), np.zeros((5, 4)), np.zeros(4, np.float32)):
-        with pytest.raises(QueryError, match="are expected"):
+        with pytest.raises(QueryError, match="expected float32 of shape"):
             decode(utterance, wrong)
 
 

@@ -122,21 +122,21 @@ def test_a_state_of_the_sentence_before_is_refused(local: Client) -> None:
     lm = DlmLM(local.utterance(), LEXICON)
     before = lm.start(False)
     lm.start(False)
-    with pytest.raises(QueryError, match="each decoder needs"):
+    with pytest.raises(QueryError, match="give each decoder its"):
         lm.score(before, 0)
-    with pytest.raises(QueryError, match="word 40 of a lexicon of 40"):
+    with pytest.raises(QueryError, match="word index 40 is not in the lexicon of 40"):
         lm.score(lm.start(True), 40)
 
 
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        ("the man", QueryError, "words are a str; a list is expected"),
-        ({"w1"}, QueryError, "words are a set"),
-        (7, QueryError, "words are a int"),
+        ("the man", QueryError, "words is a str; expected a list"),
+        ({"w1"}, QueryError, "words is a set"),
+        (7, QueryError, "words is a int"),
         ([1.5], QueryError, "strings, bytes or ids"),
         ([-1], QueryError, "word ids from -1"),
-        (["THE", "MAN"], ConfigError, "none of the 2 words .*'THE', 'MAN'.* is in the model"),
+        (["THE", "MAN"], ConfigError, "none of the lexicon's 2 words .*'THE', 'MAN'"),
     ],
 )
 def test_words_that_cannot_be_recognised_are_refused_at_once(
@@ -154,5 +154,5 @@ def test_a_client_is_not_an_utterance(local: Client) -> None:
     """Nor is a path."""
     for given in (local, "cluster.toml"):
         for adapter in (DlmLM, TokenLM):
-            with pytest.raises(QueryError, match="where an utterance is expected"):
+            with pytest.raises(QueryError, match="expected an utterance"):
                 adapter(given, LEXICON)  # type: ignore[arg-type]

@@ -104,9 +104,9 @@ def test_a_word_that_the_table_lacks_is_an_error_that_does_not_say_it(table: Sym
 @pytest.mark.parametrize(
     ("found", "instead", "told"),
     [
-        ("utt-1\n", "utt-1 0\n", "line 1: expected the id of an utterance alone"),
+        ("utt-1\n", "utt-1 0\n", "line 1: expected only the id of an utterance"),
         ("0 1 1", "0 x 1", "line 2: a state is not a number"),
-        ("0 1 1", "0 1 99", "line 2: the label of an arc is not a number of the symbol table"),
+        ("0 1 1", "0 1 99", "line 2: the label of an arc is not in the symbol table"),
         ("3.25,10.5", "3.25,nan", "line 2: the costs of a weight are 3.25 and nan"),
         ("3.25,10.5,1_2_3", "3.25,", "line 2: the costs of a weight are 3.25 and empty"),
         ("0.5,-4,7", "0.5,-4,7 8 9", "line 4: an arc has 6 fields"),
@@ -134,7 +134,8 @@ def test_a_malformed_archive_is_refused_where_it_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("the\n", "line 1: not a word"), ("a 1\nb 1\n", "line 2: number 1 stands")]
+    ("text", "told"),
+    [("the\n", "line 1: not a word"), ("a 1\nb 1\n", "line 2: number 1 appears twice")],
 )
 def test_a_malformed_symbol_table_is_refused(tmp_path: Path, text: str, told: str) -> None:
     """Where it is wrong."""

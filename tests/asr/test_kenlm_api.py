@@ -240,7 +240,7 @@ def test_words_and_states_of_a_wrong_type_are_type_errors(model: kenlm.Model) ->
         lambda: model.BaseFullScore(None, "w1", out),  # type: ignore[arg-type]
         lambda: model.BeginSentenceWrite("x"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(TypeError, match=r"a dlm\.asr\.kenlm\.State is expected"):
+        with pytest.raises(TypeError, match=r"expected a dlm\.asr\.kenlm\.State"):
             call()
     for call in (lambda: model.score(3), lambda: 3 in model, lambda: kenlm.Model(None)):  # type: ignore[arg-type,operator]
         with pytest.raises(TypeError, match="Cannot convert"):
@@ -604,5 +604,5 @@ def test_the_hook_comes_before_the_package_or_not_at_all(monkeypatch: pytest.Mon
     assert kenlm.install() is kenlm
     assert kenlm.install() is sys.modules["kenlm"]
     monkeypatch.setitem(sys.modules, "kenlm", os)
-    with pytest.raises(ImportError, match="imported already"):
+    with pytest.raises(ImportError, match="already imported"):
         kenlm.install()

@@ -70,8 +70,8 @@ def draft(*arcs: tuple[int, int, str]) -> LatticeDraft:
     [
         ([], {}, "has no arcs"),
         ([(0, 1, "x"), (1, 2, "x"), (2, 1, "x"), (2, 3, "x")], {}, "a.slf, line 2: .* on a cycle"),
-        ([(0, 2, "x"), (1, 2, "x")], {}, "2 nodes that could be the start"),
-        ([(0, 1, "x"), (0, 2, "x")], {}, "2 nodes that could be the end"),
+        ([(0, 2, "x"), (1, 2, "x")], {}, "2 nodes of the lattice could be its start"),
+        ([(0, 1, "x"), (0, 2, "x")], {}, "2 nodes of the lattice could be its end"),
         ([(0, 1, "x"), (2, 3, "x")], {"start": 0, "end": 3}, "no path leads from node 0"),
         ([(0, 1, "x")], {"start": 7}, "node 7 is the start, but no arc leaves it"),
         ([(0, 1, "x")], {"end": 7}, "node 7 is the end, but no arc reaches it"),

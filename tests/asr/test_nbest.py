@@ -61,7 +61,7 @@ def test_scores_that_are_partial_are_told(tmp_path: Path) -> None:
         ("a 1 2 x\nb 1 x\n", "line 2: the id is not followed by two finite scores"),
         ("a 1\n", "line 1: the id is not followed"),
         ("a nan 1 x\n", "line 1: the id is not followed"),
-        ("a 1 2 x\nb 1 2 x\na 1 2 y\n", "line 3: utterance 'a' comes again"),
+        ("a 1 2 x\nb 1 2 x\na 1 2 y\n", "line 3: utterance 'a' appears again"),
     ],
 )
 def test_a_malformed_list_is_refused_where_it_is_wrong(

@@ -165,7 +165,7 @@ def test_of_processes_that_open_one_file_at_the_same_time_one_shards_it(tmp_path
         (b"dlm://nowhere", "port is missing"),
         (b"dlm://a:1?model=xyz", "6 hex digits"),
         (b"dlm:///nothing/there", "no such file or folder"),
-        (b"dlm://./model.bin", "is a pointer file, too"),
+        (b"dlm://./model.bin", "is also a pointer file"),
         (b"mmap lm http://kheafield.com/code format version 5\n\0", "KenLM binary"),
         (b"the cat sat\n", "data"),
         (b"\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n", "1-grams"),
@@ -196,13 +196,13 @@ def test_what_is_not_there_empty_or_of_a_wrong_kind_is_refused(tmp_path: Path) -
             open_model(tmp_path / name)
     with pytest.raises(ConfigError, match="empty string"):
         open_model("")
-    with pytest.raises(ConfigError, match="named by None"):
+    with pytest.raises(ConfigError, match="name is None"):
         open_model(None)  # type: ignore[arg-type]
     (tmp_path / "bad.toml").write_text("servers = 3\n")
     with pytest.raises(DlmError):
         open_model(tmp_path / "bad.toml")
     arpa = HAND_MADE["weight_without_continuation"].write(tmp_path / "model.arpa")
-    with pytest.raises(ConfigError, match="holds one model"):
+    with pytest.raises(ConfigError, match="has only one model"):
         open_model(arpa, model="abcdef")
 
 

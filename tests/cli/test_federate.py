@@ -93,7 +93,7 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert "users.store holds users' text" in first.stderr
     assert "users.store" not in rest.stderr
     assert not (place / "out" / "users.store").exists()
-    assert "goes on after round 2" in rest.stderr
+    assert "resuming after round 2" in rest.stderr
     assert "3 of 3 rounds done" in rest.stderr
     report = (place / "out" / "privacy.md").read_text()
     assert "NO GUARANTEE" in report
@@ -244,7 +244,7 @@ def test_a_run_that_diverges_is_reported_and_ends(place: Path) -> None:
     (place / "run.toml").write_text(CONFIG + "[server]\nlearning_rate = 1e12\n")
     done = federate(place)
     assert isinstance(done.exception, TrainingDiverged)
-    assert "guarantees of both add up" in str(done.exception)
+    assert "privacy costs of both add up" in str(done.exception)
     assert (place / "out" / "privacy.md").exists()
     assert not (place / "out" / "users.store").exists()
     assert isinstance(federate(place).exception, TrainingDiverged)
@@ -286,8 +286,8 @@ def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None
     """No file, no model, words asked for by number, no such tokenizer."""
     for more, message in (
         ("", "data.vocabulary: no such file: "),
-        ("\nvocabulary_size = 3", "build a smaller inventory with dlm pieces"),
-        ('\ntokenizer = "letters"', "data.tokenizer is letters; it must be one of words, white"),
+        ("\nvocabulary_size = 3", "make fewer with dlm pieces"),
+        ('\ntokenizer = "letters"', "data.tokenizer is letters; expected one of words, white"),
     ):
         settings = CONFIG.replace('"words.txt"', f'"pieces.model"{more}')
         (place / "run.toml").write_text(settings)
@@ -297,5 +297,5 @@ def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None
     (place / "run.toml").write_text(CONFIG.replace('"words.txt"', '"pieces.model"'))
     (place / "pieces.model").write_bytes(b"no model")
     message = str(federate(place).exception)
-    assert "pieces.model: this is no SentencePiece model" in message
-    assert "dlm pieces builds; a list of words has any other" in message
+    assert "pieces.model: not a SentencePiece model" in message
+    assert "wordpieces from dlm pieces; give a list of words another name" in message

@@ -110,7 +110,7 @@ def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None
     assert "Verified: signed by the key" in done.stdout
     assert Inventory.load(counts.with_name("out.model")).provenance.unverified == ()
     done = pieces(counts, *trust, "--public", "ACME")
-    assert "is of users; leave --public out" in str(done.exception)
+    assert "comes from users; leave --public out" in str(done.exception)
     write_counts(counts, WordCounts(tuple(WORDS), np.full(len(WORDS), 2.0), GOOD))
     assert "wrong: " in str(pieces(counts, *trust).exception)
 
@@ -119,18 +119,18 @@ def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     """Nothing is written."""
     for more, kind, message in (
         (("--size", "36", "--max-length", "0"), ConfigError, "--max-length is 0"),
-        (("--size", "36", "--max-length", "513"), ConfigError, "must be from 1 to 512"),
-        (("--size", str(1 << 40)), EstimationError, "Ask for fewer"),
+        (("--size", "36", "--max-length", "513"), ConfigError, "expected 1 to 512"),
+        (("--size", str(1 << 40)), EstimationError, "Give a smaller size"),
         (("--size", "3"), ConfigError, "at least 4"),
     ):
         done = pieces(counts, *more)
         assert isinstance(done.exception, kind)
         assert message in str(done.exception)
     done = pieces(counts, "--size", "36", output="out.txt")
-    assert "must end in .model" in str(done.exception)
+    assert "expected a name in .model" in str(done.exception)
     write_counts(counts, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
     done = pieces(counts, "--size", "36", "--public", "ACME")
-    assert "is of users; leave --public out" in str(done.exception)
+    assert "comes from users; leave --public out" in str(done.exception)
     counts.with_name("counts.tsv.provenance.json").unlink()
     counts.write_text("no counts\n")
     done = pieces(counts, "--size", "36")
@@ -147,8 +147,8 @@ def test_an_inventory_never_takes_the_place_of_its_counts(counts: Path) -> None:
     before = released.read_bytes()
     counts.with_name("link.model").symlink_to(released)
     for output, message in (
-        ("counts.model", "the counts themselves"),
-        ("link.model", "the counts themselves"),
+        ("counts.model", "would overwrite the counts"),
+        ("link.model", "would overwrite the counts"),
         ("folder.model", "is a folder"),
         ("counts.model/x.model", "is not a folder"),
     ):
@@ -170,7 +170,7 @@ def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
     for named in (counts, link):
         done = pieces(named, "--size", "36", "--public", "ACME")
         assert isinstance(done.exception, ConfigError)
-        assert f"counts.tsv{end} says that {named} is of users" in str(done.exception)
+        assert f"counts.tsv{end} says that {named} comes from users" in str(done.exception)
 
 
 def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:

@@ -211,9 +211,9 @@ def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_pat
     ("arguments", "told"),
     [
         (["none.slf"], "IN: no such file or folder: none.slf"),
-        (["in.txt"], "neither an SLF lattice"),
-        (["empty"], "empty: this holds nothing"),
-        (["in.txt", "--format", "fst"], "slf, kaldi, nbest are known"),
+        (["in.txt"], "not an SLF lattice"),
+        (["empty"], "empty: the file is empty"),
+        (["in.txt", "--format", "fst"], "expected one of slf, kaldi, nbest"),
         (["in.txt", "--format", "slf", "--resume"], "--resume applies only if IN is a folder"),
         (["in.txt", "--jobs", "0"], "--jobs is 0"),
         (["in.txt", "--nbest", "0"], "--nbest is 0"),

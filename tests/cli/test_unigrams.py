@@ -179,12 +179,12 @@ def test_noise_is_accounted_for(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--noise-multiplier", 1), "--noise-multiplier and --delta are given together"),
-        (("--noise-multiplier", 1, "--delta", 1e-6), "give --max-part"),
+        (("--noise-multiplier", 1), "give both --noise-multiplier and --delta"),
+        (("--noise-multiplier", 1, "--delta", 1e-6), "needs --max-part"),
         (("--max-part", 1, "--report-goal", 60), "at most 5 rounds"),
         (("--report-goal", 301), "is 301, but there are 300 users"),
         (("--report-goal", 5, "--tokenizer", "letters"), "one of words"),
-        (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "takes no --max-part"),
+        (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "leave out --max-part"),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
         (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),
     ],
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_before_anything_is_counted(
         ("--max-part", 0, "at least 1"),
         ("--min-sep", -1, "at least 0"),
         ("--poisson", 1.5, "at most 1"),
-        ("--poisson", 0, "over 0"),
+        ("--poisson", 0, "above 0"),
         ("--test-fraction", 1.5, "below 1"),
         ("--test-fraction", 1, "below 1"),
         ("--test-fraction", -0.1, "at least 0"),
@@ -418,7 +418,7 @@ def test_an_older_folder_that_is_put_back_is_not_noised_anew(
     for _ in range(2):
         shutil.rmtree(tmp_path / "a.tsv.work")
         shutil.copytree(tmp_path / "older", tmp_path / "a.tsv.work")
-        with pytest.raises(PrivacyError, match=r"tells of round \d+ .* checkpoint is of 2 rounds"):
+        with pytest.raises(PrivacyError, match=r"has round \d+ .* checkpoint only 2 rounds"):
             rounds(people, output, **real)
         # The second time, the journal is of a run that ended.
         shutil.copy(tmp_path / "a.tsv.metrics.jsonl", tmp_path / "whole")
@@ -427,7 +427,7 @@ def test_an_older_folder_that_is_put_back_is_not_noised_anew(
     # Without the folder, neither a release nor what may be repeated begins over it.
     shutil.rmtree(tmp_path / "a.tsv.work")
     for more in (real, {}):
-        with pytest.raises((ConfigError, PrivacyError), match=r"exists|of rounds that were done"):
+        with pytest.raises((ConfigError, PrivacyError), match=r"exists|of earlier rounds"):
             rounds(people, output, **more)
 
 
@@ -485,7 +485,7 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(
 
 def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
     """By the library as by the command; a Poisson sampler needs none."""
-    with pytest.raises(PrivacyError, match="max_part is enforced"):
+    with pytest.raises(PrivacyError, match="Poisson sampling or max_part"):
         collection(people, None, sampler=FixedGoalSampler(300, 20, KEY), gap=None, max_part=None)
     poisson = collection(
         people, None, sampler=PoissonSampler(300, 0.1, KEY), gap=None, max_part=None
@@ -512,7 +512,7 @@ def test_two_processes_do_not_go_on_with_one_collection(
     output = tmp_path / "counts.tsv"
     with collection(people, output) as first:
         list(first.run(1))
-        with pytest.raises(ConfigError, match="another process is at work"):
+        with pytest.raises(ConfigError, match="another process is using"):
             collection(people, output)
     work = tmp_path / "counts.tsv.work"
     assert stat.S_IMODE(work.stat().st_mode) == 0o700
@@ -523,7 +523,7 @@ def test_two_processes_do_not_go_on_with_one_collection(
 def test_a_poisson_sample_keeps_to_no_bounds(people: UserDataset) -> None:
     """By the library as by the command."""
     for bounds in ({"gap": 2, "max_part": None}, {"gap": None, "max_part": 3}):
-        with pytest.raises(PrivacyError, match="no Poisson samples"):
+        with pytest.raises(PrivacyError, match="not Poisson samples"):
             collection(people, None, sampler=PoissonSampler(300, 0.1, KEY), **bounds)
 
 

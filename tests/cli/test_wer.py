@@ -67,16 +67,16 @@ def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -
     done = run("wer", "said.tsv", "part.tsv", cwd=folder)
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        "dlm: 1 of 2 utterances of the reference have no hypothesis, such as 'b.flac'; one for "
-        "each is expected\n"
+        "dlm: 1 of 2 utterances of the reference have no hypothesis, such as 'b.flac'; expected "
+        "one for each\n"
     )
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--hypotheses", 0), "beam is 0; 1 or more"),
-        (("--nbest", 0), "nbest is 0; 1 or more"),
+        (("--hypotheses", 0), "beam is 0; expected 1 or more"),
+        (("--nbest", 0), "nbest is 0; expected 1 or more"),
         (("--nbest", 2), "--nbest is 2, but only --json prints more"),
         (("--lm-weight", -1), "lm_weight is -1.0"),
         (("--deadline", 0), "deadline"),

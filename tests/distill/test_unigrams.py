@@ -113,7 +113,7 @@ def test_counts_keep_their_record(tmp_path: Path) -> None:
     bare = tmp_path / "bare.tsv"
     bare.write_text("b\t3\n")
     (tmp_path / "bare.tsv.ledger.json").write_text("{}")
-    with pytest.raises(PrivacyError, match="is of users"):
+    with pytest.raises(PrivacyError, match="comes from users"):
         read_unigrams(bare, "ACME")
 
 

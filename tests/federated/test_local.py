@@ -207,7 +207,7 @@ def test_the_count_below_the_tracked_norm_is_centred() -> None:
 
 
 def test_fedsgd_takes_one_batch_and_one_gradient() -> None:
-    """Which batch is drawn; the update is -learning rate times its gradient."""
+    """Which batch is drawn; the update is -learning_rate times its gradient."""
     config = VARIANTS["fedsgd, weighted"]
     rng = np.random.default_rng(5)
     text = [rng.integers(3, MODEL.vocab_size, 30).astype(np.int32) for _ in range(4)]
@@ -299,8 +299,8 @@ def test_work_of_another_shape_or_weight_is_refused(work: UserWork, message: str
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"learning_rate": 0.0}, "learning rate"),
-        ({"learning_rate": float("nan")}, "learning rate"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"algorithm": "fedsgd", "epochs": 2}, "fedsgd takes one gradient"),
         ({"clip_after": "round"}, "clip_after"),

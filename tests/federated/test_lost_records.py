@@ -839,7 +839,7 @@ FRAGMENTS = {
     "it is not the record that was signed": "signature of another record",
     "its signature does not fit": "its signature does not fit",
     "nothing says whose text it was made from|nothing says whose text it is": "says whose text",
-    "a ledger beside it says that it is of users": "says that .* is of users",
+    "a ledger beside it says that it is of users": "says that .* comes from users",
     "no record stands beside it": "no provenance record stood beside",
     "the record is of something else": "the record of something else",
     "the record is of other wordpieces": "is of other wordpieces",

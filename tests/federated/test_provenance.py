@@ -74,7 +74,7 @@ def test_an_edited_record_is_refused(field: str, value: Any) -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"format": "other"}', b"\xff"])
 def test_what_is_no_record_is_a_format_error(text: str | bytes) -> None:
     """Whatever else it may be."""
-    with pytest.raises(FormatError, match="no privacy provenance"):
+    with pytest.raises(FormatError, match="not a privacy record"):
         Provenance.from_json(text)
 
 
@@ -99,7 +99,7 @@ def test_a_record_has_a_guarantee_or_reasons_and_no_infinite_one() -> None:
         (1.0, 1e-6, math.nan),
         (-1.0, 0.0, 0.0),
     ):
-        with pytest.raises(PrivacyError, match="no guarantee"):
+        with pytest.raises(PrivacyError, match="not a guarantee"):
             Guarantee(*numbers)
 
 

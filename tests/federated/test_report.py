@@ -140,7 +140,7 @@ def test_a_report_of_nothing_or_of_unknown_stages_is_refused() -> None:
         build([], delta=1e-6)
     with pytest.raises(ConfigError, match="delta"):
         build([RAW], delta=0.0)
-    with pytest.raises(ConfigError, match="no stage of this report"):
+    with pytest.raises(ConfigError, match="not a stage of this report"):
         build([RAW], delta=1e-6, ledgers={"network": ledger()})
 
 
@@ -193,18 +193,18 @@ def test_the_report_reads_as_a_reviewer_asks(compose: Any) -> None:
         "for each user who took part (56 held-out users are not covered).**",
         "* made: 2026-11-22 16:05 UTC, by dlm ",
         f"* data set: users.tsv, digest {book.keyed_digest('0123')} (keyed",
-        "The adversary sees every model on the way",
+        "The adversary sees every intermediate model",
         "Public data used: the vocabulary (public, says ACME, SHA-256 dddd",
         "mechanism gaussian, noise multiplier 4.0; Gaussian, in floating point",
         "keys of 64 bits: not a cryptographic generator",
-        "keys: drawn from the operating system, and written to no file",
+        "keys: drawn from the operating system, and never written to a file",
         "buffer decay: [0.9, 0.4]",
         "* That no user's text is in the vocabulary (public, says ACME",
         "computed and clipped by LocalEngine, and added up by integers in the clear",
         "* network: the L2 norm of an update is at most 0.5",
         "* network: a gap of 3 rounds and at most 4 participations of a user. The server refuses",
-        "on another machine is not noticed while it runs",
-        "* Of this run's folder: its journal was cut",
+        "on another machine, that is not detected while it runs",
+        "* About this run's folder: its journal was cut",
     ):
         assert said in text, said
     discrete = {"noise": "discrete", "extras": {"grid": "steps of 2^-40", "generator": "ChaCha20"}}
@@ -245,12 +245,12 @@ def test_what_was_not_enforced_is_the_worst_case_or_no_guarantee(compose: Any) -
         return build([{**NOISED, **stage}], delta=1e-6, ledgers={"network": book}).provenance
 
     for bounds, why in (
-        ({"gap": None}, "network: a gap of 3 rounds is assumed, and was not enforced"),
+        ({"gap": None}, "network: a gap of 3 rounds is assumed, but was not enforced"),
         (
             {"gap": None, "max_part": None},
-            "4 participations are assumed, and only 12 were enforced",
+            "4 participations are assumed, but only 12 were enforced",
         ),
-        ({"gap": 2, "max_part": None}, "4 participations are assumed, and only 6 were enforced"),
+        ({"gap": 2, "max_part": None}, "4 participations are assumed, but only 6 were enforced"),
     ):
         found = made(ledger(**bounds))
         assert found.guarantee is None

@@ -72,10 +72,10 @@ def test_a_stop_anywhere_and_a_simulation_go_on(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (history(journal=[0, 1, 2]), r"tells of round 2 .* checkpoint is of 2 rounds"),
-        (history(done=0, private=[0], journal=[0]), "an older one was put back"),
-        (history(done=None, private=[], journal=[0]), "has a journal of rounds that were done"),
-        (history(done=None, private=[3], journal=[]), r"has private-3\.state of rounds"),
+        (history(journal=[0, 1, 2]), r"has round 2 .* checkpoint only 2 rounds"),
+        (history(done=0, private=[0], journal=[0]), "it is an older one"),
+        (history(done=None, private=[], journal=[0]), "has a journal of earlier rounds"),
+        (history(done=None, private=[3], journal=[]), r"has private-3\.state of earlier rounds"),
     ],
 )
 def test_rounds_that_no_checkpoint_has_stop_a_run(found: dict[str, Any], message: str) -> None:
@@ -117,7 +117,7 @@ def test_a_simulation_does_not_begin_over_releases(tmp_path: Path) -> None:
     """It would wipe the journal, over which the next real run could begin."""
     kept(tmp_path, 1, released=True)
     (tmp_path / "checkpoint.dlmfed").unlink()
-    with pytest.raises(PrivacyError, match="of rounds that were done"):
+    with pytest.raises(PrivacyError, match="of earlier rounds"):
         loaded(tmp_path, released=False)
 
 
@@ -182,7 +182,7 @@ def test_a_folder_from_elsewhere_goes_on_and_its_report_says_so(
     kept(folder, 2, released=True)
     monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "another machine"))
     (told,) = done_again(folder, 1)
-    assert "after round 2 it went on where its rounds were not counted before" in told
+    assert "after round 2 it resumed where its rounds were not counted before" in told
     assert done_again(folder, 1) == [told]
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "file"))  # no folder can be made below it
@@ -199,7 +199,7 @@ def test_a_folder_from_elsewhere_that_is_only_reported_did_not_go_on(
     for _ in range(2):
         assert done_again(folder, 0) == []
     (told,) = done_again(folder, 1)
-    assert told.startswith("after round 2 it went on")
+    assert told.startswith("after round 2 it resumed")
 
 
 def test_a_round_that_is_not_counted_is_told_and_counted_later(

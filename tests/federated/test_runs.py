@@ -191,15 +191,15 @@ def test_what_does_not_add_up_is_refused() -> None:
     other = dataclasses.replace(one.record, unit="utterance", ledgers=())
     for runs, more, message in [
         ([], {}, "no run"),
-        ([one, dataclasses.replace(one, name="again")], {}, "of one run: give it once"),
-        ([one, dataclasses.replace(run(3.0), delta=1e-9)], {}, "no one delta"),
+        ([one, dataclasses.replace(one, name="again")], {}, "belong to one run; give it once"),
+        ([one, dataclasses.replace(run(3.0), delta=1e-9)], {}, "no common delta"),
         ([one], {"delta": 1.5}, "between 0 and 1"),
-        ([one, run(3.0)], {"disjoint": [(0, 2)]}, "no two of the 2"),
-        ([one, run(3.0)], {"disjoint": [(1, 1)]}, "no two of the 2"),
+        ([one, run(3.0)], {"disjoint": [(0, 2)]}, "not two of the 2"),
+        ([one, run(3.0)], {"disjoint": [(1, 1)]}, "not two of the 2"),
     ]:
         with pytest.raises(ConfigError, match=message):
             compose_runs(runs, **more)  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match="do not add up"):
+    with pytest.raises(PrivacyError, match="cannot be composed"):
         compose_runs([one, ReportedRun("other", other, DELTA)])
 
 
@@ -250,5 +250,5 @@ def test_the_command_reads_reports_and_says_what_holds(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="changed after"):
         read_run(first)
     first.write_text("[]")
-    with pytest.raises(FormatError, match="no privacy"):
+    with pytest.raises(FormatError, match="not a privacy record"):
         read_run(first)

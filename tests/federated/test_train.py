@@ -306,7 +306,7 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert "in steps of the clip norm's 2^-32" in text
         assert "by ChaCha20; the grid costs" in text
         assert ("costs nothing" in text) == (mechanism == "tree")
-        assert "epsilon is what every mechanism of that rho has" in text
+        assert "epsilon holds for every mechanism of that rho" in text
         assert report.numbers is not None
         assert report.numbers["epsilon"] == zcdp_epsilon(stage.rho, 1e-6)
         assert "gaussian" not in report.numbers["epsilons"]
@@ -324,7 +324,7 @@ def test_noise_in_floats_is_for_simulations_and_for_runs_that_began_with_it(
     real: dict[str, Any] = {"run": {"seed": -1, "stop_after": 1, "evaluate_every": 0}}
     floats: dict[str, Any] = {**real, "privacy": {"noise": "float"}}
     with pytest.raises(
-        PrivacyError, match=r"privacy\.noise is float, and the run is no simulation"
+        PrivacyError, match=r"privacy\.noise is float, but the run is not a simulation"
     ):
         Training(settings(folder, **floats), users, tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -481,7 +481,7 @@ def test_a_round_that_was_released_is_not_done_again(
         file.unlink()
     for file in older.glob("*[!l]"):
         shutil.copy(file, output)
-    with pytest.raises(PrivacyError, match="an older one was put back"):
+    with pytest.raises(PrivacyError, match="it is an older one"):
         to(3)
     (output / CHECKPOINT).unlink()
     with pytest.raises(PrivacyError, match="no checkpoint"):
@@ -546,7 +546,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
             list(training.run())
             found[name] = training.report().provenance
         # Before the rounds, for they are what takes long.
-        warned = [line for line in told if "neither will this model have a guarantee" in line]
+        warned = [line for line in told if "this model will have no guarantee either" in line]
         assert bool(warned) == (name == "raw")
     assert found["raw"].reasons == ("counted without noise",)
     alone, both = found["public"].guarantee, found["noised"].guarantee
@@ -795,7 +795,9 @@ def test_a_round_that_broke_off_is_not_done_again_by_the_same_run(
             with pytest.raises(KeyboardInterrupt):
                 list(training.run())
         done = training.rounds_done
-        with pytest.raises(PrivacyError, match=rf"round {done} \(from 0\) of this run broke off"):
+        with pytest.raises(
+            PrivacyError, match=rf"round {done} \(from 0\) of this run was interrupted"
+        ):
             list(training.run())
     with Training(calm, users, tmp_path) as training:
         assert training.rounds_done == done
@@ -821,7 +823,7 @@ def test_a_model_is_loaded_with_its_vocabulary_and_its_record(
         began = train.load_model(tmp_path).record
         seen += [train.load_model(tmp_path).record for _ in training.run()]
         report = training.report()
-    assert began.reasons == ("no round was done yet: the network is as it began",)
+    assert began.reasons == ("no round is done yet: the network is as it began",)
     made = train.load_model(tmp_path)
     moved = shutil.copy(tmp_path / CHECKPOINT, tmp_path / "model.dlmfed")
     assert made.record == train.load_model(str(moved)).record == report.provenance
@@ -1102,7 +1104,7 @@ def test_a_user_file_that_changes_the_population_below_the_cohort_is_refused(
         ("", "is empty"),
         ("alpha\nbeta gamma\n", "line 2.*not one word"),
         ("alpha\n\nbeta\n", "line 2.*not one word"),
-        ("alpha\nbeta\nalpha\n", "line 3.*comes twice"),
+        ("alpha\nbeta\nalpha\n", "line 3.*appears twice"),
     ],
 )
 def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -1120,7 +1122,7 @@ def test_a_vocabulary_may_be_the_first_words_of_a_file() -> None:
     whole = WordList(("a", "b", "c"), record)
     assert whole.first(2) == WordList(("a", "b"), record)
     assert whole.first(0) == whole
-    with pytest.raises(ConfigError, match="has 3 words; 4 were asked for"):
+    with pytest.raises(ConfigError, match="has 3 words; expected 4"):
         whole.first(4)
 
 

@@ -149,7 +149,7 @@ def test_without_noise_counts_are_exact_and_rounds_are_bounded() -> None:
     assert [(m.words_seen, m.new_words) for m in second.history] == [(2, 2), (3, 1)]
     with pytest.raises(ConfigError, match="all 2 rounds are done"):
         apply(second, config, np.zeros(3), KEY)
-    with pytest.raises(ConfigError, match="numbers, the list 3 words"):
+    with pytest.raises(ConfigError, match="numbers; expected 3"):
         apply(first, config, np.zeros(4), KEY)
 
 

@@ -165,7 +165,7 @@ def test_a_split_puts_nobody_on_both_sides_and_keeps_sides(tmp_path: Path) -> No
         ("user_id\tutterance\na\thello\n\ttext\n", "line 3: no user id"),
         ("user_id\tutterance\na\thello\n  \ttext\n", "line 3: no user id"),
         ("user_id\tutterance\na\thello\nb\t  \nb\t\n", "the user of line 3 has no text"),
-        ("user_id\tutterance\na\thello\nb\n", "line 3: 1 fields where the header has 2"),
+        ("user_id\tutterance\na\thello\nb\n", "line 3: 1 fields, but the header has 2"),
         ("user_id\tutterance\na\tx\ty\n", "line 2: 3 fields"),
         ("who\tutterance\na\tx\n", "not once 'user_id'"),
         ("user_id\tuser_id\tutterance\na\ta\tx\n", "not once 'user_id'"),
@@ -191,7 +191,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be decompressed"):
         UserDataset.from_tsv(tmp_path / "u.tsv.zst")
     (tmp_path / "u.parquet").write_bytes(b"user_id\tutterance\na\tok\n")
-    with pytest.raises(FormatError, match="no Parquet file"):
+    with pytest.raises(FormatError, match="not a Parquet file"):
         UserDataset.open(tmp_path / "u.parquet")
 
 

@@ -88,8 +88,8 @@ def test_other_settings_are_refused_by_name(stage: StagePlan, done: bool) -> Non
         return
     assert (action.kind, action.stage) == ("refuse", stage.name)
     (name, value), *_ = stage.settings.items()
-    assert f"{name} was None and is {value}" in action.why
-    assert "a was 1 and is None" in action.why
+    assert f"{name} was None and is now {value}" in action.why
+    assert "a was 1 and is now None" in action.why
     assert ("--redo" in action.why) != stage.releases
     assert "another [run] folder" in action.why
 
@@ -97,13 +97,13 @@ def test_other_settings_are_refused_by_name(stage: StagePlan, done: bool) -> Non
 @pytest.mark.parametrize(
     ("digests", "stage", "why"),
     [
-        ({"u.tsv": "V"}, "count", "users (u.tsv) has another content"),
+        ({"u.tsv": "V"}, "count", "users (u.tsv) has other content"),
         ({"u.tsv": None}, "count", "users (u.tsv) is missing"),
-        ({"c.tsv": "V"}, "count", "c.tsv, which it wrote, was changed since"),
-        ({"c.rec": None}, "count", "c.rec, which it wrote, is missing"),
-        ({"t.txt": "V"}, "topology", "text (t.txt) has another content"),
-        ({"model": "V"}, "distill", "model, which it wrote, was changed since"),
-        ({"shards": None}, "shard", "shards, which it wrote, is missing"),
+        ({"c.tsv": "V"}, "count", "its output c.tsv has changed since"),
+        ({"c.rec": None}, "count", "its output c.rec is missing"),
+        ({"t.txt": "V"}, "topology", "text (t.txt) has other content"),
+        ({"model": "V"}, "distill", "its output model has changed since"),
+        ({"shards": None}, "shard", "its output shards is missing"),
     ],
 )
 def test_what_changed_on_disk_is_refused_by_the_stage_that_read_or_wrote_it(
@@ -121,9 +121,9 @@ def test_files_of_nobody_are_not_overwritten() -> None:
     """A stage that the journal does not know, and whose output or run is there."""
     journal, found = after(TOPOLOGY)
     there = replace(found, digests={**found.digests, "c.tsv": "mine"})
-    assert "c.tsv is there" in next_action(STAGES, journal, there).why
+    assert "c.tsv exists" in next_action(STAGES, journal, there).why
     running = replace(found, under_way=frozenset({"count"}))
-    assert "a run of count is there" in next_action(STAGES, journal, running).why
+    assert "a run of count exists" in next_action(STAGES, journal, running).why
 
 
 def test_redo_takes_what_was_made_of_a_stage_with_it() -> None:

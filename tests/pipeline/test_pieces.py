@@ -36,13 +36,13 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     )
     stopped = dlm(folder, "pipeline", "p.toml", killed=("dlm.distill.work:_save", 3, "after"))
     assert stopped.returncode == -signal.SIGKILL, stopped.stderr
-    assert "stage 3 of 8, pieces: the words of counts.tsv are made of 16 word" in stopped.stderr
+    assert "stage 3 of 8, pieces: make 16 wordpieces from the words of counts.tsv" in stopped.stderr
     assert done_stages(folder) == ["estimate", "unigrams", "pieces", "federate"]
     out = folder / "out"
     assert (out / "distilled.work").exists()
     done = dlm(folder, "pipeline", "p.toml")
     assert done.returncode == 0, done.stderr
-    assert "stage 5 of 8, distill, goes on" in done.stderr
+    assert "stage 5 of 8, distill, resumed" in done.stderr
     assert "sentences for" not in done.stderr
     assert "of them counted before" in done.stderr
     assert not (out / "distilled.work").exists()
@@ -75,4 +75,4 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     assert again.returncode == 0, again.stderr
     assert results(folder) == before
     refused = CliRunner().invoke(app, ["pipeline", str(config), "--redo", "pieces"])
-    assert "federate has released something about users" in str(refused.exception)
+    assert "federate has already released something about users" in str(refused.exception)

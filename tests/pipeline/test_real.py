@@ -48,7 +48,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, dlm: Run) -> Path:
     whole = dlm(folder, "pipeline", "p.toml")
     assert whole.returncode == 0, whole.stderr
     assert "stage 2 of 7, unigrams: already done, skipped" in whole.stderr
-    assert "stage 3 of 7, federate, goes on" in whole.stderr
+    assert "stage 3 of 7, federate, resumed" in whole.stderr
     assert "(epsilon = " in whole.stdout
     # Times would tell how much users wrote.
     assert " s]" not in whole.stderr
@@ -123,7 +123,7 @@ def test_the_report_for_programs_and_one_process_at_a_time(real: Path) -> None:
     handle = lock_file(real / "out/.lock")
     assert handle is not None
     try:
-        assert "another process is at work" in str(pipeline(real).exception)
+        assert "another process is using" in str(pipeline(real).exception)
     finally:
         os.close(handle)
 
@@ -168,24 +168,34 @@ def edit(path: Path, old: str, new: str) -> None:
             "users.tsv",
             "user000\t",
             "user000\twaa ",
-            "unigrams: inputs.users .* has another content",
+            "unigrams: inputs.users .* has other content",
         ),
-        ("words.txt", "waa\n", "", "unigrams: inputs.whitelist .* another content"),
-        ("public.txt", "waa", "wab", "estimate: inputs.text .* another content.*--redo estimate"),
-        ("p.toml", "lambda = 10", "lambda = 11", "unigrams: lambda was 10.0 and is 11.0.*add up"),
-        ("p.toml", "gap = 2", "gap = 1", "federate: privacy.gap was 2 and is 1.*stays released"),
+        ("words.txt", "waa\n", "", "unigrams: inputs.whitelist .* other content"),
+        ("public.txt", "waa", "wab", "estimate: inputs.text .* other content.*--redo estimate"),
+        (
+            "p.toml",
+            "lambda = 10",
+            "lambda = 11",
+            "unigrams: lambda was 10.0 and is now 11.0.*add up",
+        ),
+        (
+            "p.toml",
+            "gap = 2",
+            "gap = 1",
+            "federate: privacy.gap was 2 and is now 1.*stays released",
+        ),
         ("p.toml", "samples = 300", "samples = 9", "distill: samples was 300.* --redo distill"),
-        ("p.toml", "-,-,40", "-,-,50", "prune: by_order was .*40. and is .*50.*--redo prune"),
-        ("p.toml", "shards = 2", "shards = 3", "shard: shards was 2 and is 3.*--redo shard"),
-        ("p.toml", 'the tests"', 'others"', "distill: public was 'the tests' and is 'others'"),
-        ("out/counts.tsv", "waa", "wzz", "counts.tsv, which it wrote, was changed since"),
+        ("p.toml", "-,-,40", "-,-,50", "prune: by_order was .*40. and is now .*50.*--redo prune"),
+        ("p.toml", "shards = 2", "shards = 3", "shard: shards was 2 and is now 3.*--redo shard"),
+        ("p.toml", 'the tests"', 'others"', "distill: public was 'the tests' and is now 'others'"),
+        ("out/counts.tsv", "waa", "wzz", "its output .*counts.tsv has changed since"),
         (
             "out/counts.tsv.provenance.json",
             "1e-06",
             "1e-09",
-            "provenance.json, which it wrote, was",
+            "its output .*provenance.json has",
         ),
-        ("out/network/privacy.json", "{", " {", "federate: .*privacy.json, which it wrote, was"),
+        ("out/network/privacy.json", "{", " {", "federate: its output .*privacy.json has"),
     ],
 )
 def test_what_changed_is_refused_by_the_name_of_its_stage(
@@ -210,9 +220,9 @@ def test_a_record_that_was_removed_is_missed(tmp_path: Path, real: Path) -> None
     folder = tmp_path / "copy"
     shutil.copytree(real, folder)
     (folder / "out/counts.tsv.provenance.json").unlink()
-    assert "provenance.json, which it wrote, is missing" in str(pipeline(folder).exception)
+    assert "provenance.json is missing" in str(pipeline(folder).exception)
     redo = pipeline(folder, "--redo", "unigrams")
-    assert "has released something about users" in str(redo.exception)
+    assert "has already released something about users" in str(redo.exception)
     assert not (folder / "out/counts.tsv.provenance.json").exists()
 
 

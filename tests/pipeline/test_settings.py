@@ -94,14 +94,14 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
     given = given.replace('whitelist = "words.txt"', 'vocabulary = "mine.model"')
     names = [stage.name for stage in Pipeline(read(tmp_path, given)).stages]
     assert names == ["estimate", "federate", "distill", "shard"]
-    with pytest.raises(ConfigError, match="has wordpieces already"):
+    with pytest.raises(ConfigError, match="already has wordpieces"):
         read(tmp_path, given.replace("[federate.run]", pieces))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[unigrams]", "[unigram]", r"nothing reads \[unigram\] \(did you mean unigrams\?\)"),
+        ("[unigrams]", "[unigram]", r"unknown table \[unigram\] \(did you mean unigrams\?\)"),
         ("noise_multiplier = 1\n", "noise_multiplyer = 1\n", "did you mean noise_multiplier"),
         ("clip_norm", "clipnorm", r"\[federate.privacy\] has no setting named clipnorm \(did you"),
         ("[federate.run]", "[federate.runs]", "federate.runs .did you mean run"),
@@ -117,7 +117,7 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         (
             "[federate.run]",
             "[pieces]\nsize = 9\n[federate.data]\nvocabulary_size = 5\n[federate.run]",
-            "wordpieces, all of which are taken",
+            "wordpieces, all of which are used",
         ),
         ("[federate.run]", '[federate.data]\nvocabulary = "x"\n[federate.run]', "whitelist; leave"),
         ("rounds = 4", "rounds = 4\nseed = 3", r"\[run\] seed; leave it out"),
@@ -127,9 +127,9 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ("[federate.run]", "[shard]\nbits = 6\n[federate.run]", "--encoding compact"),
         ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 to 1e"),
         ("[federate.run]", '[estimate]\nprune = "x"\n[federate.run]', "estimate.prune is 'x'"),
-        ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'inf'\n", "lambda is finite"),
+        ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'inf'\n", "a finite lambda"),
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'x'\n", "a number or inf"),
-        ("noise_multiplier = 1\n", "delta = 0.1\n", "given together"),
+        ("noise_multiplier = 1\n", "delta = 0.1\n", "both --noise-multiplier and --delta"),
         ('public = "the tests"', 'tokenizer = "letters"', "words or whitespace"),
     ],
 )
@@ -161,6 +161,6 @@ def test_an_option_that_an_error_advises_is_named_as_a_setting(tmp_path: Path) -
     (estimate, *_) = Pipeline(read(tmp_path)).stages
     said = "remove lines, or pass --discount-fallback; raise --memory; see --tmp"
     assert as_settings(said, estimate.plan) == [
-        "in the configuration --discount-fallback is discount_fallback below [estimate]",
-        "in the configuration --memory is memory below [run]",
+        "in the configuration, --discount-fallback is discount_fallback in [estimate]",
+        "in the configuration, --memory is memory in [run]",
     ]

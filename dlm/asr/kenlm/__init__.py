@@ -1,7 +1,7 @@
-"""The Python API of KenLM, answered by dlm: `import dlm.asr.kenlm as kenlm`.
+"""KenLM's Python API, implemented by dlm: `import dlm.asr.kenlm as kenlm`.
 
-Frameworks that write `import kenlm` themselves get it after `dlm.asr.kenlm.install()`, or when they
-are started with `python -m dlm.asr.kenlm script.py ...` (`-m MODULE ...`, as Python has it).
+Frameworks that write `import kenlm` themselves get it after `dlm.asr.kenlm.install()`, or if you
+start them with `python -m dlm.asr.kenlm script.py ...` (or `-m MODULE ...`, as with Python).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 
 
 def install() -> types.ModuleType:
-    """From here on `import kenlm` gives this module, to whoever has not imported the other one.
+    """Makes `import kenlm` return this module from now on.
 
-    Raises  ImportError  the package kenlm is in use already: call this first
+    Raises  ImportError  the package kenlm is already imported: call this first
     """
     here = sys.modules[__name__]
     found = sys.modules.setdefault("kenlm", here)
     if found is not here:
         raise ImportError(
-            "the package kenlm is imported already, and what imported it goes on with it; call "
-            "dlm.asr.kenlm.install() before, or start with `python -m dlm.asr.kenlm script.py`"
+            "the package kenlm is already imported, and its importers will keep using it; call "
+            "dlm.asr.kenlm.install() first, or start with `python -m dlm.asr.kenlm script.py`"
         )
     return here

@@ -1,4 +1,4 @@
-"""`python -m dlm.asr.kenlm script.py ...`: a program whose `import kenlm` is answered by dlm."""
+"""`python -m dlm.asr.kenlm script.py ...`: runs a program whose `import kenlm` is dlm's module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ USAGE = "usage: python -m dlm.asr.kenlm (script.py | -m MODULE) [arguments of it
 
 
 def main() -> None:
-    """Runs what the command line names, as Python would."""
+    """Runs the script or module on the command line, as Python would."""
     arguments = sys.argv[1:]
     is_module = arguments[:1] == ["-m"]
     if is_module:

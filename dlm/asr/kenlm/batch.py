@@ -18,11 +18,11 @@ from dlm.errors import QueryError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extended:
-    """States that are not made yet.
+    """Next states that are not created yet.
 
     Shapes
         rows (K,) int64;  words (1, W) or (K, W) uint32
-        reach (K, W) uint8  how many words of (state, word) are the next state
+        reach (K, W) uint8  how many words of (state, word) the next state keeps
     """
 
     table: StepTable
@@ -36,14 +36,14 @@ class Extended:
         return self.reach.shape
 
     def words_of(self, k: int, w: int) -> tuple[int, ...]:
-        """The ids of one, most recent first."""
+        """The ids of one state, most recent first."""
         length = int(self.reach[k, w])
         word = int(self.words[k if len(self.words) > 1 else 0, w])
         return (word, *self.table.words(int(self.rows[k])))[:length]
 
 
 class NextStates:
-    """The states after K states and W words; `after[k, w]` is one, made when it is asked for."""
+    """The states after K states and W words; `after[k, w]` is one, created on access."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ def score_batch(
 ) -> tuple[NDArray[np.float32], NextStates]:
     """See `KenlmModel.base_score_batch`."""
     if isinstance(states, KenlmState):
-        raise QueryError("a sequence of states is expected, not one State; give [state]")
+        raise QueryError("found a State, expected a sequence of states; give [state]")
     if isinstance(words, (str, bytes)):
-        raise QueryError("a sequence of words is expected, not one string; give [word]")
+        raise QueryError("found a string, expected a sequence of words; give [word]")
     table, rows = _rows_of(model, states)
     find = table.ids.__getitem__
     nested = len(words) > 0 and not isinstance(words[0], str)
     if nested:
         if len(words) != len(states) or len({len(row) for row in words}) > 1:
             raise QueryError(
-                f"{len(words)} rows of words for {len(states)} states; a row for each state is "
-                "expected, and as many words in each"
+                f"{len(words)} rows of words for {len(states)} states; expected one row per state, "
+                "all of the same length"
             )
         ids = np.array([list(map(find, row)) for row in words], np.uint32)
     else:
@@ -122,6 +122,6 @@ def _rows_of(
             return table, np.array(rows, np.int64)
         if found is not model.table:
             raise QueryError(
-                "the states are of different models: of a sentence that began before the servers "
-                "changed to another model and of one that began after; score them one by one"
+                "the states belong to different models, because the servers changed to another "
+                "model between the beginnings of their sentences; score them one by one"
             )

@@ -6,10 +6,10 @@ from dlm.client import ClientConfig
 
 
 class KenlmLoadMethod:
-    """How a model comes into memory. Servers' models are not brought there at all.
+    """How a model is loaded into memory. Models on servers are not loaded.
 
-    LAZY, POPULATE_OR_LAZY  files are mapped, and shared by processes; for models that are large
-    the others              unpacked into memory of the process's own, where that is free: quicker
+    LAZY, POPULATE_OR_LAZY  files are mapped and shared by processes; for large models
+    the others              unpacked into the process's own memory if enough is free: faster
     """
 
     LAZY = 0
@@ -20,7 +20,7 @@ class KenlmLoadMethod:
 
 
 class ArpaComplaint:
-    """Of what in an ARPA file KenLM complains. dlm refuses a faulty one, whatever is chosen."""
+    """Which faults of an ARPA file KenLM reports. dlm rejects a faulty file with any setting."""
 
     ALL = 0
     EXPENSIVE = 1
@@ -28,13 +28,13 @@ class ArpaComplaint:
 
 
 class KenlmConfig:
-    """KenLM's `Config`, and one setting more.
+    """KenLM's `Config`, with one more setting.
 
     load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
-    arpa_complain  taken for compatibility; it changes nothing
-    show_progress  whether standard error reports how far sharding an ARPA file is, and that kernels
-                   compile when a model is opened
-    client         how servers are asked, a `ClientConfig`; None: as `ClientConfig(partial=True)`
+    arpa_complain  accepted for compatibility; has no effect
+    show_progress  whether opening a model reports to standard error the progress of sharding an
+                   ARPA file and the compilation of kernels
+    client         a `ClientConfig` for servers; None: `ClientConfig(partial=True)`
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ __all__ = ["KenlmLanguageModel", "KenlmModel"]
 
 
 class KenlmModel:
-    """A language model by the interface of the package `kenlm`; all scores are log10.
+    """A language model with the interface of the package `kenlm`; all scores are log10.
 
     Args
         path    of a cluster.toml, of a shard set's folder, of an ARPA file (sharded once, into the
@@ -33,18 +33,18 @@ class KenlmModel:
     Attributes
         path    in bytes, absolute
     Raises
-        OSError  there is no model: the message says why, and the error of dlm is its cause
+        OSError  the model cannot be opened: the message says why, and dlm's error is its cause
     Guarantees
-        Scores are those of the ARPA model, in float32, bit for bit. Calls never raise where servers
+        Scores equal those of the ARPA model, in float32, bit for bit. Calls never raise if servers
         fail (unless `config.client` says otherwise): 2-grams answer what no shard does in time, and
-        `stats` counts it. Any thread may call; forks and pickles open nothing anew in a process
-        that has the model open
+        `stats` counts it. Thread-safe. Forks and pickles reuse the model if the process already has
+        it open
     """
 
     def __init__(self, path: str | bytes, config: KenlmConfig | None = None) -> None:
         config = KenlmConfig() if config is None else config
         if not isinstance(config, KenlmConfig):
-            raise TypeError(f"config is a dlm.asr.kenlm.Config, not {type(config).__name__}")
+            raise TypeError(f"config is a {type(config).__name__}; expected a dlm.asr.kenlm.Config")
         named = _bytes_of(path)
         self.path = named if named.startswith(SCHEME.encode()) else os.path.abspath(named)  # noqa: PTH100
         self._config = config
@@ -72,7 +72,7 @@ class KenlmModel:
         return type(self), (self.path, self._config)
 
     def __contains__(self, word: str | bytes) -> bool:
-        """Whether the vocabulary has a word; the unknown word is not one. Asks no server."""
+        """Whether the vocabulary has a word, not counting the unknown word. Asks no server."""
         return self._opened.table.ids[_str_of(word)] != UNK_ID
 
     # -- sentences ----------------------------------------------------------------------------
@@ -81,20 +81,20 @@ class KenlmModel:
         """log10 P of a sentence, split at white space.
 
         Args
-            bos  whether it begins after <s>; never write <s> into the sentence
-            eos  whether its end, </s>, is scored, too
+            bos  whether it begins after <s>; never put <s> into the sentence
+            eos  whether its end, </s>, is also scored
         """
         return sentences.score(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
 
     def perplexity(self, sentence: str | bytes) -> float:
-        """Of a sentence and its end: 10 ** (-log10 P / (words + 1))."""
+        """Perplexity of a sentence and its end: 10 ** (-log10 P / (words + 1))."""
         text = _bytes_of(sentence)
         return float(10.0 ** (-self.score(text) / (len(text.split()) + 1)))
 
     def full_scores(
         self, sentence: str | bytes, bos: bool = True, eos: bool = True
     ) -> Iterator[tuple[float, int, bool]]:
-        """Of each word, and of the end: log10 P, KenLM's ngram_length, whether it is unknown."""
+        """For each word and the end: log10 P, KenLM's ngram_length, whether it is unknown."""
         return sentences.full_scores(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
 
     def score_many(
@@ -107,18 +107,18 @@ class KenlmModel:
     # -- states -------------------------------------------------------------------------------
 
     def BeginSentenceWrite(self, state: KenlmState) -> None:
-        """Makes `state` the one at the beginning of a sentence."""
+        """Sets `state` to the one at the beginning of a sentence."""
         table = self._opened.current()
         self._write(state, table, table.begin)
 
     def NullContextWrite(self, state: KenlmState) -> None:
-        """Makes `state` the one that knows nothing of the past."""
+        """Sets `state` to the empty context."""
         self._write(state, self._opened.current(), NULL)
 
     def BaseScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> float:
         """log10 P of `word` after `in_state`; `out_state` becomes the state after it.
 
-        The two may be one object.
+        They may be the same object.
         """
         try:
             opened = self._opened
@@ -138,7 +138,7 @@ class KenlmModel:
             raise _no_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
-        """As `BaseScore`, with the length of the n-gram found and whether the word is unknown."""
+        """Like `BaseScore`, with the length of the n-gram found and whether the word is unknown."""
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
             raise _no_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)
@@ -153,12 +153,12 @@ class KenlmModel:
             raise _no_state(state, state)
         state._table, state._row = table, row
 
-    # -- what the package kenlm does not have -------------------------------------------------
+    # -- additions to the package kenlm --------------------------------------------------------
 
     def base_score_batch(
         self, states: Sequence[KenlmState], words: Any
     ) -> tuple[NDArray[np.float32], NextStates]:
-        """K states, each extended by W words.
+        """Extends each of K states by W words.
 
         Args
             words  W words for all states, or K rows of W words
@@ -172,14 +172,14 @@ class KenlmModel:
     def next_distribution(self, state: KenlmState) -> NDArray[np.float32]:
         """log10 P of every word after `state`: (V,) float32, in the order of `vocab`.
 
-        That of <s> is what the file says, though it follows nothing.
+        The value of <s> is the file's, although <s> never follows a word.
         """
         table, row = self._opened.resolve(state)
         return sentences.distribution(self._opened, table, row)
 
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
-        """The `k` likeliest next words and their log10 P, best first, among equals the first of
-        the vocabulary. </s> and <unk> are among them, <s> is not."""
+        """The `k` likeliest next words and their log10 P, best first; equals in vocabulary order.
+        Includes </s> and <unk>, but not <s>."""
         found = self.next_distribution(state)
         vocabulary = self._opened.table.utterance.vocabulary
         if vocabulary.begin_id != UNK_ID:
@@ -190,16 +190,16 @@ class KenlmModel:
 
     @property
     def vocab(self) -> Words:
-        """The words by id; the unknown word is the first."""
+        """The words by id; the first is the unknown word."""
         return Words(self._opened.table.utterance.vocabulary)
 
     def stats(self) -> dict[str, int]:
-        """What was scored of this model in this process, since it was opened.
+        """Counts for this model in this process, since it was opened.
 
-        queries  words scored;  cached  of them, those that were remembered
-        asked    what the low orders on this machine did not answer
-        fetched  contexts of which all that is stored after them was fetched, a message each
-        partial  of what was asked, those that no shard answered in time, and 2-grams did
+        queries  words scored;  cached  how many of them came from the cache
+        asked    words that the low orders on this machine could not answer
+        fetched  contexts fetched with everything stored after them, one message each
+        partial  how many of `asked` 2-grams answered, because no shard did in time
         small    words scored with the small model, while servers failed
         """
         return self._opened.stats()
@@ -228,7 +228,7 @@ def _no_state(*states: object) -> TypeError:
         if not isinstance(state, KenlmState):
             found = f"{type(state).__module__}.{type(state).__qualname__}"
             return TypeError(
-                f"a state is {found}; a dlm.asr.kenlm.State is expected, since the states of the "
+                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
                 "package kenlm cannot be read"
             )
-    return TypeError("two states and a word are expected")
+    return TypeError("expected two states and a word")

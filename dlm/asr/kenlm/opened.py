@@ -1,4 +1,4 @@
-"""What the `Model`s of one name share in a process: a client, and the table in use."""
+"""What `Model`s of the same name share in a process: a client, and the table in use."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
 from dlm.wire.secret import signature
 
-TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is said beforehand
-LOOK_S = 1.0  # between two looks at which model new sentences are scored with
+TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is announced
+LOOK_S = 1.0  # between checks of which model new sentences use
 
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.WeakValueDictionary()
 
@@ -34,10 +34,10 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.Wea
 def opened(
     named: bytes, config: ClientConfig | None, *, unpacks: bool, show_progress: bool
 ) -> OpenedModel:
-    """The model of this name; the one that is open already, unless its file changed since.
+    """The model of this name: the open one, unless its file has changed since.
 
     Args
-        unpacks  whether a model that is here is unpacked, if there is room
+        unpacks  whether to unpack a local model, if there is room
     Raises  as `open_model`
     """
     text = os.fsdecode(named)
@@ -60,7 +60,7 @@ def _silent(line: str) -> None:
 
 
 class OpenedModel:
-    """A client, and the table of states that new sentences begin in.
+    """A client, and the table of states in which new sentences begin.
 
     Attributes
         table  of the model in use
@@ -69,7 +69,7 @@ class OpenedModel:
     def __init__(
         self, named: bytes, config: ClientConfig | None, unpacks: bool, tell: Tell
     ) -> None:
-        # A decoder cannot handle errors of servers: what no shard answers in time, 2-grams do.
+        # Decoders cannot handle server errors: 2-grams answer what no shard does in time.
         config = replace(ClientConfig(), partial=True) if config is None else config
         self.client = open_model(named, config=config, tell=tell)
         self.counts = ModelCounts()
@@ -89,7 +89,7 @@ class OpenedModel:
         self._looked_s = time.monotonic()
 
     def current(self) -> ModelTable:
-        """The table that a new sentence begins in: of the model that the client would use now."""
+        """The table in which a new sentence begins: that of the client's current model."""
         if not self._is_fixed and time.monotonic() - self._looked_s > LOOK_S:
             self._look()
         return self.table
@@ -99,13 +99,13 @@ class OpenedModel:
         try:
             utterance = self.client.utterance(wait_s=0.0)
         except DlmError:
-            return  # the sentence begins on the model as it was, and its 2-grams answer
+            return  # the sentence begins on the previous model, and its 2-grams answer
         if utterance.family != self.table.family:
             self.table.count()
             self.table = StepTable(utterance, self.counts, self._mark)
 
     def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
-        """The table and the row that a state goes on in.
+        """The table and row in which a state continues.
 
         Raises
             TypeError       not a state of dlm
@@ -114,7 +114,7 @@ class OpenedModel:
         if not isinstance(state, KenlmState):
             found = f"{type(state).__module__}.{type(state).__qualname__}"
             raise TypeError(
-                f"a state is {found}; a dlm.asr.kenlm.State is expected, since the states of the "
+                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
                 "package kenlm cannot be read"
             )
         other = state._table
@@ -123,15 +123,15 @@ class OpenedModel:
         if other.family == self.table.family:
             return self.entered(self.table, other.words(state._row))
         if not isinstance(other, PickledStates) and other.owner is self._mark:
-            return other, state._row  # a sentence that began on the model before
+            return other, state._row  # a sentence that began on the previous model
         raise FamilyMismatch(
-            f"a state of the model {other.family.model} was given to the model "
-            f"{self.table.family.model}; scores of two models do not mix in a sentence"
+            f"found a state of the model {other.family.model}, expected one of "
+            f"{self.table.family.model}; a sentence cannot mix scores of two models"
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first; and its table, which is another
-        where this one is full."""
+        """The row of a state with these ids, most recent first, and its table: a new one if this
+        one is full."""
         row = table.row_of(words)
         return (table, row) if row >= 0 else self._renewed(table, words)
 
@@ -140,7 +140,7 @@ class OpenedModel:
         return fresh, fresh.row_of(words)
 
     def renew(self, table: ModelTable) -> ModelTable:
-        """An empty table in place of one that is full."""
+        """An empty table to replace one that is full."""
         assert isinstance(table, StepTable)  # others are never full
         fresh = table.renewed()
         if table is self.table:
@@ -148,7 +148,7 @@ class OpenedModel:
         return fresh
 
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
-        """A step that the table alone did not know; the table that its answer is of."""
+        """A step that the table did not know, and the table of its answer."""
         while True:
             log10_prob, answer = table.step(table.address, row, word)
             if answer == NEEDS_SHARD and isinstance(table, StepTable):
@@ -158,10 +158,10 @@ class OpenedModel:
             table, row = self._renewed(table, table.words(row))
 
     def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """Counts queries that went past the table.
+        """Counts queries that the table could not answer.
 
         Args
-            source   whose answer each is; None: all are the full model's, and there are `queries`
+            source   what answered each; None: the full model answered all `queries`
         """
         asked = queries if source is None else source.size
         self.counts.queries += asked

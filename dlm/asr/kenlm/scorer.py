@@ -11,19 +11,19 @@ from dlm.asr.kenlm import sentence_kernels as kernels
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 
-# What splits words: as `bytes.split`.
+# Word separators, as in `bytes.split`.
 _DELIMITERS = np.zeros(256, np.uint8)
 _DELIMITERS[list(b" \t\n\r\v\f")] = 1
 TEXT_PADDING = b"\n" + PADDING
-# Where the bytes of a bytes object begin; after them CPython puts one more, a zero.
+# Where the bytes of a bytes object begin; CPython puts a zero byte after them.
 IN_BYTES = bytes.__basicsize__ - 1
 
 
 class TextScorer:
-    """The words of a model, and sentences of text where all of it is in this process.
+    """Looks up words, and scores sentences if the whole model is in this process.
 
     Args
-        view  of the one shard; of the low orders alone, only words are looked up
+        view  of the one shard; with only the low orders, it only looks up words
     """
 
     def __init__(self, vocabulary: Vocabulary, order: int, view: NDArray[np.int64]) -> None:
@@ -44,17 +44,17 @@ class TextScorer:
         self._find: Callable[[int, int, int], int] = kernels.find_id.compile()
 
     def id_of(self, word: bytes) -> int:
-        """The id of a word, 0 where the vocabulary lacks it."""
-        padded = word + TEXT_PADDING  # which this name keeps in its place
+        """The id of a word; 0 if the vocabulary lacks it."""
+        padded = word + TEXT_PADDING  # this name keeps it in place
         return self._find(self.address, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """The sum of the scores of its words, TEXT_BYTES at most, in float64."""
+        """The sum of the scores of its words, in float64; the text has at most TEXT_BYTES."""
         padded = text + TEXT_PADDING
         return self._score(self.address, id(padded) + IN_BYTES, len(text), bos, eos)
 
     def take_count(self) -> int:
-        """Words scored since this was asked last."""
+        """Words scored since the last call."""
         found = int(self._numbers[kernels.ASKED])
         self._numbers[kernels.ASKED] = 0
         return found

@@ -1,4 +1,4 @@
-"""Whole sentences, by one table of states."""
+"""Scores whole sentences, with one table of states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dlm.index.search.text.score import score_lines
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID
 
-# What splits words, as `bytes.split` does: to dlm, the last two are characters of words.
+# Word separators, as in `bytes.split`; elsewhere in dlm the last two are characters of words.
 _SPACES = bytes.maketrans(b"\n\v\f", b"   ")
-AT_ONCE = 512  # sentences in a call of servers
+AT_ONCE = 512  # sentences per call to servers
 LENGTH_SHIFT = ROW_MASK.bit_length()
 
 
@@ -76,8 +76,8 @@ def _served(
 ) -> tuple[list[float], list[int]]:
     """log10 P and KenLM's ngram_length of each word after those before it.
 
-    What the table remembers is not asked again; from the first word on that it does not know, all
-    are asked in one call, and remembered.
+    The table answers the first words. From the first word that it does not know, all are requested
+    in one call and added to it.
     """
     assert isinstance(table, StepTable)
     log10_probs: list[float] = []
@@ -101,7 +101,7 @@ def _served(
 
 
 def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
-    """Each word after those before it, but for the first ones, in one call."""
+    """Scores each word except the known first ones after its predecessors, in one call."""
     begin = [table.utterance.vocabulary.begin_id] * bos
     whole, width = begin + ids, max(table.order - 1, 0)
     ends = range(len(begin) + known, len(whole))
@@ -112,7 +112,7 @@ def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
 def score_many(
     model: OpenedModel, texts: Sequence[bytes], bos: bool, eos: bool
 ) -> NDArray[np.float64]:
-    """`score` of each."""
+    """`score` of each sentence."""
     table = model.current()
     local = table.utterance.local_model
     if not texts:

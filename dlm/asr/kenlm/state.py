@@ -1,4 +1,4 @@
-"""KenLM's `State`: what of the past still matters."""
+"""KenLM's `State`: the part of the history that still matters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlm.client import Family
 
 
 class PickledStates:
-    """A state that came out of a pickle, until a model takes it up; as a table of one row."""
+    """An unpickled state, as a table of one row, until a model uses it."""
 
     def __init__(self, family: Family, words: tuple[int, ...]) -> None:
         self.family = family
@@ -21,12 +21,12 @@ class PickledStates:
 
 
 class KenlmState:
-    """The state of a model; as `kenlm.State`, it is written by `Model` alone.
+    """The state of a model; like `kenlm.State`, only `Model` writes it.
 
-    Two states of a model are equal exactly if every continuation scores the same by the n-grams the
-    model has (the longest suffix that an n-gram extends or that has a back-off weight). A new one
-    is the state that knows nothing of the past. It hashes by what it holds: do not write to one
-    that is the key of a dict. Unlike KenLM's it pickles, and takes the argument of `copy.deepcopy`.
+    Two states of a model are equal exactly if all continuations score the same with the model's
+    n-grams (a state is the longest suffix that an n-gram extends or that has a back-off weight). A
+    new one is the empty context. Its hash depends on its content: do not write to a state that is
+    a dict key. Unlike KenLM's, it can be pickled and accepts the argument of `copy.deepcopy`.
     """
 
     __slots__ = ("_row", "_table")

@@ -20,18 +20,18 @@ from dlm.client.api.states import SMALL_KIND
 from dlm.ngram.query import PARTIAL, Answers
 from dlm.ngram.vocab import as_bytes
 
-# At most, in memory that is taken as it is used: 5 MB of states of a model of order 5, and 4 MB of
-# steps. A table that is full is replaced; who holds a state keeps the table that it is of.
+# Limits, in memory that is allocated as needed: 5 MB of states of a model of order 5, and 4 MB of
+# steps. A full table is replaced; states keep their own table alive.
 STATES = 1 << 18
 STEPS = 1 << 18
 NEEDS_SHARD = kernels.NEEDS_SHARD
-UNKNOWN_WORDS = 1 << 16  # whose ids are kept, at most
-NULL = 0  # the row of the state that knows nothing of the past
+UNKNOWN_WORDS = 1 << 16  # most unknown words to remember
+NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
 
 
 class WordIds(dict[str, int]):
-    """Ids by word, each looked up once; forgets all of them where many unknown words came."""
+    """Ids by word, each looked up once; cleared after too many unknown words."""
 
     def __init__(self, scorer: TextScorer, size: int) -> None:
         self._find = scorer.id_of
@@ -39,7 +39,7 @@ class WordIds(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         if not isinstance(word, str):
-            raise TypeError(f"a word is a str, not {type(word).__name__}")
+            raise TypeError(f"a word is a {type(word).__name__}; expected a str")
         found = self._find(as_bytes(word))
         if len(self) >= self._most:
             self.clear()
@@ -49,7 +49,7 @@ class WordIds(dict[str, int]):
 
 @dataclass(slots=True)
 class ModelCounts:
-    """What was asked of a model; see `KenlmModel.stats`."""
+    """Counts of queries to a model; see `KenlmModel.stats`."""
 
     queries: int = 0
     cached: int = 0
@@ -60,22 +60,22 @@ class ModelCounts:
 
 
 class ModelTable(ABC):
-    """States of the model that an utterance is pinned to, as numbers: its rows.
+    """States of the model that an utterance is pinned to, as row numbers.
 
     Args
         utterance  of a client of servers, or of one in this process
-        counts     of the model; what the servers are asked is added
-        owner      of this table: states of its other tables may go on with those
+        counts     of the model; queries to servers are added
+        owner      of this table: states of its other tables can continue here
         view       of the one shard, or of the low orders; see `TextScorer`
     Attributes
-        is_whole   all of the model is in this process: no step is NEEDS_SHARD
+        is_whole   the whole model is in this process: no step is NEEDS_SHARD
         address    of the table
-        step       a compiled function, which takes it: see `kernels.step`
-        begin      the row of the state at the beginning of a sentence
+        step       compiled function that takes it: see `kernels.step`
+        begin      row of the state at the beginning of a sentence
         ids        of words;  scorer  looks them up
     Guarantees
-        one row for each state: two rows of a table are two states. Threads share a table: its
-        kernels hold the GIL
+        one row per state: different rows of a table are different states. Threads can share a
+        table, since its kernels hold the GIL
     """
 
     is_whole: bool
@@ -104,22 +104,22 @@ class ModelTable(ABC):
 
     @abstractmethod
     def row_of(self, words: Sequence[int]) -> int:
-        """The row of the state with these ids, most recent first; -1 where there is no room."""
+        """The row of the state with these ids, most recent first; -1 if there is no room."""
 
     @abstractmethod
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-        """Of a whole model, (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and what says
-        which state follows: its row, uint32, or of (state, word) its length, uint8."""
+        """With a whole model, for (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the
+        next state: its row, uint32, or how many words of (state, word) it keeps, uint8."""
 
     @abstractmethod
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """Of a whole model: the sum of the scores of a sentence of TEXT_BYTES at most."""
+        """With a whole model: the sum of the scores of a sentence of at most TEXT_BYTES."""
 
     @abstractmethod
     def count(self) -> None:
-        """Adds what this table has counted to the model's counts, once."""
+        """Moves this table's counts to the model's counts."""
 
     def _add(self, asked: int, cached: int) -> None:
         asked += self.scorer.take_count()
@@ -129,9 +129,9 @@ class ModelTable(ABC):
 
 
 class StepTable(ModelTable):
-    """A table of the states that were met, and of the steps taken last.
+    """A table of the states that occurred, and of the most recent steps.
 
-    For a model that is mapped, one shard of it, or served: what it lacks is asked (`ask`).
+    For a mapped single-shard model, or one on servers; `ask` requests what the table lacks.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class StepTable(ModelTable):
         return tuple(found[2 : 2 + found[0]])
 
     def states(self, rows: NDArray[np.int64]) -> States:
-        """The states of these rows as a client has them."""
+        """The states of these rows in the client's form."""
         width = max(self.order - 1, 0)
         found = self._rows[rows, : self._width]
         # Most recent last, and at the right.
@@ -208,7 +208,7 @@ class StepTable(ModelTable):
         return self.scorer.score(text, bos, eos)
 
     def renewed(self) -> StepTable:
-        """An empty table of the same utterance, in place of one that is full."""
+        """An empty table of the same utterance, to replace a full one."""
         self.count()
         return StepTable(self.utterance, self._counts, self.owner, states=self._states)
 
@@ -218,12 +218,12 @@ class StepTable(ModelTable):
         self._numbers[kernels.ASKED] = self._numbers[kernels.HITS] = 0
 
     def _blocks_of(self, row: int) -> ContextBlocks:
-        """All that is stored after a state: decoders ask many words of it."""
+        """Everything stored after a state, since decoders ask for many words after it."""
         found = self._blocks.get(row)
         if found is None:
             found = self.utterance.context_blocks(self.states(np.array([row])))
             self._counts.fetched += 1
-            if found.source[0] != PARTIAL:  # which is never remembered
+            if found.source[0] != PARTIAL:  # partial answers are never remembered
                 self._held += BLOCK_WORDS + int(found.sizes[0])
                 if self._held > MAX_WORDS:
                     self._blocks = {}
@@ -232,11 +232,10 @@ class StepTable(ModelTable):
         return found
 
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
-        """Counts what servers answered to words one after another, and keeps it; False where there
-        is no room for it.
+        """Counts and keeps the servers' answers to consecutive words; False if there is no room.
 
-        What follows a partial answer is not kept: the row after that is of fewer words than the
-        answers were given for.
+        Answers after a partial one are not kept: its next row has fewer words than the answers were
+        computed for.
         """
         count = len(words)
         partial = np.zeros(count, bool) if answers.source is None else answers.source == PARTIAL
@@ -259,14 +258,14 @@ class StepTable(ModelTable):
             )
             if answer < 0:
                 return False
-            self._counts.queries -= 1  # the table counts it, too
+            self._counts.queries -= 1  # the table counts it too
             row = answer & ROW_MASK
         return True
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
-        """As `kernels.step`, from whoever holds what the low orders lack.
+        """Like `kernels.step`, from the servers that have what the low orders lack.
 
-        Raises  UnavailableError, ProtocolError, where the client has no partial model
+        Raises  UnavailableError, ProtocolError, if the client has no partial model
         """
         blocks = self._blocks_of(row)
         answers = blocks.answers(0, np.array([word], np.uint32))
@@ -301,7 +300,7 @@ class Compiled(NamedTuple):
 
 @lru_cache(1)
 def compiled() -> Compiled:
-    """Compiles them, unless that was done before."""
+    """Compiles them on the first call."""
     return Compiled(
         kernels.step.compile(), kernels.enter_step.compile(), kernels.score_rows.compile()
     )

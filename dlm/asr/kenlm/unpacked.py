@@ -1,4 +1,4 @@
-"""A model unpacked into memory: as fast as KenLM, at 26 bytes per n-gram and process."""
+"""A model unpacked into memory: as fast as KenLM, at 26 bytes per n-gram in each process."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dlm.index.search.local import LocalModel
 from dlm.resources import available_bytes
 
 PEAK_BYTES = 100  # per n-gram, while it is unpacked; 77 of a 5-gram
-SHARE = 4  # of what memory is available, one part may be taken
+SHARE = 4  # at most 1 / SHARE of the available memory is used
 LOAD = 0.7  # of the hash table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnpackedModel:
-    """A model as `unpacked_kernels` reads it. Contexts are numbered from 1; 0 is that of no words.
+    """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one.
 
     Shapes
         numbers  int64   the table for the kernels
-        entries, contexts, words  what it has addresses of
+        entries, contexts, words  arrays that it points to
         prefix   (contexts + 1,) uint32  each context without its last word
         word     (contexts + 1,) uint32  that last word
     """
@@ -43,7 +43,7 @@ class UnpackedModel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Memory that it takes, in bytes."""
         kept = (self.entries, self.contexts, self.words, self.prefix, self.word)
         return sum(array.nbytes for array in kept)
 
@@ -55,17 +55,17 @@ def fits(model: LocalModel) -> bool:
 
 
 def unpack(model: LocalModel) -> UnpackedModel:
-    """Every n-gram of a model, from all of its shards.
+    """Unpacks every n-gram of a model, from all of its shards.
 
-    Raises  ShardFormatError  its files do not fit each other
+    Raises  ShardFormatError  its files do not match each other
     """
     found = decode_tables(model)
     tables = found.model.tables
     first = np.cumsum([1, *(len(table) for table in tables)]).tolist()
     rows, vocabulary = first[-1], len(tables[0])
-    # Prefixes of n-grams are all among these, and so are all states.
+    # These include all prefixes of n-grams, and all states.
     numbered = np.concatenate([[False], *found.extended])
-    numbered[1 : vocabulary + 1] = True  # so that the number of a word is its id and 1
+    numbered[1 : vocabulary + 1] = True  # so the number of a word is its id + 1
     context_of = np.where(numbered, np.cumsum(numbered), 0).astype(np.uint32)
     count = int(context_of.max()) + 1
     size = int((rows - 1 - vocabulary) / LOAD) + 4
@@ -97,7 +97,7 @@ def unpack(model: LocalModel) -> UnpackedModel:
 
 
 class UnpackedTable(ModelTable):
-    """States of an unpacked model are numbers of its n-grams: nothing is kept of what was asked.
+    """States of an unpacked model are numbers of its n-grams, so no queries are cached.
 
     Args
         model  of the utterance, unpacked
@@ -124,7 +124,7 @@ class UnpackedTable(ModelTable):
         return tuple(found)
 
     def row_of(self, words: Sequence[int]) -> int:
-        """See `ModelTable.row_of`; there is always room."""
+        """See `ModelTable.row_of`; never lacks room."""
         row = NULL
         for word in reversed(words):
             row = self.step(self.address, row, word)[1] & ROW_MASK

@@ -1,4 +1,4 @@
-"""The words of a model as strings."""
+"""A model's words as strings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run's noise guarantees: rho-zCDP and (epsilon, delta), over all stages together."""
+"""The guarantee of a run's noise: rho-zCDP and (epsilon, delta), over all stages together."""

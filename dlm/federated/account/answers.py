@@ -1,4 +1,4 @@
-"""What `dlm privacy` answers, as plain values: sensitivities, guarantees and losses by name."""
+"""The answers of `dlm privacy` as plain values: sensitivities, guarantees and losses by name."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ UNCORRELATED = (
 
 
 class Sensitivity(NamedTuple):
-    """Of a mechanism, for a clip norm of 1.
+    """Sensitivity of a mechanism, for a clip norm of 1.
 
     Fields
-        value     of the worst pattern of participation
+        value     for the worst pattern of participation
         is_exact  False: an upper bound
-        made_for  what parameters the mechanism has, in words
+        made_for  the mechanism's parameters, in words
     """
 
     value: float
@@ -58,7 +58,7 @@ def sensitivity_of(
     Args
         blt          `BltParameters`; of BLT Table 4, made for the nearest gap, if None
         bands        of banded mechanisms; the gap if None
-        column_norm  of the banded matrix that the noise multiplier is of; ours have 1
+        column_norm  of the banded matrix that the noise multiplier refers to; ours have 1
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
@@ -106,12 +106,11 @@ def guarantee_of(
     max_part: int,
     delta: float,
 ) -> dict[str, Any]:
-    """zCDP and epsilon of a mechanism's noise, with what a reader must know.
+    """zCDP and epsilon of a mechanism's noise, with notes for readers.
 
-    `epsilon` is what a run reports for this rho: its noise is discrete, and its epsilon is the
-    bound that holds for every mechanism of that rho. (The run's grid adds at most 0.1 % to rho, or
-    the run is refused.) `epsilon_gaussian` is that of exact Gaussian noise, which a simulation
-    reports and the papers print.
+    `epsilon` is what a run reports for this rho: its noise is discrete, so it is the bound that
+    holds for every mechanism of that rho. (The run's grid adds at most 0.1 % to rho, or the run is
+    refused.) `epsilon_gaussian` is for exact Gaussian noise, as in simulations and in the papers.
     """
     rho = rho_of(found.value, noise_multiplier)
     most = most_participations(rounds, gap)
@@ -147,12 +146,12 @@ def sampled_guarantee_of(
 ) -> dict[str, Any]:
     """Epsilon of independent noise on Poisson-sampled cohorts.
 
-    `epsilon` is what a run reports, whose noise is discrete: by Renyi divergences of whole orders.
-    The others are of exact Gaussian noise: by privacy loss distributions, which a simulation
-    reports, by Renyi divergences, and by the moments accountant of DP-FedAvg's tables.
+    `epsilon` is what a run reports for its discrete noise: by Renyi divergences of whole orders.
+    The others are for exact Gaussian noise: by privacy loss distributions, as a simulation reports,
+    by Renyi divergences, and by the moments accountant of DP-FedAvg's tables.
 
     Raises
-        ConfigError  noise that is correlated over rounds; no round
+        ConfigError  noise that is correlated over rounds; no rounds
     """
     if name != "gaussian":
         raise ConfigError(
@@ -202,7 +201,7 @@ def losses_of(made: Any, name: str, *, gap: int, max_part: int) -> dict[str, Any
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_part) -> sensitivity, of a mechanism that is the same whatever the gap.
+    """(rounds, gap, max_part) -> sensitivity, for a mechanism that does not depend on the gap.
 
     Raises
         ConfigError  a mechanism that changes with the gap

@@ -1,7 +1,7 @@
-"""Stages that touched the same users, and the guarantee of all of them together.
+"""Composes the guarantee of stages that used the same users' data.
 
-A stage without noise has no guarantee, so neither has whatever was built from it: then epsilon is
-infinite, and the notes say which stage it was.
+A stage without noise has no guarantee, and neither has anything built from it: epsilon is then
+infinite, and the notes name the stage.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ NOISES = ("float", "discrete")
 
 @dataclasses.dataclass(frozen=True)
 class StageRecord:
-    """What a stage of training did to users' privacy; plain values, so that it goes into JSON.
+    """What a stage of training did to users' privacy, as plain values for JSON.
 
     Args
         stage             "unigrams", "pieces", "network", or what a run calls it
         mechanism         name, as `make_mechanism` takes it; "none" for a raw stage
         noise_multiplier  of the independent draws over the clip norm; None: no noise was added
         rounds            rounds released
-        gap               least difference of rounds of a user's participations, observed or
+        gap               smallest difference between rounds of a user's participations, observed or
                           enforced (`gap_from_min_sep` converts the papers' MinS)
         max_part          most participations of a user, observed or enforced; never
-                          rounds / gap rounded down, which can be less than what happened
-        sensitivity       the mechanism's for that participation and a clip norm of 1; needed for
+                          rounds / gap rounded down, which can be too small
+        sensitivity       the mechanism's for that participation and a clip norm of 1; required for
                           all but "gaussian" and "tree"
         sampling          how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
         sampling_rate     of "poisson": the probability; with it amplification is accounted for
-        clip_noise        where the clip norm adapts: standard deviation on the clip counts;
-                          `noise_multiplier` is then that of the updates alone
+        clip_noise        for an adaptive clip norm: standard deviation on the clip counts;
+                          `noise_multiplier` is then only that of the updates
         norm_inflation    norm after rounding for secure aggregation over the clip norm
         restarts          of "tree-restart"
         noise             "float", or "discrete": whole steps of a grid
-        rounding          of "discrete": by how much the grid raises the sensitivity, at least 1
-        simulated         the noise came from a configured seed, so that it protects nobody
+        rounding          of "discrete": factor by which the grid raises the sensitivity, at least 1
+        simulated         the noise came from a configured seed, so it protects nobody
         extras            more for the report; not accounted for
     """
 
@@ -97,7 +97,7 @@ class StageRecord:
 
     @property
     def effective_noise(self) -> float:
-        """The noise multiplier with clip counts and rounding taken into account; 0 if raw."""
+        """The noise multiplier, corrected for clip counts and rounding; 0 if raw."""
         if self.raw:
             return 0.0
         assert self.noise_multiplier is not None
@@ -107,7 +107,7 @@ class StageRecord:
 
     @property
     def worst_sensitivity(self) -> float:
-        """`sensitivity`, or the mechanism's own where it needs no parameters."""
+        """`sensitivity`, or the mechanism's own if it needs no parameters."""
         if self.sensitivity is not None:
             return self.sensitivity
         if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
@@ -145,11 +145,11 @@ class PrivacyNumbers:
 
     Args
         rho        zCDP, without amplification by sampling; infinite with a raw stage
-        epsilons   by accountant: "gaussian" (exact, where nothing is sampled) or "pld" (where
-                   something is), "rdp" where something is sampled, "zcdp" (holds for any noise);
-                   where some noise is discrete neither "gaussian" nor "pld"
-        epsilon    the least of these that is tight
-        notes      what a reader must know before believing them
+        epsilons   by accountant: "gaussian" (exact, without sampling) or "pld" (with sampling),
+                   "rdp" with sampling, "zcdp" (holds for any noise); with discrete noise neither
+                   "gaussian" nor "pld"
+        epsilon    the smallest of the tight ones
+        notes      what a reader must know before trusting them
     """
 
     rho: float
@@ -161,12 +161,12 @@ class PrivacyNumbers:
 
 
 def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
-    """The guarantee of `stages` together, each user counted as being in all of them.
+    """The guarantee of `stages` together, counting each user as being in all of them.
 
-    Gaussian stages compose into one Gaussian whose rho is the sum, also where a later stage is
-    chosen after an earlier one was released; sampled ones are composed with it numerically. With
-    discrete noise rho adds up the same; epsilon is then what every mechanism of that rho has and,
-    of sampled stages, by Renyi divergences of whole orders, which are those of the Gaussian.
+    Gaussian stages compose into one Gaussian whose rho is the sum, even if a later stage is chosen
+    after an earlier one was released; sampled ones are composed with it numerically. With discrete
+    noise rho adds up in the same way; epsilon is then the bound for every mechanism of that rho,
+    and for sampled stages by Renyi divergences of whole orders, which equal the Gaussian's.
 
     Raises
         ConfigError   no stage at all
@@ -216,7 +216,7 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
 
 
 def discrete_note(stage: StageRecord) -> str:
-    """The grid, the generator and the cost of discrete noise, in a sentence."""
+    """The grid, the generator and the cost of discrete noise, in one sentence."""
     grid = stage.extras.get("grid", "a grid that is not told")
     generator = stage.extras.get("generator", "a generator that is not told")
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"

@@ -1,8 +1,8 @@
 """What to run for a target: report goal, timer and noise, before any user is asked.
 
-The hypothesis behind it (GDP 2.2, BLT 5): with noise multiplier and report goal raised together,
-the model learns as well, so that a small simulation tells the noise a large run can bear. A larger
-report goal uses users up faster: the gap is at most population / report goal.
+The hypothesis behind it (GDP 2.2, BLT 5): if noise multiplier and report goal are raised together,
+the model learns equally well, so a small simulation shows how much noise a large run tolerates. A
+larger report goal uses up users faster: the gap is at most population / report goal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ GRID = 200  # report goals shown between the least and the most
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """One setting, and what it would guarantee.
+    """One setting and its guarantee.
 
     Shapes
         gap, min_sep, max_part  in rounds; min_sep is the papers' MinS, one less than the gap
-        epsilon                 as a run of this rho reports it, whose noise is discrete
-        epsilon_gaussian        of exact Gaussian noise, as a simulation has it
+        epsilon                 as reported by a run of this rho with discrete noise
+        epsilon_gaussian        for exact Gaussian noise, as in a simulation
     """
 
     report_goal: int
@@ -43,16 +43,16 @@ class Extrapolated:
 
 @dataclasses.dataclass(frozen=True)
 class NoisePlan:
-    """What to run, and whether it learns as the simulation did.
+    """What to run, and whether it learns as well as the simulation.
 
     Args
         chosen            the setting
         keeps_utility     noise and report goal have the simulation's proportion; otherwise the
                           noise was raised beyond it and the model will be worse
-        timer_hours       how long a device waits, in whole days as devices come by night; None
-                          without the time of a round
-        considered        some settings of rising report goal, noise in the simulation's
-                          proportion, as for a figure
+        timer_hours       how long a device waits, in whole days since devices come at night; None
+                          if the duration of a round is not given
+        considered        some settings of increasing report goal, with noise in the simulation's
+                          proportion, such as for a plot
     """
 
     chosen: Extrapolated
@@ -72,7 +72,7 @@ def extrapolate(
     delta: float,
     sensitivity: Sensitivity,
 ) -> Extrapolated:
-    """What `rounds` rounds of `report_goal` users guarantee if users come round in turn.
+    """What `rounds` rounds of `report_goal` users guarantee if users take turns.
 
     Guarantees
         the number of participations is the most that the gap allows, not rounds / MinS

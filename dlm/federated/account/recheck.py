@@ -1,12 +1,12 @@
-"""Whether the epsilon that a record states follows from the noise that it states.
+"""Checks that the epsilon stated in a record follows from the noise stated there.
 
     found = recheck(record)
     found.follows                   # True, False, or None where the record does not hold enough
     found.text
 
-A digest and a signature show that a record is the one that was written. Neither shows that its
-numbers are right: whoever wrote it may have put any epsilon beside any noise. The stages of a
-record have all that accounting takes, so that it can be done again by whoever reads it.
+A digest and a signature show that a record is the original. Neither shows that its numbers are
+right: the author may have put any epsilon beside any noise. The stages of a record have everything
+that accounting needs, so any reader can repeat it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DIFFERS = "the stated epsilon does not follow from the stated noise"
 
 @dataclass(frozen=True)
 class Recheck:
-    """What accounting finds of a record's stages.
+    """The result of accounting for a record's stages again.
 
     Fields
-        follows  whether what is stated is what was found; None where nothing could be found
+        follows  whether the stated numbers agree with it; None if it was not possible
         text     in words
     """
 
@@ -42,10 +42,9 @@ def recheck(record: Provenance) -> Recheck:
     """Accounts for the stages of a record again, and compares.
 
     Guarantees
-        a record whose epsilon, or rho, is another than that of its stages by more than 1e-6 of it
-        does not pass, nor one with a sensitivity below that of the participation it states.
-        Sensitivities of matrices that the record does not hold (BLT, BandMF, BandToep, BandFHU) are
-        taken as stated
+        a record fails if its epsilon or rho differs from that of its stages by more than a relative
+        1e-6, or if a sensitivity is below that of the stated participation. Sensitivities of
+        matrices that the record does not contain (BLT, BandMF, BandToep, BandFHU) are trusted
     """
     stated = record.guarantee or record.simulated
     if stated is None:
@@ -80,7 +79,7 @@ def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
 
 
 def _too_small(stages: list[StageRecord]) -> list[str]:
-    """Sensitivities that are stated for mechanisms whose own is known by their names."""
+    """Stated sensitivities that are too small, for mechanisms whose own is known by name."""
     from dlm.federated.noise.participation import named_sensitivity
 
     found = []

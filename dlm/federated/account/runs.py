@@ -1,13 +1,13 @@
-"""Several runs, one guarantee: by the users that they have in common.
+"""The guarantee of several runs together, depending on the users they share.
 
     runs = [read_run(Path("first/privacy.json")), read_run(Path("second/privacy.json"))]
     together = compose_runs(runs)                       # a user may be in both
-    together = compose_runs(runs, disjoint=[(0, 1)])    # nobody is, as whoever asks says
+    together = compose_runs(runs, disjoint=[(0, 1)])    # nobody is, says the caller
 
-No record says whose text a run had: a digest of it would be a release without noise. So a user is
-counted as being in all of the runs unless it is said that two of them share nobody. That is said
-of the users a run itself had. A stage that it inherits, such as the counts its vocabulary is made
-of, may be of the other run's users: it counts for every user, unless the run that did it is given.
+No record says whose text a run had, since a digest of it would be a release without noise. So each
+user counts as being in all of the runs, unless the caller says that two of them share nobody. That
+covers only the runs' own users. An inherited stage, such as the counts behind a vocabulary, may
+have used the other run's users: it counts for every user, unless the run that did it is given.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dlm.federated.account.compose import StageRecord, compose
 from dlm.federated.lineage import Stages, ledger_of, shared_ledgers, stages_of
 from dlm.federated.provenance import Guarantee, Provenance, digest_of
 
-PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's, which holds that of the whole
+PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's report
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run by what its report or record says of it.
+    """What a run's report or record says about it.
 
     Fields
         name    of the file it was read from
-        record  what protects its users
-        delta   of its report; None where only a record was read
-        own     digests of the ledgers of what the run itself did, as its report names them; without
-                them a stage is its own only if it is the only one
+        record  the protection of its users
+        delta   of its report; None if only a record was read
+        own     ledger digests of the run's own stages, from its report; without them a stage is its
+                own only if it is the only one
     """
 
     name: str
@@ -57,11 +57,11 @@ class Together:
     """What several runs guarantee to each user.
 
     Fields
-        guarantee  None exactly where there are `reasons`
-        simulated  what it would be if no seed had been configured; None where nothing is to be told
+        guarantee  None exactly if there are `reasons`
+        simulated  what it would be without a configured seed; None if that does not apply
         reasons    why there is none
-        worst      places of the runs whose users have the largest epsilon, being in all of these
-        notes      what a reader must know before believing it
+        worst      indices of the runs that together give some users the largest epsilon
+        notes      what a reader must know before trusting it
     """
 
     guarantee: Guarantee | None
@@ -72,7 +72,7 @@ class Together:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """The run that a `privacy.json` is of, or the record that stands beside a file.
+    """The run of a `privacy.json`, or of the record beside a file.
 
     Raises
         FormatError   neither of them
@@ -90,19 +90,19 @@ def read_run(path: Path) -> ReportedRun:
         books = found["ledgers"].values() if "checklist" in found else ()
         own = frozenset(str(book["digest"]) for book in books)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise FormatError(f"{path} is no privacy report (privacy.json): {exc}") from exc
+        raise FormatError(f"{path} is not a privacy report (privacy.json): {exc}") from exc
     return ReportedRun(
         str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta, own
     )
 
 
 def _check_digest(path: Path, found: dict[str, Any]) -> None:
-    """Takes the digest out of a report, and refuses one that was changed."""
+    """Removes the digest from a report, and rejects a changed report."""
     digest = found.pop("digest")
     if digest != digest_of(found):
         raise PrivacyError(
-            f"{path} was changed after it was written: its digest does not fit. Take it from the "
-            "run again; nothing can be claimed from this one"
+            f"{path} was changed after it was written: its digest does not match. Get it from the "
+            "run again; this one guarantees nothing"
         )
 
 
@@ -112,23 +112,23 @@ def compose_runs(
     delta: float | None = None,
     disjoint: Collection[tuple[int, int]] = (),
 ) -> Together:
-    """The guarantee of all runs together for every user, whichever of them they are in.
+    """The guarantee of all runs together for every user, whichever runs they are in.
 
     Args
-        delta     of the guarantee; that of the reports if they agree
-        disjoint  pairs of places of runs that have no user in common
+        delta     of the guarantee; default: that of the reports, if they agree
+        disjoint  pairs of indices of runs that have no user in common
     Guarantees
-        each user has it who is in any of the runs that may share users; of runs that share none
-        the worst counts, not the sum. A stage that no given run did itself counts for everybody
+        it holds for every user of any run. For runs that share no users, the worst counts, not the
+        sum. A stage that none of the given runs did itself counts for everyone
     Raises
-        ConfigError   no run, one twice, no delta that all agree on, a pair that is none
-        PrivacyError  runs that protect other units, or data sets that differ otherwise; a pair
-                      whose records show that they do share users
+        ConfigError   no run, one twice, no common delta, an invalid pair
+        PrivacyError  runs with other units or adjacency; a pair whose records show that they share
+                      users
     """
     _check(runs, disjoint)
     delta = _delta(runs) if delta is None else delta
     if not 0 < delta < 1:
-        raise ConfigError(f"delta is {delta}, not between 0 and 1")
+        raise ConfigError(f"delta is {delta}; expected a number between 0 and 1")
     reasons, simulated = [], False
     for run in runs:
         record = run.record
@@ -170,31 +170,31 @@ def compose_runs(
 
 def _check(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -> None:
     if not runs:
-        raise ConfigError("there is no run to account for")
+        raise ConfigError("there is no run to account for; give one or more")
     names: dict[str, str] = {}
     for run in runs:
         digest = run.record.digest
         if digest in names and not run.record.is_public:
-            raise ConfigError(f"{names[digest]} and {run.name} are of one run: give it once")
+            raise ConfigError(f"{names[digest]} and {run.name} belong to one run; give it once")
         names[digest] = run.name
     first = runs[0].record
     for run in runs:
         if (run.record.unit, run.record.adjacency) != (first.unit, first.adjacency):
             raise PrivacyError(
                 f"{run.name} protects each {run.record.unit} ({run.record.adjacency}), "
-                f"{runs[0].name} each {first.unit} ({first.adjacency}): these do not add up"
+                f"{runs[0].name} each {first.unit} ({first.adjacency}): these cannot be composed"
             )
     for pair in disjoint:
         if len(set(pair)) != 2 or not all(0 <= place < len(runs) for place in pair):
             raise ConfigError(
-                f"runs {' and '.join(str(place + 1) for place in pair)} are no two of the "
+                f"runs {' and '.join(str(place + 1) for place in pair)} are not two of the "
                 f"{len(runs)} given"
             )
         a, b = sorted(pair)
         if shared := shared_ledgers(runs[a].record, runs[b].record):
             raise PrivacyError(
-                f"runs {a + 1} ({runs[a].name}) and {b + 1} ({runs[b].name}) are said to have no "
-                f"user in common, but both have {'; '.join(shared)}, whose users are in both. "
+                f"runs {a + 1} ({runs[a].name}) and {b + 1} ({runs[b].name}) are declared to have "
+                f"no user in common, but both have {'; '.join(shared)}, whose users are in both. "
                 f"Leave out --disjoint {a + 1},{b + 1}"
             )
 
@@ -203,7 +203,7 @@ def _delta(runs: Sequence[ReportedRun]) -> float:
     deltas = sorted({run.delta for run in runs if run.delta is not None})
     if len(deltas) != 1:
         found = ", ".join(f"{delta:g}" for delta in deltas) or "none"
-        raise ConfigError(f"the reports have no one delta (found: {found}); give --delta")
+        raise ConfigError(f"the reports have no common delta (found: {found}); give --delta")
     return deltas[0]
 
 
@@ -212,20 +212,20 @@ def _notes(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -
         return ()
     if not disjoint:
         return (
-            "each user is counted as being in all of these runs, the worst that can be; where two "
-            "of them have no user in common, --disjoint says so",
+            "each user is counted as being in all of these runs, which is the worst case; if two "
+            "of them have no user in common, say so with --disjoint",
         )
     pairs = ", ".join(f"{a + 1} and {b + 1}" for a, b in sorted(map(sorted, disjoint)))
     return (
-        f"runs {pairs} have no user in common: whoever asked says so, no record does. A person "
-        "with two ids is two users",
+        f"runs {pairs} have no user in common: that is the caller's word, not in any record. A "
+        "person with two ids is two users",
     )
 
 
 def _owners(
     known: Stages, labels: Sequence[str], runs: Sequence[ReportedRun]
 ) -> list[frozenset[int]]:
-    """For each stage the places of the runs that did it; none where all inherit it."""
+    """For each stage the indices of the runs that did it; empty if all inherit it."""
     own = [run.own_stages for run in runs]
     return [
         frozenset(
@@ -238,18 +238,18 @@ def _owners(
 
 
 def _floating(known: Stages, owners: Sequence[frozenset[int]], are_apart: bool) -> Iterator[str]:
-    """Of stages that count for everybody though some runs share nobody."""
+    """Notes on stages that count for everyone although some runs share no users."""
     for stage, holders, did in zip(known.stages, known.holders, owners, strict=True):
         if are_apart and not did:
             yield (
                 f"stage {stage.get('stage')}, which {' and '.join(holders)} inherits, counts for "
-                "every user: no report given here is of the run that did it, so that its users may "
+                "every user: the report of the run that did it is not given here, so its users may "
                 "be those of any run"
             )
 
 
 def _groups(count: int, disjoint: Collection[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """The largest sets of runs that one user may be in all of.
+    """The largest sets of runs such that one user may be in all of them.
 
     Paper  Bron and Kerbosch 1973, algorithm 457
     """

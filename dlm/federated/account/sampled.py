@@ -1,7 +1,7 @@
-"""Gaussian noise on Poisson-sampled cohorts, as DP-FedAvg accounts for it.
+"""Accounting for Gaussian noise on Poisson-sampled cohorts, as in DP-FedAvg.
 
-Amplification by sampling holds only where each user is drawn independently with probability q in
-each round; a fixed report goal or whoever is available is not that, and is refused.
+Amplification by sampling holds only if each user is drawn independently with probability q in each
+round; a fixed report goal, or choosing available users, is rejected.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dlm.errors import ConfigError, PrivacyError
 
 
 def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Epsilon by the moments accountant as DPF used it: whole moments 1 to 32.
+    """Epsilon by the moments accountant as used in DPF: whole moments 1 to 32.
 
-    Looser than `tight_epsilon`; kept since DPF's tables are in it. The cap of 32 matters: Table 1
-    prints values that larger moments would improve.
+    Looser than `tight_epsilon`; kept because DPF's tables use it. The cap of 32 matters: larger
+    moments would improve some values in Table 1.
 
     Paper
         Abadi et al. 2016, Theorem 2; DPF Tables 1 and 2
@@ -50,7 +50,7 @@ def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
 def tight_epsilon(
     q: float, noise_multiplier: float, rounds: int, delta: float, *, accountant: str = "pld"
 ) -> float:
-    """Epsilon by today's accounting: "pld" (numerical, tight) or "rdp" (Renyi orders, quick)."""
+    """Epsilon by current accounting: "pld" (numerical, tight) or "rdp" (Renyi orders, fast)."""
     from dp_accounting import dp_event
 
     _check(q, noise_multiplier, delta)
@@ -75,11 +75,11 @@ def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[n
     if name == "rdp":
         orders = [*range(2, 129), *range(136, 513, 8)] if whole_orders else None
         return dp_accounting.rdp.RdpAccountant(orders, neighboring_relation=neighbours)
-    raise ConfigError(f"there is no accountant {name!r}; there are pld and rdp")
+    raise ConfigError(f"unknown accountant {name!r}; expected pld or rdp")
 
 
 def refuse_unless_poisson(sampling: str) -> None:
-    """A `PrivacyError` unless cohorts were drawn as amplification assumes."""
+    """Raises `PrivacyError` unless cohorts were drawn as amplification assumes."""
     if sampling != "poisson":
         raise PrivacyError(
             f"cohorts were drawn by {sampling!r}: privacy amplification by sampling holds only for "

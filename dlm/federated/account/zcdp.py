@@ -1,8 +1,8 @@
 """From noise to zero-concentrated privacy loss, and from that to (epsilon, delta).
 
-A matrix mechanism is one Gaussian mechanism on all rounds together, also where rounds are chosen
-after what was released (Denisov et al. 2022, Theorem 2.1), so that its tightest epsilon is that of
-a single Gaussian with the same rho; a bound that holds for *every* rho-zCDP mechanism is larger.
+A matrix mechanism is one Gaussian mechanism on all rounds together, even if rounds depend on
+earlier releases (Denisov et al. 2022, Theorem 2.1). So its tightest epsilon is that of a single
+Gaussian with the same rho; a bound that holds for *every* rho-zCDP mechanism is larger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
     """
     if not (noise_multiplier >= 0 and sensitivity >= 0):
         raise ConfigError(
-            f"noise multiplier {noise_multiplier} or sensitivity {sensitivity} is no number >= 0"
+            f"noise multiplier {noise_multiplier}, sensitivity {sensitivity}; expected numbers >= 0"
         )
     if sensitivity == 0:
         return 0.0
