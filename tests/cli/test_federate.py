@@ -214,7 +214,7 @@ def test_a_run_that_users_run_out_of_says_what_can_be_done(place: Path) -> None:
     assert isinstance(first.exception, ConfigError)
     said = str(first.exception)
     assert "found no cohort" in said
-    done = int(said.split("run.stop_after = ")[1].split()[0])
+    done = int(said.split("run.stop_after = ")[1].split(".")[0])
     assert 1 <= done < 12
     reported = federate(place, "--stop-after", str(done))
     assert reported.exit_code == 0, reported.exception
