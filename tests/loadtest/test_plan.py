@@ -83,7 +83,7 @@ def test_what_fits_nowhere_is_told_why() -> None:
         ConfigError, match="no cluster of up to 256 shards with 32 replicas can serve"
     ):
         fitting(wishes, Model("m", 1, 1, 1), COSTS, lambda shards: Traffic(5.0, 0.5, 1.0), 1.0)
-    with pytest.raises(ConfigError, match="--streams 0"):
+    with pytest.raises(ConfigError, match="--streams is 0"):
         Wishes(0, GIB)
 
 
