@@ -27,8 +27,7 @@ def packages_of(extra: str) -> list[str]:
 def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundError:
     """The same error, saying what to install."""
     return ModuleNotFoundError(
-        f"this command needs {missing.name}, which is not installed; run\n"
-        f"  {pip_install(packages)}",
+        f"this module needs {missing.name}, which is not installed; run\n  {pip_install(packages)}",
         name=missing.name,
         path=missing.path,
     )

@@ -234,7 +234,7 @@ def test_a_cluster_of_two_models_answers_as_each(
             assert served.stdout == local.stdout
         unknown = run("score", "--model", "0" * 8, cwd=tmp_path)
         assert unknown.returncode == 1
-        assert b"no server holds a model 00000000" in unknown.stderr
+        assert b"no server holds model 00000000" in unknown.stderr
         workers = [pid for server in process.children() for pid in children(server)]
         assert process.stop() == 0
         assert process.printed.count("shard set") == 2

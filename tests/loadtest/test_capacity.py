@@ -258,7 +258,7 @@ def test_ctrl_c_keeps_the_rates_that_were_measured_and_resume_goes_on(
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1, errors
-    assert "--resume out goes on with the search" in errors
+    assert "resume the search with --resume out" in errors
     found = read_capacity(tmp_path / "out")
     assert found["ended"] == "interrupted"
     assert [one["rate"] for one in found["points"]] == [20.0]

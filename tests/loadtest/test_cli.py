@@ -113,7 +113,7 @@ def test_the_traces_that_come_along_are_small_and_say_where_they_are_from(
         (["capacity", "README.md"], "README.md is not a trace"),
         (["capacity", "--resume", "a", "--output", "b"], "--resume and --output were both given"),
         (["capacity", "--resume", "nothing"], "nothing does not exist"),
-        (["compare", "a.json", "b.json"], "a.json does not exist; a report.json"),
+        (["compare", "a.json", "b.json"], "a.json does not exist; expected a report.json"),
         (["report", "nothing"], "nothing does not exist"),
     ],
 )

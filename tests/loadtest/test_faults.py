@@ -99,7 +99,7 @@ def test_only_who_started_servers_starts_them_again(servers: Cluster, tmp_path: 
     endpoints = read_cluster_file(cluster)
     with Proxies([e.address for e in endpoints]) as proxies:
         chaos = Chaos(cluster, endpoints, proxies)
-        with pytest.raises(ConfigError, match="the option --restart does"):
+        with pytest.raises(ConfigError, match="otherwise use `dlm cluster --restart`"):
             chaos.do(Command("start", 0))
 
 

@@ -74,14 +74,16 @@ def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -
 def test_what_fits_nowhere_is_told_why() -> None:
     """Memory for what every server holds; traffic that one pair of words brings."""
     wishes = Wishes(10, 1.0 * GIB)
-    with pytest.raises(ConfigError, match=r"each holds the 1- and 2-grams, 2 GiB; 1 GiB are given"):
+    with pytest.raises(
+        ConfigError, match=r"each holds the 1- and 2-grams, 2 GiB; but it has only 1 GiB"
+    ):
         fitting(wishes, Model("m", 1, 1, round(2 * GIB)), COSTS, even, 1.0)
     wishes = Wishes(1e6, GIB)
     with pytest.raises(
         ConfigError, match="no cluster of up to 256 shards with 32 replicas can serve"
     ):
         fitting(wishes, Model("m", 1, 1, 1), COSTS, lambda shards: Traffic(5.0, 0.5, 1.0), 1.0)
-    with pytest.raises(ConfigError, match="--streams 0"):
+    with pytest.raises(ConfigError, match="--streams is 0"):
         Wishes(0, GIB)
 
 

@@ -84,11 +84,11 @@ def test_calls_that_cannot_be_recorded_are_refused(files: ModelFiles) -> None:
     with Client.local(files.directory) as client:
         recorder = Recorder(client)
         handle = recorder.utterance()
-        with pytest.raises(QueryError, match="outside of an utterance"):
+        with pytest.raises(QueryError, match="outside an utterance"):
             handle.extend([handle.begin()], [1])
         with recorder.silent():
             handle.extend([handle.begin()], [1])
-        with pytest.raises(QueryError, match="next_words of a handle is not recorded"):
+        with pytest.raises(QueryError, match="cannot record next_words of a handle"):
             handle.next_words(handle.begin(), 3)
         with (
             pytest.raises(QueryError, match="kind 'phone'"),

@@ -134,7 +134,7 @@ def test_a_killed_run_is_reported_from_its_records(
     assert found["ended"] == "the run was killed"
     assert not found["complete"]
     assert found["windows"][:3] == report["windows"][:3]
-    assert "incomplete" in warnings_of(found)[0]
+    assert "not complete" in warnings_of(found)[0]
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_full_disk_ends_no_run_and_what_was_measured_is_kept(
     assert journal.fault is not None
     assert journal.records == records
     assert len(said) == 1
-    assert "No space left on device; the run goes on" in said[0]
+    assert "No space left on device; the run continues" in said[0]
     assert not write_report(build(journal.records), full, said.append)
     assert (full / "report.csv").read_text() == csv_of(report)
     kept = tmp_path / "room" / "full-report.json"

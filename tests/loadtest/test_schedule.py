@@ -90,7 +90,7 @@ def test_rates_of_steps_and_ramps() -> None:
         ({"segments": (Segment(float("nan"), 1, 1),)}, "numbers above 0"),
         ({"smoothness": 2.0}, "only for --arrival-pattern gamma"),
         ({"pattern": GAMMA, "smoothness": 0.0}, "expected 0.01"),
-        ({"warmup_s": -1.0}, "numbers from 0"),
+        ({"warmup_s": -1.0}, "expected numbers of at least 0"),
     ],
 )
 def test_loads_that_cannot_be_are_refused(changed: dict[str, object], message: str) -> None:
@@ -103,5 +103,5 @@ def test_what_cannot_be_planned_is_refused(trace: Trace) -> None:
     """A closed loop, and more than memory holds."""
     with pytest.raises(ConfigError, match="has no schedule"):
         schedule(trace, Load((Segment(1, 1, 1),), 2), 0)
-    with pytest.raises(ConfigError, match="50,000,000 at most"):
+    with pytest.raises(ConfigError, match="at most 50,000,000"):
         schedule(trace, Load((Segment(1e6, 100, 100),)), 0)

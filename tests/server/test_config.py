@@ -137,8 +137,11 @@ def test_a_misspelt_name_in_the_file_is_refused_with_what_was_meant(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('tokens = "t"\n', r"tokens stands outside of \[server\]; put it below that line"),
-        ('[sever]\ntokens = "t"\n', r"nothing reads sever; settings stand in the table \[server\]"),
+        ('tokens = "t"\n', r"tokens is outside the table \[server\]; move it below that line"),
+        (
+            '[sever]\ntokens = "t"\n',
+            r"sever is not a known setting; settings belong in the table \[server\]",
+        ),
     ],
 )
 def test_a_setting_outside_of_its_table_is_refused(tmp_path, text, said):
