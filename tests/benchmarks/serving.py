@@ -6,8 +6,9 @@ Starts a real server for each shard of the set in the folder SHARD_SET, and as m
 (grpc.aio on uvloop, unary, no work at all); then, in turns, processes of decoders that ask batches
 of 50 contexts x 20 words from real text (`workload`), and echo clients with as many calls in
 flight, whose payloads are as large as the messages were on average. Messages and queries are those
-that the servers counted. Prints a Markdown table; cells are medians over the rounds. A second table
-has the mean time of each stage of a message, by the metrics of clients and servers.
+that the servers counted. Prints a Markdown table; cells are medians over the rounds; R is queries/s
+over the echo's messages/s. A second table has the mean time of each stage of a message, by the
+metrics of clients and servers.
 """
 
 from __future__ import annotations
@@ -330,7 +331,7 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
                 echoed = echo.calls * len(endpoints)
                 rows.setdefault(name, []).append({
                     "messages/s": messages / turn.seconds,
-                    "queries a message": a_message,
+                    "queries per message": a_message,
                     "distinct queries/s": queries / turn.seconds,
                     "queries/s": turn.calls * 1000,
                     "p50 ms": turn.p50,
@@ -338,6 +339,7 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
                     "client us": turn.client_cpu / messages * 1e6,
                     "server us": turn.server_cpu / messages * 1e6,
                     "echo messages/s": echoed,
+                    "R": turn.calls * 1000 / echoed,
                     "of echo": messages / turn.seconds / echoed,
                     "p50 of echo": turn.p50 / echo.p50,
                     "p99 of echo": turn.p99 / echo.p99,
