@@ -306,6 +306,6 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
         alive = False
     if not alive:
         raise ConfigError(
-            f"the server at {endpoint.address} has ended: process {endpoint.pid} has exited"
+            f"the server at {endpoint.address} (process {endpoint.pid}) has exited"
         )
     return endpoint.pid

@@ -57,7 +57,7 @@ def test_a_network_of_wordpieces_becomes_a_model_of_words(home: Path) -> None:
     figures = json.loads(done.stdout)
     assert figures["source_perplexity"] is None
     assert figures["perplexity"] > 1
-    assert ", with 1 word that " in done.stderr
+    assert "which contain 1 word that " in done.stderr
     model = DictModel.from_arpa(out)
     words = model.vocabulary.words
     assert set(words) == {*(w.encode() for w in [*WORDS, "be"]), b"<s>", b"</s>", b"<unk>"}

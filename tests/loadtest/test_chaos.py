@@ -84,7 +84,7 @@ def test_a_line_is_a_command(line: str, found: Command) -> None:
         ("kill 3", "servers are 0 to 2"),
         ("kill -1", "servers are 0 to 2"),
         ("kill all", "servers are 0 to 2"),
-        ("kill 0 1", "nothing is expected"),
+        ("kill 0 1", "expected nothing"),
         ("slow 0", "MS, a number from 0 to 60000"),
         ("slow 0 -5", "MS, a number from 0 to 60000"),
         ("stall 0 2", "P, a number from 0 to 1"),
@@ -145,8 +145,8 @@ def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path)
         (None, b"was not written by dlm cluster"),
         ([Endpoint("192.0.2.1:9", 0, 1)], b"gives no process for 192.0.2.1:9"),
         ([Endpoint("127.0.0.1:9", 0)], b"gives no process for 127.0.0.1:9"),
-        ([Endpoint("127.0.0.1:9", 0, os.getpid())], b"is gone"),
-        ([Endpoint("127.0.0.1:9", 0, 1 << 30)], b"is gone"),
+        ([Endpoint("127.0.0.1:9", 0, os.getpid())], b"has exited"),
+        ([Endpoint("127.0.0.1:9", 0, 1 << 30)], b"has exited"),
     ]:
         if endpoints is not None:
             write_cluster_file(path, endpoints, shard_set="0" * 32)

@@ -318,7 +318,7 @@ def test_what_cannot_start_is_told_with_its_reason(
         Run(settings, lambda record: None, lambda line: None).run()
     with pytest.raises(ConfigError, match="fewer --processes"):
         settings_for(tmp_path, cluster, trace_file, Load(load.segments, 2), processes=3)
-    with pytest.raises(ConfigError, match="windows of 0 s"):
+    with pytest.raises(ConfigError, match="--window is 0 s"):
         settings_for(tmp_path, cluster, trace_file, load, window_s=0.0)
 
 

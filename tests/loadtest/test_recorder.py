@@ -126,7 +126,7 @@ def test_transcripts_are_tables_or_lines(tmp_path: Path) -> None:
     first, second = read_transcripts(path, as_spoken=False)
     assert (first.seconds, second.name) == (0.5, "line-3")
     path.write_text("file\tseconds\tspeaker\ttext\na.flac\tlong\t19\tTHE\n")
-    with pytest.raises(TextError, match="line 2: 'long' seconds"):
+    with pytest.raises(TextError, match="line 2: seconds is 'long'"):
         read_transcripts(path, as_spoken=True)
     path.write_text("\n")
     with pytest.raises(TextError, match="no sentence"):
