@@ -305,7 +305,5 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
     except (FileNotFoundError, ProcessLookupError):
         alive = False
     if not alive:
-        raise ConfigError(
-            f"the server at {endpoint.address} (process {endpoint.pid}) has exited"
-        )
+        raise ConfigError(f"the server at {endpoint.address} (process {endpoint.pid}) has exited")
     return endpoint.pid

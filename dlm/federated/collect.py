@@ -66,6 +66,7 @@ from dlm.federated.unigrams import (
     seen_threshold,
 )
 from dlm.federated.users import UserDataset, words_of
+from dlm.units import counted
 
 DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
 GRID = {
@@ -306,10 +307,11 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
         except (DlmError, OSError, ValueError, KeyError, TypeError):
             return
     if there and released:
+        more = f" (and {counted(len(there) - 1, 'other file')})" if len(there) > 1 else ""
         raise ConfigError(
-            f"{', '.join(map(str, there))} exists. What was released about users stays released, "
-            "and counting them again adds to its privacy cost. Give another --output and keep "
-            "both, or remove the old files"
+            f"{there[0]}{more} exists. What was released about users stays released, and the "
+            "privacy cost of another count composes with it. Give another --output and keep both, "
+            "or remove the old files"
         )
 
 

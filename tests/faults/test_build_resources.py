@@ -93,7 +93,9 @@ def test_a_disk_with_too_little_room_is_seen_before_anything_is_read(
     path = random_model(1).write(tmp_path / "m.arpa")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 7, 3))
     said: list[str] = []
-    with pytest.raises(ConfigError, match=r"needs about [\d,]+ bytes in .*set.building, but only 3 are"):
+    with pytest.raises(
+        ConfigError, match=r"needs about [\d,]+ bytes in .*set.building, but only 3 are"
+    ):
         build_shard_set(path, tmp_path / "set", 1, progress=said.append)
     assert not any(line.startswith("reading") for line in said)
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]

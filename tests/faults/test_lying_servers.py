@@ -323,7 +323,7 @@ def test_a_download_that_trickles_ends_in_time_and_goes_on_from_there(
     cache = tmp_path / "cache"
     error = failure(liar, cache)
     assert isinstance(error, UnavailableError) and error.retryable
-    assert any("bytes of vocabulary.arrow came in 3 s" in note for note in error.__notes__)
+    assert any("bytes of vocabulary.arrow arrived in 3 s" in note for note in error.__notes__)
     begun = kept(cache)
     assert 0 < begun < 40 << 20
     failure(liar, cache)
