@@ -75,7 +75,8 @@ def cluster(
 ) -> None:
     """Serve every shard on this host until Ctrl-C or SIGTERM.
 
-    Stopping also removes cluster.toml.
+    Stopping also removes cluster.toml, unless a server started by hand still
+    listens at one of its addresses.
 
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
     exits with 1 once none is left. With several folders, each server serves its shard of every set
@@ -90,7 +91,7 @@ def cluster(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client.api.cluster_file import write_cluster_file
     from dlm.client.deliver.security import ClientSecurity
-    from dlm.cluster.processes import check_free, running_servers, supervise
+    from dlm.cluster.processes import check_free, listening, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
@@ -166,7 +167,11 @@ def cluster(
                 print(line, file=sys.stderr)
     finally:
         if ours(written):
-            cluster_file.unlink()
+            # A server started by hand may have taken the place of one of ours.
+            if address := listening(cluster_file):
+                print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
+            else:
+                cluster_file.unlink()
         for number, handler in previous.items():
             signal.signal(number, handler)
     print("stopped", file=sys.stderr)

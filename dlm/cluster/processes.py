@@ -24,6 +24,7 @@ from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
 from dlm.server.parent import end_with_parent
+from dlm.units import counted
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
 STOP_S = 10.0
@@ -222,16 +223,15 @@ def supervise(
             gone.add(endpoint.address)
             left = [one.endpoint.shard for one in servers if one.endpoint.address not in gone]
             if not left:
-                raise ShardDown(f"{what}; every server has ended. Use --restart to restart them")
+                raise ShardDown(
+                    f"{what}; every server that this command started has ended. Use --restart to "
+                    "restart them"
+                )
             of_shard = left.count(endpoint.shard)
-            runs = (
-                f"{of_shard} of its shard still run"
-                if of_shard > 1
-                else "1 of its shard still runs"
-            )
+            others = counted(of_shard, "other server") if of_shard else "no server"
             yield (
-                f"{what}; {runs if of_shard else 'its shard has no server left'}. Restart it: "
-                f"{server.by_hand()} (or use dlm cluster --restart)"
+                f"{what}; its shard has {others} left. To start it again: {server.by_hand()} "
+                "(or use dlm cluster --restart)"
             )
 
 
@@ -244,10 +244,17 @@ def check_free(cluster_file: Path) -> None:
             f"{cluster_file} exists and was not written by dlm cluster; "
             "choose another --cluster, or remove it first"
         )
+    if address := listening(cluster_file):
+        raise ConfigError(
+            f"{cluster_file} names a running cluster ({address} listens); "
+            "stop it, choose another --cluster, or start this one in another folder"
+        )
+
+
+def listening(cluster_file: Path) -> str | None:
+    """The first address in `cluster_file` where anything listens."""
     for endpoint in read_cluster_file(cluster_file):
         host, port = endpoint.address.rsplit(":", 1)
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
-            raise ConfigError(
-                f"{cluster_file} names a running cluster ({endpoint.address} listens); "
-                "stop it, choose another --cluster, or start this one in another folder"
-            )
+            return endpoint.address
+    return None

@@ -41,12 +41,13 @@ def test_ctrl_c_stops_every_server_and_removes_the_file(
 def test_a_server_that_is_killed_leaves_the_others_running(
     folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """The line that is printed starts it again; the last one that ends ends the command."""
+    """The line that is printed starts it again; the last one that ends ends the command, and the
+    file stays for the one that was started by hand."""
     with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready() as process:
         until(lambda: "Ctrl-C stops the servers and removes it" in process.printed)
         first, second = process.children()
         os.kill(second, signal.SIGKILL)
-        until(lambda: "Restart it: dlm serve " in process.errors)
+        until(lambda: "To start it again: dlm serve " in process.errors)
         said = process.errors.splitlines()[-1]
         assert re.match(r"the server of shard 1 at \S+ was killed \(SIGKILL\); its shard has", said)
         status = run("status", "--json", cwd=tmp_path)
@@ -54,16 +55,17 @@ def test_a_server_that_is_killed_leaves_the_others_running(
         facts = json.loads(status.stdout)
         assert facts["missing"] == [1]
         assert [row["state"] for row in facts["servers"]] == ["ready", "silent"]
-        words = said.partition("Restart it: dlm ")[2].partition(" (or")[0].split()
+        words = said.partition("To start it again: dlm ")[2].partition(" (or")[0].split()
         by_hand = ("--ready-file", tmp_path / "again.json")
         with CommandServer(
             *words, *by_hand, cwd=tmp_path, env=environ, ready_file="again.json"
         ).ready():
             assert run("status", cwd=tmp_path).returncode == 0
-        os.kill(first, signal.SIGKILL)
-        assert process.wait() == 1
-        assert "was killed (SIGKILL); every server has ended" in process.errors
-    assert not (tmp_path / "cluster.toml").exists()
+            os.kill(first, signal.SIGKILL)
+            assert process.wait() == 1
+            assert "was killed (SIGKILL); every server that this command" in process.errors
+            assert re.search(r"kept cluster\.toml: 127\.0\.0\.1:\d+ still listens", process.errors)
+            assert (tmp_path / "cluster.toml").exists()
 
 
 def test_a_second_cluster_does_not_take_the_file_of_the_first(
@@ -260,7 +262,7 @@ def test_a_cluster_of_replicas_outlives_one_of_each_shard(
             assert (served.returncode, served.stdout) == (0, local.stdout), served.stderr
         os.kill(servers[2], signal.SIGKILL)
         until(lambda: process.errors.count("was killed (SIGKILL)") == 3)
-        assert process.errors.count("1 of its shard still runs") == 2
+        assert process.errors.count("its shard has 1 other server left") == 2
         assert process.errors.count("its shard has no server left") == 1
         assert process.process.poll() is None
 
