@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 Tell = Callable[[str], None]
 
-COMPILING = "compiling kernels (first use only)"
+COMPILING = "compiling kernels (first run of this command)"
 
 
 class ProgressReporter:

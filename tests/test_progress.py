@@ -94,7 +94,7 @@ def test_the_notice_is_given_once_and_only_where_compiling_takes_long() -> None:
         notice.begin()
         clock.now += 0.3
         notice.end()
-    assert said == ["compiling kernels (first use only)"]
+    assert said == ["compiling kernels (first run of this command)"]
 
 
 def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
@@ -108,8 +108,8 @@ def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
         clock.now += 2
         notice.end()
     assert said == [
-        "compiling kernels (first use only)",
-        "compiling kernels (first use only): 3 so far",
+        "compiling kernels (first run of this command)",
+        "compiling kernels (first run of this command): 3 so far",
     ]
 
 
@@ -136,7 +136,7 @@ def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
     notice.use(said.append)
     with notice.compiling(3):
         clock.now += 60
-    assert said == ["compiling kernels (first use only)"]
+    assert said == ["compiling kernels (first run of this command)"]
 
 
 def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +173,7 @@ def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Pa
             capture_output=True, text=True, check=True,
         ).stderr  # fmt: skip
 
-    assert run() == "dlm: compiling kernels (first use only)\n"
+    assert run() == "dlm: compiling kernels (first run of this command)\n"
     assert run() == ""
 
 

@@ -153,7 +153,7 @@ def distill(
     check_reads("--capitalize", capitalize, folders=True)
     check_reads("--unigrams", unigrams)
     check_reads("--counts", *request.counts, folders=True)
-    check_writes("--output", output, arpa=True)
+    check_writes("--output", output, arpa=True, inputs=(request.external, text, *request.counts))
     check_folder("--work", work, make=False)
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:

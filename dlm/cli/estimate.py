@@ -97,7 +97,7 @@ def estimate(
 ) -> None:
     """Estimate an ARPA model from text (modified Kneser-Ney).
 
-    N-grams and values equal those of KenLM's lmplz. Text larger than the memory limit is sorted on
+    N-grams are those of KenLM's lmplz; values agree up to rounding. Text larger than the memory limit is sorted on
     disk. If the model goes to standard output, the summary goes to standard error.
 
     Examples:
@@ -131,7 +131,7 @@ def estimate(
                     "commas: --prune 0,0,1"
                 )
         check_reads("TEXT", *text)
-        check_writes("--output", output, stdout=True, arpa=True)
+        check_writes("--output", output, stdout=True, arpa=True, inputs=(*text, vocab))
     else:  # a path without a scheme may be on Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
     settings = EstimationSettings(

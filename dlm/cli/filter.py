@@ -97,7 +97,7 @@ def filter_(
         )
     check_reads("MODEL", model, folders=True)
     check_reads("--vocab", vocab)
-    check_writes("--output", output, arpa=True)
+    check_writes("--output", output, arpa=True, inputs=(model, vocab))
     check_folder("--tmp", tmp)
     words = read_words(vocab)
     if not renormalise:

@@ -102,7 +102,7 @@ def merge(
         raise ConfigError(f"--threads is {threads}; expected 1 or more")
     check_reads("MODEL", *models, folders=True)
     check_reads("--tune", tune)
-    check_writes("--output", output, arpa=True)
+    check_writes("--output", output, arpa=True, inputs=(*models, tune))
     counts = []
     for model in models:
         with ArpaReader(model) as reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from dlm.errors import ConfigError
@@ -46,6 +47,7 @@ def check_writes(
     folder: bool = False,
     stdout: bool = False,
     arpa: bool = False,
+    inputs: Iterable[Path | str | None] = (),
 ) -> None:
     """Raises `ConfigError` unless a file can be written at `path`; None is skipped.
 
@@ -56,6 +58,7 @@ def check_writes(
         stdout  whether `-` means standard output; otherwise it is refused, since nobody wants a
                 file of that name
         arpa    whether it will be an ARPA file, whose suffix selects the compression
+        inputs  files that the command reads; it never replaces one of them
     """
     if path is None or (stdout and str(path) == "-"):
         return
@@ -70,6 +73,9 @@ def check_writes(
             f"{name}: cannot write {place}: {place.suffix} is not supported; expected .gz, .zst, "
             ".xz or plain text"
         )
+    for one in inputs:
+        if one is not None and Path(one).exists() and place.exists() and place.samefile(one):
+            raise ConfigError(f"{name}: {place} is an input of this command; name another file")
     if place.is_dir() and not folder:
         raise ConfigError(f"{name}: {place} is a folder; expected a file, so name one in it")
     check_folder(name, place.parent, make=not folder)

@@ -96,7 +96,7 @@ def prune(
 
     check_reads("MODEL", model, folders=True)
     check_reads("--history", history, folders=True)
-    check_writes("--output", output, arpa=True)
+    check_writes("--output", output, arpa=True, inputs=(model, history, text))
     check_folder("--tmp", tmp)
     reader = None if text is None else open_text([text], skip, column)
     done = prune_file(
@@ -177,6 +177,6 @@ def _summary(
         have = "context has" if result.without_mass == 1 else "contexts have"
         print(f"{result.without_mass:,} {have} no probability left for unlisted words")
     if compiling_s >= 1.0:
-        print(f"{seconds:.1f} s, {compiling_s:.1f} s of it compiling kernels (first use only)")
+        print(f"{seconds:.1f} s, {compiling_s:.1f} s of it compiling kernels")
         return
     print(f"{seconds:.1f} s, {before / max(seconds, 1e-9):,.0f} n-grams per second")

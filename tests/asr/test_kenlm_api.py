@@ -136,6 +136,8 @@ def test_sentences_score_as_by_the_oracle(
         assert model.score(text.encode(), bos, eos) == total
     assert model.score_many(texts, bos, eos).tolist() == whole
     assert model.score_many([], bos, eos).tolist() == []
+    with pytest.raises(TypeError, match=r"pass \[sentence\]"):
+        model.score_many("one string")
     if bos and eos:
         words = len(texts[3].split())
         assert model.perplexity(texts[3]) == pytest.approx(10 ** (-whole[3] / (words + 1)))
@@ -428,6 +430,8 @@ def test_the_next_words_are_those_that_score_best(model: kenlm.Model) -> None:
     assert model.top_k(state, 7) == [(words[i], alone[i]) for i in best[:7]]
     assert len(model.top_k(state, 10**6)) == len(words)
     assert model.top_k(state, 0) == []
+    with pytest.raises(ValueError, match="k is -1"):
+        model.top_k(state, -1)
 
 
 def test_what_was_asked_is_counted(files: ModelFiles, tmp_path: Path, cluster: Cluster) -> None:

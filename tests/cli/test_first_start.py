@@ -54,7 +54,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
         assert "bit for bit" in done.stdout
         return done.stderr
 
-    said = re.findall(r"compiling kernels \(first use only\): (\d+) of (\d+)", run())
+    said = re.findall(r"compiling kernels \(first run of this command\): (\d+) of (\d+)", run())
     (_, some), (done, of) = said  # no terminal: when it is due, and at the end
     assert some == done == of
     ahead = int(of)
@@ -135,5 +135,5 @@ def test_a_command_on_models_says_that_it_compiles_and_then_not_again(
         ).stderr  # fmt: skip
 
     said = run()
-    assert "compiling kernels (first use only)" in said
+    assert "compiling kernels (first run of this command)" in said
     assert "compiling" not in run()

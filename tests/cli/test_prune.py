@@ -78,6 +78,17 @@ def perplexities(said: str) -> list[tuple[float, float, float]]:
     return [(float(a), float(b), float(c)) for a, b, c in re.findall(pattern, said)]
 
 
+def test_the_input_is_not_replaced(model: Path, tmp_path: Path) -> None:
+    """By another name neither."""
+    held = model.read_bytes()
+    link = tmp_path / "link.arpa"
+    link.symlink_to(model)
+    for output in (model, link):
+        with pytest.raises(ConfigError, match="is an input of this command"):
+            run("prune", model, "--threshold", "1e-7", "--output", output)
+    assert model.read_bytes() == held
+
+
 def test_the_loss_is_measured_on_text(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

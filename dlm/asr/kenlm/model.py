@@ -101,6 +101,8 @@ class KenlmModel:
         self, sentences_: Sequence[str | bytes], bos: bool = True, eos: bool = True
     ) -> NDArray[np.float64]:
         """`score` of each sentence, (sentences,) float64, in few calls or messages."""
+        if isinstance(sentences_, (str, bytes)):
+            raise TypeError("score_many got one string; expected a sequence: pass [sentence]")
         texts = [_bytes_of(sentence) for sentence in sentences_]
         return sentences.score_many(self._opened, texts, bool(bos), bool(eos))
 
@@ -180,11 +182,13 @@ class KenlmModel:
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
         """The `k` likeliest next words and their log10 P, best first; equals in vocabulary order.
         Includes </s> and <unk>, but not <s>."""
+        if k < 0:
+            raise ValueError(f"k is {k}; expected 0 or more")
         found = self.next_distribution(state)
         vocabulary = self._opened.table.utterance.vocabulary
         if vocabulary.begin_id != UNK_ID:
             found[vocabulary.begin_id] = -np.inf
-        best = np.argsort(-found, kind="stable")[: max(k, 0)]
+        best = np.argsort(-found, kind="stable")[:k]
         words = self.vocab
         return [(words[i], float(found[i])) for i in best.tolist()]
 

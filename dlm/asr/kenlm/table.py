@@ -39,7 +39,7 @@ class WordIds(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         if not isinstance(word, str):
-            raise TypeError(f"a word is a {type(word).__name__}; expected a str")
+            raise TypeError(f"a word is of type {type(word).__name__}; expected str")
         found = self._find(as_bytes(word))
         if len(self) >= self._most:
             self.clear()

@@ -21,6 +21,7 @@ from dlm.errors import (
     ShardFormatError,
 )
 from dlm.index.layout import Manifest, parse_manifest
+from dlm.units import counted
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
 
@@ -258,7 +259,9 @@ class Census:
     def _miss(self, model: str | None) -> NoReturn:
         faults = "; ".join(dedupe_faults(self.faults.items()))
         if not self.held:
-            message = f"none of {self.asked} servers can be used: {faults}"
+            message = f"none of {counted(self.asked, 'server')} can be used: {faults}"
+            if not self.asked:
+                message = "no server addresses were given"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
                 raise ProtocolError(message)
             if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
