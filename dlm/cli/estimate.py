@@ -97,8 +97,9 @@ def estimate(
 ) -> None:
     """Estimate an ARPA model from text (modified Kneser-Ney).
 
-    N-grams are those of KenLM's lmplz; values agree up to rounding. Text larger than the memory limit is sorted on
-    disk. If the model goes to standard output, the summary goes to standard error.
+    N-grams are those of KenLM's lmplz; values agree up to rounding. Text larger than the memory
+    limit is sorted on disk. If the model goes to standard output, the summary goes to standard
+    error.
 
     Examples:
         dlm estimate corpus.txt --order 3 --output model.arpa.zst
