@@ -115,6 +115,8 @@ class Asking:
                 self._submit(queries, ahead, asks)
             found = []
             for number, (queries, call) in enumerate(self._parts):
+                if number:
+                    yield None
                 if not call.done():
                     yield call, self._wait_s(number)
                 if not call.done():
