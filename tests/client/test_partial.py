@@ -181,11 +181,14 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
         futures = []
         utterance = client.utterance()
         # Partial at once, where the shard has too much to do.
-        while not (asked := submit(utterance, each[1] * 64, WAIT_S)).done():
-            futures.append(asked)
-            sent = len(futures)
-            until(lambda sent=sent: asked.done() or client._core.load().get(1, (0, 0)) >= (1, sent))
-        futures.append(asked)
+        while not (futures and futures[-1].done()):
+            futures.append(asked := submit(utterance, each[1] * 64, WAIT_S))
+            waits = 1, 2 * len(futures) - 1  # 20 queries are two parts, and one of all is under way
+            until(
+                lambda asked=asked, waits=waits: (
+                    asked.done() or client._core.load().get(1, (0, 0)) >= waits
+                )
+            )
         refused = submit(utterance, each[0] + each[1] + each[2], WAIT_S)
         until(lambda: len(client._core.load()) == 3)
         assert not refused.done()  # the others are asked
