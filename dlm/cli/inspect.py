@@ -59,7 +59,7 @@ def summary(manifest: Manifest, directory: Path) -> None:
         print(f"{name:{width}}{value}".rstrip())
 
 
-NO_RECORD = "no record, so no guarantee for the people whose text the model was made from"
+NO_RECORD = "no record of private training, so no guarantee is stated"
 WRONG = "WRONG, no guarantee can be claimed: "
 
 

@@ -6,6 +6,7 @@ Every command that takes text reads it here. A line is a sentence. A line that c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +28,8 @@ MAX_LINE_BYTES = 1 << 20
 MAX_WORD_BYTES = 100_000
 
 PARQUET_MAGIC = b"PAR1"
+# No text has these lines; a model that is given for its text would be counted as one.
+ARPA_HEAD = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 
 SPACES = b" \t\r"
 RESERVED = (b"<s>", b"</s>", b"<unk>", b"<UNK>")
@@ -342,13 +345,15 @@ class Reader:
 
 
 def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
-    """Raises `TextError` if text begins like a compressed file."""
+    """Raises `TextError` if text begins like a compressed file, or is an ARPA model."""
     inner = compression_of(head)
     if inner != "plain":
         what = f"compressed twice, with {compression} over {inner}"
         if compression == "plain":
             what = f"compressed with {inner}, which dlm does not read"
         raise TextError(f"{place.name} is {what}: decompress it (`{inner} -dc`) and give the text")
+    if ARPA_HEAD.search(head):
+        raise TextError(f"{place.name} is an ARPA model; expected text")
 
 
 @dataclass

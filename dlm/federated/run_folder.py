@@ -159,7 +159,8 @@ class RunFolder:
         ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
     Guarantees
         a folder in which no run has begun is left without a copy of users' text, and removed if it
-        was created here
+        was created here; where a run is refused that was to resume, no copy is left that was made
+        for it
     """
 
     def __init__(
@@ -189,6 +190,8 @@ class RunFolder:
         self._run = self._life = content_digest(os.urandom(16))[:32]
         self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
         self._is_new = not path.exists()
+        self._had_text = (path / STORE).exists()
+        self._loaded = False
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
 
@@ -218,12 +221,12 @@ class RunFolder:
         """Releases the folder."""
         if self._lock is None:
             return
-        if not self.has_begun:
+        if not (self.has_begun and (self._loaded or self._had_text)):
             self.remove_text()
-            if self._is_new:
-                (self.path / _LOCK).unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # it is not empty
-                    self.path.rmdir()
+        if not self.has_begun and self._is_new:
+            (self.path / _LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not empty
+                self.path.rmdir()
         os.close(self._lock)
         self._lock = None
 
@@ -259,6 +262,7 @@ class RunFolder:
         history = {"private": parts, "journal": [line.round for line in lines]}
         if not self.has_begun:
             check_history(self.path, done=None, released=again, **history)
+            self._loaded = True
             return None
         found = checkpoint.read(self.path / CHECKPOINT)
         found.refuse_other_settings(binding.of_version(found.settings))
@@ -296,6 +300,7 @@ class RunFolder:
         if lacking := [index for index in range(done) if index not in kept]:
             self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
         self._mend_journal(done, [*lines, *own])
+        self._loaded = True
         return RunState(
             done,
             found.arrays,

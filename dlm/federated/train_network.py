@@ -11,7 +11,7 @@ from dlm.errors import TrainingDiverged
 from dlm.federated.noise_level import noise_warning
 from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunFolder
-from dlm.federated.settings import TrainingSettings
+from dlm.federated.settings import PrivacySettings, TrainingSettings
 from dlm.federated.train import RoundReport, Training
 from dlm.federated.users import UserDataset
 
@@ -64,6 +64,8 @@ def train_network(
             )
         training = Training(settings, dataset, folder, progress=progress)
         held_out = len(training.held_out_users)
+        if (warning := _delta_warning(settings.privacy, len(dataset) - held_out)) is not None:
+            progress(warning)
         if held_out and settings.run.evaluate_every and not settings.run.simulation:
             progress(
                 f"{held_out:,} held-out users are evaluated without noise: no guarantee covers "
@@ -93,3 +95,15 @@ def train_network(
         if diverged is not None:
             raise diverged
         return TrainedNetwork(training.rounds_done, report)
+
+
+def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:
+    """Says where delta is so large that the guarantee allows publishing a user's text: whoever
+    publishes that of one user in `users` at random keeps (0, 1 / users) (Dwork and Roth 2014, 2.3).
+    """
+    if privacy.mechanism == "none" or privacy.delta * users < 1:
+        return None
+    return (
+        f"privacy.delta is {privacy.delta:g}; with {users:,} users, a meaningful guarantee needs "
+        f"much less than {1 / users:.1g}"
+    )

@@ -206,6 +206,8 @@ class UserDataset:
             raise ConfigError(f"cap_words is {cap_words}; expected 1 or more words per user")
         if memory_bytes < 1 << 20:
             raise ConfigError(f"memory_bytes is {memory_bytes}; sorting needs at least 1 MiB")
+        if source.is_dir():
+            raise FormatError(f"{source} is a folder; expected a file of users' text")
         stat = source.stat()
         # The source of the store: for another file or other settings it is made again.
         made_from = (

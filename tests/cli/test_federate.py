@@ -107,6 +107,7 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     other = federate(place)
     assert isinstance(other.exception, ConfigError)
     assert "noise_multiplier was 0.5 and is 0.4" in str(other.exception)
+    assert not (place / "out" / "users.store").exists()
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,17 @@ def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None
     assert "round 1 of 3" in done.stderr
     assert not re.search(r"\d s\b", done.stderr)
     assert "held-out users are in no round" in (place / "out" / "privacy.md").read_text()
+
+
+def test_a_delta_that_would_permit_publishing_a_user_is_warned_of(place: Path) -> None:
+    """18 users train: whoever publishes one of them keeps delta = 1/18."""
+    real = CONFIG.replace("seed = 3\n", "")
+    (place / "run.toml").write_text(real.replace("[privacy]", "[privacy]\ndelta = 0.1"))
+    assert "privacy.delta is 0.1; with 18 users" in federate(place, "--stop-after", "1").stderr
+    (place / "run.toml").write_text(real)
+    less = federate(place, "--stop-after", "1", "--output", str(place / "less"))
+    assert "epsilon" in less.stderr
+    assert "privacy.delta" not in less.stderr
 
 
 def test_nobody_is_held_out_unless_the_settings_ask_for_it(place: Path) -> None:

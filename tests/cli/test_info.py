@@ -82,9 +82,9 @@ def _forged(record: Provenance) -> str:
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [
-        ([], "no record, so no guarantee"),
-        (["Privacy: {}"], "no record, so no guarantee"),
-        (["privacy: none (public text)"], "no record, so no guarantee"),
+        ([], "no record of private training, so no guarantee"),
+        (["Privacy: {}"], "no record of private training, so no guarantee"),
+        (["privacy: none (public text)"], "no record of private training, so no guarantee"),
         ([Provenance.none("no noise").line], "NO GUARANTEE: no noise."),
         ([GOOD.line.replace("2.116", "0.01")], "WRONG, no guarantee can be claimed: comment 1 of"),
         ([GOOD.line, Provenance.none("no noise").line], "WRONG, no guarantee can be claimed: "),

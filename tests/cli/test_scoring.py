@@ -167,6 +167,7 @@ NO_TEXT = {
     "compress": (b"\x1f\x9d\x90rest", "compressed with compress"),
     "UTF-16": ("a b\n".encode("utf-16"), "NUL byte"),
     "binary": (b"a b\n\x7fELF\0\0\n", r"line 2 .* NUL byte"),
+    "ARPA": (b"# made of\n\n\\data\\\nngram 1=4\n", "is an ARPA model; expected text"),
     "parquet cut short": (b"PAR1 and nothing else", "cannot be read as one"),
 }
 

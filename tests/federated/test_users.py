@@ -216,6 +216,8 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for settings in ({"missing": "ignore"}, {"cap_words": 0}, {"memory_bytes": 10}):
         with pytest.raises(ConfigError):
             UserDataset.from_tsv(path, **settings)
+    with pytest.raises(FormatError, match="is a folder; expected a file"):
+        UserDataset.from_tsv(tmp_path)
     dataset = UserDataset.from_tsv(path)
     for users in ([0, 0], [3], [-1]):
         with pytest.raises(ConfigError):
