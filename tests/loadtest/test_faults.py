@@ -124,7 +124,7 @@ def broken(
             assert again.process.poll() is None
             assert [again.process.pid != first[0], own.servers[1].process.pid] == [True, first[1]]
             assert read_cluster_file(own.cluster)[0].pid == again.process.pid
-            with pytest.raises(ConfigError, match="server 1 runs"):
+            with pytest.raises(ConfigError, match="server 1 is running"):
                 own.start(1)
     assert any("kill 0: shard 0 at" in line for line in said)
     assert write_report(report, folder / "results", said.append)
