@@ -62,7 +62,7 @@ def example() -> str:
             lines.append(f"  {column:18} {dtype:3}  {shown(column, values)}".rstrip())
     data = (SET / "vocabulary.arrow").read_bytes()
     at = data.index(b"<unk><s></s>") // 16 * 16
-    lines += ["", "vocabulary.arrow, the words where they lie"]
+    lines += ["", "vocabulary.arrow, the bytes of its words"]
     lines += [f"  {i:08x}  {data[i : i + 16].hex(' ')}" for i in (at, at + 16)]
     return "\n".join([*lines, "```"])
 
