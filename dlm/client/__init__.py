@@ -1,9 +1,6 @@
 """Asks a sharded model: low orders from the local cache, the rest in one message a shard."""
 
-import os
-
-# Read once, when gRPC starts: lets a process that has used a client fork (see `fork`).
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+import dlm.wire.grpc_setup  # noqa: F401  # before gRPC
 
 from dlm.client.api.blocks import ContextBlocks
 from dlm.client.api.client import AsyncClient, Client

@@ -6,7 +6,6 @@ Every command that takes text reads it here. A line is a sentence. A line that c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from dlm.errors import ConfigError, TextError
 from dlm.estimate.counts import kernels
+from dlm.ngram.arpa.header import holds_header
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
 from dlm.units import counted
@@ -28,8 +28,6 @@ MAX_LINE_BYTES = 1 << 20
 MAX_WORD_BYTES = 100_000
 
 PARQUET_MAGIC = b"PAR1"
-# No text has these lines; a model that is given for its text would be counted as one.
-ARPA_HEAD = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 
 SPACES = b" \t\r"
 RESERVED = (b"<s>", b"</s>", b"<unk>", b"<UNK>")
@@ -352,7 +350,7 @@ def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
         if compression == "plain":
             what = f"compressed with {inner}, which dlm does not read"
         raise TextError(f"{place.name} is {what}: decompress it (`{inner} -dc`) and give the text")
-    if ARPA_HEAD.search(head):
+    if holds_header(head):
         raise TextError(f"{place.name} is an ARPA model; expected text")
 
 

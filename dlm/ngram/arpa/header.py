@@ -19,6 +19,7 @@ MAX_COUNT = 1 << 40
 MAX_WORDS = (1 << 32) - 2
 
 _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
+_BEGIN = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 
 
 class Header(NamedTuple):
@@ -32,6 +33,11 @@ class Header(NamedTuple):
     comments: list[str]
     counts: tuple[int, ...]
     after: Line | None
+
+
+def holds_header(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of an ARPA file and not of text."""
+    return _BEGIN.search(head) is not None
 
 
 def read_header(text: LineReader) -> Header:
