@@ -1,7 +1,6 @@
 """Asks a sharded model: low orders from the local cache, the rest in one message a shard."""
 
 import dlm.wire.grpc_setup  # noqa: F401  # before gRPC
-
 from dlm.client.api.blocks import ContextBlocks
 from dlm.client.api.client import AsyncClient, Client
 from dlm.client.api.config import ClientConfig

@@ -176,10 +176,10 @@ def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None
 
 
 def test_a_delta_that_would_permit_publishing_a_user_is_warned_of(place: Path) -> None:
-    """18 users train: whoever publishes one of them keeps delta = 1/18."""
+    """17 users train: whoever publishes one of them keeps delta = 1/17."""
     real = CONFIG.replace("seed = 3\n", "")
     (place / "run.toml").write_text(real.replace("[privacy]", "[privacy]\ndelta = 0.1"))
-    assert "privacy.delta is 0.1; with 18 users" in federate(place, "--stop-after", "1").stderr
+    assert "privacy.delta is 0.1; with 17 users" in federate(place, "--stop-after", "1").stderr
     (place / "run.toml").write_text(real)
     less = federate(place, "--stop-after", "1", "--output", str(place / "less"))
     assert "epsilon" in less.stderr
