@@ -81,7 +81,7 @@ def test_a_participation_that_breaks_a_bound_is_refused_and_leaves_no_trace() ->
         (5, ["u1"], "after round 11"),
         (12, [""], "without an id"),
         (12, ["new"], "11 users took part, of 10"),
-        (11, ["u1"], "recorded already, with other users"),
+        (11, ["u1"], "already recorded with other users"),
     ],
 )
 def test_what_cannot_be_is_refused(round_number: int, users: list[str], message: str) -> None:
@@ -189,7 +189,7 @@ def test_a_key_seals_a_ledger_against_whoever_lacks_it() -> None:
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"seal": 3, "format": "other"}', b"\xff"])
 def test_what_is_no_ledger_is_a_format_error(text: bytes) -> None:
     """Whatever else it may be."""
-    with pytest.raises(FormatError, match="no participation ledger"):
+    with pytest.raises(FormatError, match="not a participation ledger"):
         ParticipationLedger.from_bytes(text, "x.json")
 
 
