@@ -61,10 +61,10 @@ def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
     known = rounds_of(run)
     if known is not None and known > done:
         raise PrivacyError(
-            f"{folder} has {done} rounds, but {known} rounds of this run were done on this machine: "
-            "it is an older copy, or another copy went on. Those rounds were released; repeating "
-            "them with other noise and users would void the guarantee. Continue with the folder "
-            "that has them, or start a new run and account for both"
+            f"{folder} has {done} rounds, but {known} rounds of this run were done on this "
+            "machine: it is an older copy, or another copy went on. Those rounds were released; "
+            "repeating them with other noise and users would void the guarantee. Continue with "
+            "the folder that has them, or start a new run and account for both"
         )
     return known
 

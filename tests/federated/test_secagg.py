@@ -272,7 +272,7 @@ def test_a_secure_round_refuses_what_would_break_its_bound() -> None:
         secure.add(running, stack, KEY)
     with pytest.raises(PrivacyError, match="two keys in one round"):
         secure.add(running, jax.tree.map(lambda leaf: leaf[:1], stack), KEY.fold("other"))
-    with pytest.raises(PrivacyError, match="4 devices were added, .* asked for 5"):
+    with pytest.raises(PrivacyError, match=r"4 devices were added, .* asked for 5"):
         secure.result(running, 5)
     with pytest.raises(ConfigError, match="no updates, so their shape is unknown"):
         secure.sum([], KEY)
