@@ -241,7 +241,7 @@ def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
     assert round(found["epsilon_moments"], 3) == published
     assert 0 < found["epsilon_pld"] < found["epsilon_rdp"] <= found["epsilon"]
     assert found["epsilon"] < found["epsilon_moments"]
-    assert "drawn by itself" in found["notes"][0]
+    assert "drawn independently" in found["notes"][0]
 
 
 @pytest.mark.parametrize(
