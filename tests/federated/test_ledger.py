@@ -80,7 +80,7 @@ def test_a_participation_that_breaks_a_bound_is_refused_and_leaves_no_trace() ->
         (12, ["u1", "u1"], "twice"),
         (5, ["u1"], "after round 11"),
         (12, [""], "without an id"),
-        (12, ["new"], "11 users took part, of 10"),
+        (12, ["new"], "11 users took part; the population is 10"),
         (11, ["u1"], "already recorded with other users"),
     ],
 )
@@ -245,7 +245,7 @@ def test_cohorts_that_had_to_keep_to_bounds_are_no_poisson_samples() -> None:
     several: list[dict[str, Any]] = [{"gap": 2}, {"max_part": 3}]
     for bounds in several:
         ledger = ParticipationLedger(10, sampling={"kind": "poisson", "q": 0.5}, **bounds)
-        with pytest.raises(PrivacyError, match="not what a Poisson sampler draws"):
+        with pytest.raises(PrivacyError, match="a Poisson sampler does not draw cohorts"):
             ledger.check_poisson(0.5)
 
 
