@@ -142,7 +142,7 @@ def test_an_older_copy_of_a_whole_folder_is_noticed_on_this_machine(tmp_path: Pa
     kept(folder, 2, released=True)
     older = copied(folder, "older")
     assert done_again(folder, 1) == []
-    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on this"):
+    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on"):
         loaded(older, released=True)
     shutil.rmtree(folder)
     older.rename(folder)
@@ -227,7 +227,7 @@ def test_a_round_that_is_not_counted_is_told_and_counted_later(
         assert done_again(folder, 0) == [told]
     assert done_again(older, 0) == []  # nothing here knows better yet
     assert done_again(folder, 0) == []
-    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on this"):
+    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on"):
         loaded(older, released=True)
 
 

@@ -204,7 +204,9 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
             ["--kill", "--script", "plan.txt"], b"--kill needs --random", marks=pytest.mark.slow
         ),
         pytest.param(
-            ["--random", "1", "--script", "plan.txt"], b"expected only one of them", marks=pytest.mark.slow
+            ["--random", "1", "--script", "plan.txt"],
+            b"expected only one of them",
+            marks=pytest.mark.slow,
         ),
     ],
 )
