@@ -51,7 +51,7 @@ def run(setup: Setup) -> Result:
         "WFST has numbers instead of words.",
     ]
     if not any("KenLM" in name for name in sizes.formats):
-        notes.append("KenLM's rows are missing: DLM_KENLM_BIN names no folder with build_binary.")
+        notes.append("KenLM's rows are missing: DLM_KENLM_BIN is not a folder with build_binary.")
     return Result(
         "table-6",
         "Table 6: storage cost",

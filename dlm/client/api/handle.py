@@ -53,7 +53,7 @@ from dlm.ngram.query import FULL, SMALL, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 T = TypeVar("T")
-# What a call waits for: another call's end, for so many seconds; a function that may block; or
+# What a call waits for: another call's end, for some seconds; a function that may block; or
 # None, between two parts, so that an event loop may go on.
 Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
 Steps: TypeAlias = Generator[Wait, None, T]
@@ -63,7 +63,7 @@ Steps: TypeAlias = Generator[Wait, None, T]
 # whatever went wrong.
 GRACE_S = 0.02
 # Partial answers to a large call, and its results, are made before its deadline: as long before as
-# half of its planning took, and this share of its time, up to so many seconds.
+# half of its planning took, and this share of its time, up to a maximum in seconds.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 SHAPED = 512  # sentences between checks of the clock, when scores are made from answers
 UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again

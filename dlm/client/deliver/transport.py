@@ -228,7 +228,7 @@ class GrpcConnection:
                 continue
             try:
                 stream = self._stream()
-            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
                 tell(sent.reply, None, self._unsent(exc))
                 continue
             if stream is None:
@@ -251,7 +251,7 @@ class GrpcConnection:
         method, request, reply = sent.alone
         try:
             data = self._call(method, request, sent.deadline - time.monotonic(), metadata)
-        except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+        except Exception as exc:  # noqa: BLE001 - those that wait must get it
             reply(None, self._unsent(exc))
         else:
             reply(data, None)
@@ -436,7 +436,7 @@ class GrpcConnection:
                 self._open()  # gRPC's own part in forks comes before ours
                 fork.add(self)
                 self._beats.send(home, beat)
-            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
                 tell(beat.reply, None, self._unsent(exc))
 
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:

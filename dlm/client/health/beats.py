@@ -92,7 +92,7 @@ class Beats:
                             home.start(self._ask(method, number, self._out[number]))
                     some.clear()
                     await some.wait()
-        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+        except Exception as exc:  # noqa: BLE001 - the heartbeats must end
             error = exc if isinstance(exc, DlmError) else self._failed(exc)
         finally:
             # Nothing may reference the channel once this ends: see `loop.stop`.
@@ -114,7 +114,7 @@ class Beats:
                 error = ProtocolError(f"{self._address} answered without a message")
         except grpc.RpcError as exc:
             error = error_of_call(exc, self._address)
-        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+        except Exception as exc:  # noqa: BLE001 - the heartbeats must end
             error = self._failed(exc)
         finally:
             if self._out.pop(number, None) is not None:

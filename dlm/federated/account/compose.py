@@ -217,8 +217,8 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
 
 def discrete_note(stage: StageRecord) -> str:
     """The grid, the generator and the cost of discrete noise, in one sentence."""
-    grid = stage.extras.get("grid", "a grid that is not told")
-    generator = stage.extras.get("generator", "a generator that is not told")
+    grid = stage.extras.get("grid", "an unknown grid")
+    generator = stage.extras.get("generator", "an unknown generator")
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"
     return (
         f"stage {stage.stage}: noise is discrete Gaussian, drawn exactly, in steps of {grid}, by "

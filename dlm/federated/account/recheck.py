@@ -50,7 +50,7 @@ def recheck(record: Provenance) -> Recheck:
     if stated is None:
         return Recheck(None, "not recomputed: the record states no epsilon")
     if not record.stages:
-        return Recheck(None, "not recomputed: the record names no stage that touched users")
+        return Recheck(None, "not recomputed: the record has no stage that touched users")
     try:
         from dlm.federated.account.compose import StageRecord, compose
 
