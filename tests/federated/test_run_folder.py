@@ -252,6 +252,7 @@ def test_a_register_that_nobody_may_write_is_told_in_the_report_alone(
 def test_a_register_is_never_put_back(tmp_path: Path) -> None:
     """By a copy that was opened before another one went on."""
     run = "0" * 32
+    register.state_folder().mkdir(parents=True, exist_ok=True)
     assert register.count(run, 5, tmp_path)
     assert register.count(run, 3, tmp_path)
     assert register.rounds_of(run) == 5
