@@ -283,9 +283,9 @@ def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(
     for trusted in ("mine.pub", "theirs.pub", None):
         found = verdict(manifest, keys, trusted)
         assert found.standing == "wrong"
-        assert found.text.startswith(f"shard-0000.arrow of {tmp_path}: not the file that")
+        assert found.text.startswith(f"shard-0000.arrow in {tmp_path}: not the file that")
     (tmp_path / names[2]).unlink()
-    assert verdict(manifest, keys).text.startswith("shard-0000.arrow, shard-0001.arrow of ")
+    assert verdict(manifest, keys).text.startswith("shard-0000.arrow, shard-0001.arrow in ")
     for name in ("../outside.arrow", "/etc/hostname", ".."):
         manifest.write_text(
             json.dumps({**body, "files": [{"name": name}], "provenance": {"comments": [GOOD.line]}})
