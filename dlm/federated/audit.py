@@ -1,14 +1,14 @@
-"""What a run's noise hides, measured: canaries sent the way of real updates, and looked for.
+"""Measures what a run's noise hides: plants canaries among the updates and looks for them.
 
     auditor = Auditor(TrainingSettings.read(Path("run.toml")))
     found = auditor.run()          # found.lower_mu <= found.upper_mu, or something is wrong
 
-Each canary is a user who sends a direction of their own, in the worst pattern of participation that
-is permitted, if a coin says so. Whoever sees every released average (all that is promised to be
-safe) then says of each canary whether it was there; how often that is wrong bounds from below what
-accounting bounds from above: mu of Gaussian differential privacy, which is sqrt(2 rho).
+Each canary is a user with their own direction. If a coin toss says so, they send it in the worst
+pattern of participation that is permitted. An observer of every released average (all that must be
+safe to see) then guesses for each canary whether it took part. The error rate bounds mu of Gaussian
+differential privacy, sqrt(2 rho), from below; accounting bounds it from above.
 
-A run with canaries is never released: it is in no file, and no record of it has a guarantee.
+A run with canaries is never released or saved, and no record of it has a guarantee.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ from dlm.federated.settings import TrainingSettings
 
 Floats = NDArray[np.float64]
 CANARIES, PARAMETERS, CONFIDENCE = 1_000, 16_384, 0.95
-LEAST_ROOM = 10  # parameters for each canary: directions then hardly meet
+LEAST_ROOM = 10  # parameters per canary: directions are then nearly orthogonal
 REASON = "canaries were planted in it: it is an audit, which is never released"
-# A canary is not trained: no network is asked.
+# A canary is not trained: the network is never evaluated.
 NETWORK = RnnConfig(4, embedding_size=2, hidden_size=2)
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What accounting says and what was found.
+    """The accounted bound and the measured one.
 
     Fields
-        upper_mu      sqrt(2 rho) by accounting, of the worst pattern
-        lower_mu      what mu is at least, with `confidence`
+        upper_mu      sqrt(2 rho) by accounting, for the worst pattern
+        lower_mu      lower bound on mu, with `confidence`
         present       canaries that took part, of `canaries`
-        missed        of those, taken for absent
-        false_alarms  of the others, taken for present
+        missed        of those, guessed absent
+        false_alarms  of the others, guessed present
         pattern       rounds in which those present took part
-        reached       of the sensitivity that is accounted for, by this pattern: at most 1
-        cosine        of two canaries' directions, root mean square
+        reached       share of the accounted sensitivity that this pattern reaches: at most 1
+        cosine        between two canaries' directions, root mean square
     """
 
     mechanism: str
@@ -94,7 +94,7 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether what was found is compatible with what is accounted for."""
+        """Whether the measured bound is compatible with the accounted one."""
         return self.lower_mu <= self.upper_mu
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,10 +104,10 @@ class Audit:
 
 
 class CanaryEngine(LocalEngine):
-    """Devices that send a direction in place of an update, longer than the clip norm.
+    """Devices that send a direction, longer than the clip norm, instead of an update.
 
-    All else is the engine of training: clipping, weights, sums of integers, aggregators. Of what it
-    sums up no record has a guarantee (`engine.unknown_parts`).
+    All else is as in training: clipping, weights, sums of integers, aggregators. No record of its
+    sums has a guarantee (`engine.unknown_parts`).
     """
 
     def _update_of(self, params: Any, batches: Array, used: Array, bound: Array) -> UserUpdate:
@@ -119,7 +119,7 @@ class CanaryEngine(LocalEngine):
 
 
 def direction(name: Array, template: Any) -> Any:
-    """The direction of norm 1 that a canary's two numbers name, equally long in every array."""
+    """The unit vector that a canary's two numbers stand for, equally long in every array."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), name[0]), name[1])
     leaves, tree = jax.tree.flatten(template)
     drawn = [
@@ -131,14 +131,14 @@ def direction(name: Array, template: Any) -> Any:
 
 
 class Auditor:
-    """Runs of one setting, with canaries and nobody else.
+    """Runs with given settings, in which canaries are the only users.
 
     Args
-        settings    of the run that is audited: its noise, clipping, aggregation and bounds
-        canaries    how many there are, each with a coin of its own
-        parameters  numbers of the model that is trained; noise is the same whatever they are
+        settings    of the run to audit: its noise, clipping, aggregation and bounds
+        canaries    how many; one coin toss each
+        parameters  of the model that is trained; the noise does not depend on how many there are
     Raises
-        ConfigError   too few canaries, or parameters for them
+        ConfigError   too few canaries, or too few parameters for them
         PrivacyError  a run without noise, or one whose guarantee is not of Gaussian form
     """
 
@@ -151,11 +151,13 @@ class Auditor:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         if canaries < 2:
-            raise ConfigError(f"{canaries} canaries tell nothing; take {CANARIES}")
+            raise ConfigError(
+                f"{canaries} canaries are too few to measure anything; use {CANARIES}"
+            )
         if parameters < LEAST_ROOM * canaries:
             raise ConfigError(
-                f"{parameters} parameters for {canaries} canaries: take {LEAST_ROOM * canaries} or "
-                "more, so that their directions hardly meet"
+                f"{parameters} parameters are too few for {canaries} canaries: use "
+                f"{LEAST_ROOM * canaries} or more, so that their directions are nearly orthogonal"
             )
         privacy, rounds = settings.privacy, settings.run.rounds
         _refuse_others(settings)
@@ -230,20 +232,20 @@ class Auditor:
         ).rho
 
     def added(self, release: ReleaseConfig) -> ReleaseConfig:
-        """What rounds release, where accounting is of `release`: the same, unless a test lies."""
+        """What rounds release while `release` is accounted for: the same, except in tests."""
         return release
 
     def run(self, key: Key | None = None, *, confidence: float = CONFIDENCE) -> Audit:
-        """One run, and what is found of its canaries.
+        """Does one run and looks for its canaries.
 
         Args
-            key  of coins, directions and noise; the system's if None
+            key  of coins, directions and noise; drawn by the operating system if None
         Guarantees
-            if a run's noise gives what is accounted for, `lower_mu` is above `upper_mu` with a
+            if the noise is as large as accounted for, `lower_mu` exceeds `upper_mu` with a
             probability of at most 1 - confidence
         """
         if not 0 < confidence < 1:
-            raise ConfigError(f"the confidence is {confidence}, not between 0 and 1")
+            raise ConfigError(f"confidence is {confidence}; it must be between 0 and 1")
         root = Key.from_system() if key is None else key
         self._aggregation = root.fold("aggregation")
         coins = root.fold("coins").uniforms(self.canaries) < 0.5
@@ -259,7 +261,7 @@ class Auditor:
             before = state.params
             cohort = here if index in self._pattern else []
             state, told = self._algorithm.apply(state, cohort)
-            # In clip norms: what one user adds in a round is 1 at most.
+            # In clip norms: one user adds at most 1 per round.
             scale = self._weights[index] * self._release.denominator / told.clip_norm
 
             def add(old: Floats, after: Array, then: Array, scale: float = scale) -> Floats:
@@ -269,7 +271,7 @@ class Auditor:
         total = float(self._weights[list(self._pattern)].sum())
         plain = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), seen)
         scores = np.asarray(self._along(plain, jnp.asarray(names)), np.float64) / total
-        guessed = scores >= 0.5  # midway between what is expected without and with a canary
+        guessed = scores >= 0.5  # midway between the expectations without and with a canary
         missed = int((coins & ~guessed).sum())
         alarms = int((~coins & guessed).sum())
         present = int(coins.sum())
@@ -284,15 +286,15 @@ class Auditor:
 
 
 def lower_mu(missed: int, present: int, alarms: int, absent: int, confidence: float) -> float:
-    """What mu is at least, from the errors of a test that was fixed before anything was seen.
+    """A lower bound on mu, from the errors of a test that was fixed before anything was seen.
 
     Under mu of Gaussian DP every test has 1 - misses <= Phi(mu - Phi^-1(1 - alarms)). Each rate has
-    an exact upper bound (Clopper and Pearson 1934), both together with `confidence`.
+    an exact upper bound (Clopper and Pearson 1934); both hold together with `confidence`.
 
     Guarantees
-        holds with `confidence` if the errors of canaries are independent. In one run they are not
-        by themselves; those of noise that is independent from parameter to parameter meet through
-        the cosines of their directions alone, and these have no one sign
+        holds with `confidence` if the errors of canaries are independent. In one run they need not
+        be; where the parameters' noise is independent, canaries are correlated only through the
+        cosines of their directions, which have either sign
     Paper
         Nasr et al. 2023 (tight auditing); Dong, Roth and Su 2019, definition 2.6
     """
@@ -310,9 +312,9 @@ def lower_mu(missed: int, present: int, alarms: int, absent: int, confidence: fl
 def gram_of(mechanism: Mechanism) -> tuple[Callable[[Floats], Floats], Floats]:
     """(x -> S^-1 x, its diagonal), S being the covariance of released noise over rounds.
 
-    S^-1 is C^T C: with it a pattern x adds x^T C^T C x to the squared sensitivity, and C^T C x
-    weighs the rounds in which it is best looked for. A tree that is made online releases less than
-    its nodes, of which its sensitivity is.
+    S^-1 is C^T C: a pattern x adds x^T C^T C x to the squared sensitivity, and the round weights
+    C^T C x detect it best. An online tree releases less than its nodes, whose sensitivity is
+    accounted for.
     """
     rounds = mechanism.rounds
     if isinstance(mechanism, GaussianMechanism):
@@ -349,7 +351,7 @@ def gram_of(mechanism: Mechanism) -> tuple[Callable[[Floats], Floats], Floats]:
         noising = online_tree_map(rounds, mechanism.restarts)
         precision = np.asarray(np.linalg.inv(noising @ noising.T), np.float64)
     else:
-        raise ConfigError(f"{mechanism.name} is no mechanism whose matrix is known here")
+        raise ConfigError(f"the audit does not know the matrix of the mechanism {mechanism.name}")
     return lambda x: precision @ x, np.diag(precision).copy()
 
 
@@ -367,7 +369,7 @@ def _nodes(rounds: int) -> Floats:
 
 
 def online_tree_map(rounds: int, restarts: Sequence[int]) -> Floats:
-    """(rounds, draws) from independent draws to the noise that `TreeAgg` releases."""
+    """(rounds, draws) matrix from independent draws to the noise that `TreeAgg` releases."""
     shares = node_variances(rounds.bit_length() + 1)
     draws = 2 * rounds
     out = np.zeros((rounds, draws))
@@ -392,14 +394,14 @@ def online_tree_map(rounds: int, restarts: Sequence[int]) -> Floats:
 def worst_pattern(
     gram: Callable[[Floats], Floats], diagonal: Floats, gap: int, times: int
 ) -> tuple[tuple[int, ...], float]:
-    """(rounds, squared sensitivity) of the worst pattern that a search finds.
+    """(rounds, squared sensitivity) of the worst pattern that a local search finds.
 
-    From patterns at even distances, each participation in turn goes where it adds most, until none
-    moves. The earliest pattern is among them, which for Toeplitz matrices is the worst of all (BLT
-    Theorem 3.1); for trees a better one may be missed, and the audit is weaker for it.
+    Starting from evenly spaced patterns, it moves each participation in turn to where it adds most,
+    until none moves. The earliest pattern, which is the worst for Toeplitz matrices (BLT Theorem
+    3.1), is among them; for trees a worse one may be missed, which makes the audit weaker.
     """
     rounds = len(diagonal)
-    room = rounds - (times - 1) * gap  # first rounds that leave place for all
+    room = rounds - (times - 1) * gap  # first rounds that leave room for all
     starts = sorted({0, room - 1, *(1 << bit for bit in range(room.bit_length() - 1))})
     spread = max((rounds - 1) // max(times - 1, 1), gap) if times > 1 else gap
     begun = [
@@ -449,11 +451,11 @@ def _refuse_others(settings: TrainingSettings) -> None:
         raise PrivacyError("a run without noise hides nobody: there is nothing to audit")
     if settings.sampling.kind == "poisson":
         raise PrivacyError(
-            "the guarantee of Poisson-sampled cohorts is not that of one Gaussian, and this audit "
-            "is of one: set sampling.kind to timer or fixed to audit the noise alone"
+            "the guarantee of Poisson-sampled cohorts is not Gaussian, and this audit measures a "
+            "Gaussian one: set sampling.kind to timer or fixed to audit only the noise"
         )
     if privacy.adaptive or privacy.estimator != "fixed":
         raise PrivacyError(
-            "an audit is of a clip norm that does not adapt, and of estimator = fixed: canaries "
-            "alone would drive both"
+            "an audit needs a clip norm that does not adapt and estimator = fixed: otherwise "
+            "canaries would drive both"
         )

@@ -1,14 +1,14 @@
 """How well a trained network remembers single users, by the exposure of planted secrets.
 
     found = measure(settings, users, holders=(1, 16))   # trains twice: with noise, and without
-    found.groups[0].noised, found.groups[0].plain       # log2 of how far in front a secret ranks
+    found.groups[0].noised, found.groups[0].plain       # exposure in bits, higher = remembered
 
-A secret is a few random words after others that whoever asks knows. Its rank is its place, by its
-probability, among random phrases as long; exposure is log2 of how many there are over that rank. A
-secret that nothing was learned of has an exposure of 1.4 on average.
+A secret is a few random words after a prefix that the attacker knows. Its rank is its place by
+probability among random phrases of the same length; exposure is log2 of their number over that
+rank. The exposure of a secret that was not learned is 1.4 on average.
 
-Paper  Carlini et al. 2019, sections 4.2 and 4.4 (rank in a sample); Thakkar et al. 2021 for how
-       many users hold one
+Paper  Carlini et al. 2019, sections 4.2 and 4.4 (rank in a sample); Thakkar et al. 2021 for the
+       number of users who hold one
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ BATCH = 200
 
 @dataclass(frozen=True)
 class Secret:
-    """A phrase, and who says it.
+    """A phrase and the users who say it.
 
     Fields
-        known    ids of its first words, which whoever asks knows
+        known    ids of its first words, which the attacker knows
         words    ids of the others
         holders  places of users among those who train
-        repeats  utterances of it that each has
+        repeats  utterances of it per holder
     """
 
     known: tuple[int, ...]
@@ -62,7 +62,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Group:
-    """Secrets with as many holders each.
+    """Secrets with the same number of holders each.
 
     Fields
         holders        users who have one
@@ -76,11 +76,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Exposure:
-    """What two networks tell.
+    """How much two networks remember.
 
     Fields
         most      exposure of a secret that ranks first, in bits
-        chance    mean exposure of secrets of which nothing was learned
+        chance    mean exposure of secrets that were not learned
         groups    by rising number of holders
         rounds    that both were trained for
     """
@@ -96,7 +96,7 @@ class Exposure:
 
 
 class PlantedTraining(Training):
-    """A run in which some users have a secret in front of their text. Its model is kept nowhere."""
+    """A run in which some users say a secret before their own text. Its model is not kept."""
 
     def __init__(
         self, secrets: Sequence[Secret], settings: TrainingSettings, *args: Any, **named: Any
@@ -125,18 +125,18 @@ def plant(
     known: int = KNOWN,
     length: int = LENGTH,
 ) -> list[Secret]:
-    """`secrets` phrases for each number in `holders`, of random words, no user with two.
+    """`secrets` phrases of random words for each number in `holders`; no user holds two.
 
     Raises
         ConfigError  more holders than users
     """
     needed = secrets * sum(holders)
     if min(secrets, repeats, known, length, *holders) < 1:
-        raise ConfigError("secrets, their holders, repeats and words are each at least 1")
+        raise ConfigError("the numbers of secrets, holders, repeats and words must be 1 or more")
     if needed > users:
         raise ConfigError(
-            f"{secrets} secrets for each of {', '.join(map(str, holders))} holders take {needed} "
-            f"users; {users} train. Take fewer secrets, or more users"
+            f"{secrets} secrets for each of {', '.join(map(str, holders))} holders need {needed} "
+            f"users; {users} train. Use fewer secrets, or more users"
         )
     order = np.argsort(key.fold("holders").uniforms(users), kind="stable")
     drawn = key.fold("words").uniforms(secrets * len(holders) * (known + length))
@@ -155,7 +155,7 @@ def plant(
 def rank(
     params: rnn.Params, config: rnn.RnnConfig, secret: Secret, references: int, key: Key
 ) -> int:
-    """Place of a secret, from 1, among so many random phrases and itself; ties count against it."""
+    """Rank of a secret, from 1, among random phrases and itself; a tie counts as a worse rank."""
     length = len(secret.words)
     drawn = key.uniforms(references * length).reshape(-1, length)
     words = FIRST_WORD_ID + (drawn * (config.vocab_size - FIRST_WORD_ID)).astype(np.int64)
@@ -180,12 +180,12 @@ def _ln_probability(params: rnn.Params, config: rnn.RnnConfig, rows: Array, know
 
 
 def exposure(place: int, references: int) -> float:
-    """Bits, of a rank among so many phrases beside the secret itself."""
+    """Exposure, in bits, of a rank among `references` phrases and the secret itself."""
     return math.log2(references + 1) - math.log2(place)
 
 
 def by_chance(references: int) -> float:
-    """Mean exposure where every rank is as likely as any other."""
+    """Mean exposure when every rank is equally likely."""
     return float(np.mean([exposure(place, references) for place in range(1, references + 2)]))
 
 
@@ -200,17 +200,17 @@ def measure(
     seed: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Exposure:
-    """Exposure of secrets after training with the settings' noise, and without any.
+    """Exposure of secrets after training with the settings' noise, and without noise.
 
-    Both networks are simulations, live in a temporary folder, and are gone afterwards.
+    Both networks are simulations in a temporary folder, which is deleted afterwards.
 
     Raises
         ConfigError  settings without noise; too few users, references or words
     """
     if settings.privacy.mechanism == "none":
-        raise ConfigError("privacy.mechanism is none: there is no noise to compare with none")
+        raise ConfigError("privacy.mechanism is none: without noise there is nothing to compare")
     if references < 1:
-        raise ConfigError(f"{references} references leave no rank; take {REFERENCES}")
+        raise ConfigError(f"{references} references are too few to rank a secret; use {REFERENCES}")
     run = dataclasses.replace(
         settings.run, seed=seed, evaluate_every=0, checkpoint_every=settings.run.rounds
     )
@@ -267,7 +267,7 @@ def _plant(
     repeats: int,
     key: Key,
 ) -> list[Secret]:
-    """Secrets of words of the run's vocabulary, whose size a run without secrets tells."""
+    """Secrets of words of the run's vocabulary; its size is read from a run without secrets."""
     with PlantedTraining([], settings, users, place.with_name("vocabulary")) as training:
         size = training.model.vocab_size
     return plant(there, size, key, holders=holders, secrets=secrets, repeats=repeats)

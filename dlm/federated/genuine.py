@@ -1,13 +1,13 @@
-"""Whether an object of ours is as it was made: what was changed since, no record can speak of.
+"""Whether an object is unchanged since it was made; records cannot vouch for a changed one.
 
     @sealed                     # on the class, above all other decorators
     class Engine:
         def __init__(self): ...; note_made(self)
     changes(engine)             # names of what was replaced, in the object or in its class
 
-Python lets anybody put another function in the place of a method, of one object or of a class. Both
-are found here. A function that a method calls, and what an attribute holds inside, are not looked
-at: who changes those could change this file, too.
+In Python anybody can replace a method of an object or of a class. Both are detected here. Functions
+that a method calls, and the insides of attributes, are not checked: somebody who changes those
+could change this file, too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
-_CACHED_BY_PYTHON = {"__slotnames__"}  # pickle notes it in a class
+_CACHED_BY_PYTHON = {"__slotnames__"}  # pickle caches it in a class
 
-_GONE = object()  # for what is no longer there; None may have taken its place
+_GONE = object()  # for a dead reference; None may have replaced the object
 
 _as_defined: dict[type, Mapping[str, object]] = {}
 _as_made: weakref.WeakKeyDictionary[object, Mapping[str, Callable[[], Any]]] = (
@@ -28,19 +28,19 @@ _as_made: weakref.WeakKeyDictionary[object, Mapping[str, Callable[[], Any]]] = (
 
 
 def sealed(kind: Class) -> Class:
-    """Notes what a class is defined with; the class itself stays as it is."""
+    """Remembers the definition of a class; does not change it."""
     _as_defined[kind] = dict(vars(kind))
     return kind
 
 
 def note_made(part: object) -> None:
-    """Notes the attributes of an object, at the end of its `__init__`."""
+    """Remembers the attributes of an object; call it at the end of `__init__`."""
     _as_made[part] = {name: _reference(value) for name, value in vars(part).items()}
 
 
 def _reference(value: object) -> Callable[[], Any]:
-    """What gives the same object for as long as it lives: kept alive, one that leads back to its
-    owner would keep that alive."""
+    """A weak reference where possible: a strong one to an object that refers back to its owner
+    would keep the owner alive."""
     try:
         found = weakref.ref(value)
     except TypeError:  # a number, a tuple
@@ -49,7 +49,7 @@ def _reference(value: object) -> Callable[[], Any]:
 
 
 def class_changes(kind: type) -> list[str]:
-    """Names that a sealed class, or one that it is derived from, did not have or had otherwise."""
+    """Names added to or changed in a sealed class or its bases."""
     found: set[str] = set()
     for place in kind.__mro__[:-1]:
         before, now = _as_defined.get(place, {}), vars(place)
@@ -59,9 +59,9 @@ def class_changes(kind: type) -> list[str]:
 
 
 def changes(part: object) -> list[str]:
-    """Names of what an object, or its class, did not have or had otherwise when it was made.
+    """Names added to or changed in an object or its class since it was made.
 
-    An object that `note_made` was not called with has all of its attributes changed.
+    Without a call of `note_made`, all attributes of an object count as changed.
     """
     made, now = _as_made.get(part, {}), vars(part)
     own = {n for n in made.keys() | now.keys() if n not in made or not _is_same(made[n], now, n)}

@@ -1,9 +1,8 @@
-"""A round's sums with discrete noise: whole steps in, a noised average out.
+"""Adds discrete noise to a round's sums: whole steps in, a noised average out.
 
-All that a round releases, the sum of updates and the count that the clip norm follows, is one row
-of whole numbers: the first in steps of the clip norm's 2^-32 (rounded up to a power of two), the
-second in steps of 2^-32 users. Noise is added there, and what is computed from the row tells no
-more than the row does.
+A round releases one row of whole numbers: the sum of updates, in steps of 2^-32 of the clip norm
+(rounded up to a power of two), and the count for the adaptive clip norm, in steps of 2^-32 users.
+Noise is added to the row; anything computed from it afterwards reveals no more than the row.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dlm.federated.noise.stream import GENERATOR
 ARITHMETIC = f"integers, {GRID_BITS} bits"  # what a run is bound to
 LAW = "discrete Gaussian"
 MOST_COST = 1.001  # times rho, by rounding
-MOST_LOOSE_REPORTS = 1 << 14  # whose sum in double precision is exact to half a step
+MOST_LOOSE_REPORTS = 1 << 14  # their sum in double precision is exact to half a step
 _COUNT_UNIT = 2.0**GRID_BITS
 
 
@@ -38,7 +37,7 @@ class GridRelease:
         noise         the mechanism on the grid
         estimator     of the average
         multiplier    noise multiplier of the updates
-        count_stddev  users; of the count that the clip norm follows; None where it does not
+        count_stddev  users; of the count that adapts the clip norm; None if it is fixed
         on_grid       whether sums come as whole steps; others are rounded to them
     """
 
@@ -57,7 +56,7 @@ class GridRelease:
         return sum(map(np.size, jax.tree.leaves(params))) + (self.count_stddev is not None)
 
     def factor(self, size: int, sensitivity: float) -> float:
-        """By how much the grid raises the sensitivity: at least 1.
+        """The factor by which the grid raises the sensitivity: at least 1.
 
         Raises
             PrivacyError  rho would be more than a thousandth larger
@@ -67,14 +66,14 @@ class GridRelease:
         if self.count_stddev is not None:
             largest = max(largest, self.count_stddev * _COUNT_UNIT)
         least = 2.0 ** (GRID_BITS - 1)  # steps of the clip norm, and of half a user
-        # Where sums are rounded to the grid, those of neighbours by up to a step each.
+        # Sums that are rounded to the grid move by up to a step between neighbours.
         loose = 1.0 if self.on_grid else 1 + 2 * math.sqrt(size) / least
         factor = loose + self.noise.added(size, largest) / (sensitivity * least)
         if factor * factor > MOST_COST:
             raise PrivacyError(
                 f"the grid of discrete noise is too coarse: {size:,} numbers over "
                 f"{self.noise.rounds:,} rounds of {self.noise.name} raise rho by a factor of "
-                f"{factor * factor:.6g}, and {MOST_COST} is allowed. Take fewer rounds, or tree"
+                f"{factor * factor:.6g}; at most {MOST_COST} is allowed. Use fewer rounds, or tree"
             )
         return factor
 
@@ -84,13 +83,13 @@ class GridRelease:
         """(average, centred count, state after it), with noise.
 
         Raises
-            PrivacyError  so many reports that a sum off the grid is not exact to half a step
+            PrivacyError  too many reports for a sum off the grid to be exact to half a step
         """
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "
-                f"it meets discrete noise is exact for {MOST_LOOSE_REPORTS:,}: lower the report "
-                "goal or q, or add up in the clear with estimator = fixed"
+                f"discrete noise is exact for up to {MOST_LOOSE_REPORTS:,}. Lower the report goal "
+                "or q, or add up in the clear with estimator = fixed"
             )
         unit, over = steps_per_unit(bound, GRID_BITS), self.estimator.denominator
         total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update)

@@ -1,12 +1,12 @@
-"""Who took part when: what accounting may claim is what this ledger has seen or enforced.
+"""Who took part when: accounting may claim only what this ledger has seen or enforced.
 
     ledger = ParticipationLedger(population=len(users), gap=64, max_part=4, sampling=...)
     ledger.record(0, ids)                       # refuses a participation that comes too early
     ledger.observed_gap(), ledger.observed_max_part()
     ledger.save(path);  ParticipationLedger.load(path, expect=ledger.digest)
 
-User ids stand in the file as salted hashes. They can be found out by whoever holds the file and can
-guess ids, so the file is as secret as the list of participants.
+The file has salted hashes of user ids. Anybody who has the file and can guess ids can look them up,
+so keep it as secret as the list of participants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlm.files import write_whole
 FORMAT_NAME = "dlm participation ledger"
 FORMAT_VERSION = 1
 SALT_BYTES = 16
-# A cohort is doubted when a Poisson sampler would draw its like less often than this.
+# Cohorts are rejected when a Poisson sampler would draw the like with less than this probability.
 IMPLAUSIBLE = 1e-9
 
 
@@ -39,10 +39,10 @@ class ParticipationLedger:
 
     Args
         population   users that could be drawn
-        gap          least difference of the rounds of two participations of a user, enforced; None
-                     where it is only observed
-        max_part     most participations of a user, enforced; None where it is only observed
-        sampling     how cohorts are drawn, as the sampler's `describe` tells
+        gap          least number of rounds from one participation of a user to the next, enforced;
+                     None to observe only
+        max_part     most participations of a user, enforced; None to observe only
+        sampling     how cohorts are drawn, as the sampler's `describe` returns it
         salt         of the hashes of ids; drawn by the operating system if None
     Guarantees
         after any sequence of calls, `observed_gap` is at least the enforced gap and
@@ -65,7 +65,8 @@ class ParticipationLedger:
             or (max_part is not None and max_part < 1)
         ):
             raise ConfigError(
-                f"population, gap and max_part are at least 1: {population}, {gap}, {max_part}"
+                "population, gap and max_part must be 1 or more; found "
+                f"{population}, {gap}, {max_part}"
             )
         self.population, self.gap, self.max_part = population, gap, max_part
         self.sampling = dict(sampling or {"kind": "unknown"})
@@ -78,9 +79,9 @@ class ParticipationLedger:
         self._chain = b""
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Notes that these users took part in a round.
+        """Records that these users took part in a round.
 
-        The last round may be told again with the same users, as a resumed run does.
+        The last round may be recorded again with the same users, as a resumed run does.
 
         Raises
             PrivacyError   a user twice in a round, too early, or too often; a round out of order;
@@ -91,29 +92,29 @@ class ParticipationLedger:
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
         if len(set(names)) != len(names):
             raise PrivacyError(
-                f"round {round}: a user takes part twice in it; what one user adds is bounded once"
+                f"round {round}: a user takes part in it twice; their contribution is bounded once"
             )
         last = self.last_round
         if round == last:
             if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
                 raise PrivacyError(
-                    f"round {round} is recorded already, with other users: a run is resumed with "
-                    "another cohort than it was stopped with"
+                    f"round {round} is already recorded with other users: the run was resumed with "
+                    "a different cohort than the one it was stopped with"
                 )
             return
         if round < 0 or (last is not None and round < last):
-            raise PrivacyError(f"round {round} is recorded after round {last}")
+            raise PrivacyError(f"round {round} comes after round {last}; rounds must ascend")
         known = [self._users[name] for name in names if name in self._users]
         total = len(self._users) + len(names) - len(known)
         if total > self.population:
-            raise PrivacyError(f"{total} users took part, of {self.population} that there are")
+            raise PrivacyError(f"{total} users took part; the population is {self.population}")
         gaps = [round - self._last[user] for user in known]
         if self.gap is not None and gaps and min(gaps) < self.gap:
             early = sum(gap < self.gap for gap in gaps)
             raise PrivacyError(
-                f"round {round}: {early} users take part {min(gaps)} rounds after their last one; "
-                f"the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). Lengthen the "
-                "timer, or account for the smaller gap in a new run"
+                f"round {round}: {early} users take part as soon as {min(gaps)} rounds after their "
+                f"last one; the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). "
+                "Lengthen the timer, or account for the smaller gap in a new run"
             )
         most = max((self._counts[user] + 1 for user in known), default=1 if names else 0)
         if self.max_part is not None and most > self.max_part:
@@ -142,12 +143,12 @@ class ParticipationLedger:
 
     @property
     def last_round(self) -> int | None:
-        """Number of the last one."""
+        """The last round's number."""
         return self._rounds[-1][0] if self._rounds else None
 
     @property
     def participants(self) -> int:
-        """Users who took part at all."""
+        """Users who took part in any round."""
         return len(self._users)
 
     def cohort_sizes(self) -> list[int]:
@@ -155,7 +156,7 @@ class ParticipationLedger:
         return [len(users) for _, users in self._rounds]
 
     def observed_gap(self) -> int | None:
-        """Least difference of the rounds of two participations; None if nobody came back."""
+        """Fewest rounds from one participation to the next; None if nobody came back."""
         return self._least_gap
 
     def observed_min_sep(self) -> int | None:
@@ -184,29 +185,29 @@ class ParticipationLedger:
             )
         if self.observed_max_part() > max_part:
             raise PrivacyError(
-                f"accounting assumes {max_part} participations of a user; the ledger has seen "
+                f"accounting assumes {max_part} participations per user; the ledger has seen "
                 f"{self.observed_max_part()}"
             )
 
     def check_poisson(self, q: float) -> None:
         """Passes if the cohorts may have been drawn by a Poisson sampler with this probability.
 
-        Both how many took part in all and how much cohorts differ in size are looked at: a fixed
-        report goal gives cohorts that are too much alike.
+        Checks the total number of participations and how much cohort sizes vary: with a fixed
+        report goal they vary too little.
 
         Raises
-            PrivacyError   declared otherwise, or next to impossible under Poisson sampling
+            PrivacyError   declared otherwise, or all but impossible under Poisson sampling
         """
         kind, declared = self.sampling.get("kind"), self.sampling.get("q")
         if kind != "poisson" or declared != q:
             raise PrivacyError(
-                f"accounting by sampling needs cohorts drawn by Poisson sampling with q = {q}; the "
+                f"accounting by sampling needs cohorts from Poisson sampling with q = {q}; the "
                 f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}"
             )
         if (self.gap or 1) > 1 or self.max_part is not None:
             raise PrivacyError(
                 f"a gap of {self.gap} and at most {self.max_part} participations were enforced: "
-                "cohorts that had to keep to them are not what a Poisson sampler draws"
+                "a Poisson sampler does not draw cohorts under such bounds"
             )
         sizes = np.array(self.cohort_sizes(), np.float64)
         if not len(sizes):
@@ -227,8 +228,8 @@ class ParticipationLedger:
         for what, tail in tails.items():
             if tail < IMPLAUSIBLE:
                 raise PrivacyError(
-                    f"the cohorts were not drawn by Poisson sampling with q = {q} of "
-                    f"{self.population} users: {what} of {len(sizes)} rounds have a chance of "
+                    f"the cohorts were not drawn by Poisson sampling with q = {q} from "
+                    f"{self.population} users: {what} of {len(sizes)} rounds have a probability of "
                     f"{tail:.0e}"
                 )
 
@@ -238,17 +239,17 @@ class ParticipationLedger:
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def keyed_digest(self, digest: str) -> str:
-        """A digest of users' text as a report may have it: with the salt, which is in the ledger
-        alone, so that nobody without it can confirm a guess of what users wrote."""
+        """A digest of users' text for a report, keyed with the salt. Only the ledger has the salt,
+        so nobody else can confirm a guess of what users wrote."""
         raw = b"data set\n" + digest.encode()
         return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
 
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
-        """What a report tells; without any user.
+        """The figures for a report; they name no user.
 
         Args
-            secret   whether a guarantee rests on nobody knowing who was sampled: then how many came
-                     is not told either (a cohort as large as the population had everybody in it)
+            secret   whether a guarantee rests on nobody knowing who was sampled: cohort sizes are
+                     then left out, too (a cohort as large as the population had everybody in it)
         """
         sizes = [] if secret else self.cohort_sizes()
         return {
@@ -295,7 +296,7 @@ class ParticipationLedger:
         """The text of a file, sealed with its digest.
 
         Args
-            key   of an HMAC: then nobody without it can change the file and its digest too
+            key   of an HMAC: nobody without it can change the file and recompute its digest
         """
         body = self._body()
         raw = _canonical(body)
@@ -306,7 +307,7 @@ class ParticipationLedger:
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Writes the ledger, whole or not at all, of mode 0600; `key` as in `to_bytes`."""
-        # Salted hashes of ids can be found out by whoever guesses ids: for the owner alone.
+        # Guessing ids reveals the salted hashes: readable by the owner only.
         write_whole(Path(path), self.to_bytes(key=key), mode=0o600)
 
     @classmethod
@@ -320,16 +321,16 @@ class ParticipationLedger:
     ) -> Self:
         """A ledger from the text of a file, with everything it says checked.
 
-        Every round is recorded anew, under the bounds that the text names, so that the observed
-        values are never taken from it.
+        Every round is recorded anew under the text's bounds; the observed values are recomputed,
+        never taken from the text.
 
         Args
-            path     to name in errors
-            expect   the digest a checkpoint or report carries; a whole but older or other ledger is
-                     refused too
+            path     for error messages
+            expect   the digest in a checkpoint or report; an intact ledger with another digest, as
+                     an older one, is refused, too
             key      that it was sealed with
         Raises
-            FormatError    no ledger, or of another version
+            FormatError    not a ledger, or of another version
             PrivacyError   changed by hand: digest, HMAC or observed values do not fit
         """
         try:
@@ -345,8 +346,8 @@ class ParticipationLedger:
             digest = hashlib.sha256(raw).hexdigest()
             if seal["sha256"] != digest:
                 raise PrivacyError(
-                    f"{path} was changed after it was written: its digest is {digest[:16]}..., and "
-                    f"it says {str(seal['sha256'])[:16]}...; nothing can be claimed from it"
+                    f"{path} was changed after it was written: its digest is {digest[:16]}..., but "
+                    f"it says {str(seal['sha256'])[:16]}...; no guarantee can rest on it"
                 )
             if key is not None and not hmac.compare_digest(
                 str(seal.get("hmac_sha256", "")), hmac.new(key, raw, hashlib.sha256).hexdigest()
@@ -354,8 +355,8 @@ class ParticipationLedger:
                 raise PrivacyError(f"{path} was not sealed with this key")
             if expect is not None and expect != digest:
                 raise PrivacyError(
-                    f"{path} is another ledger than the one of this run: its digest is "
-                    f"{digest[:16]}..., and {expect[:16]}... is expected"
+                    f"{path} is not this run's ledger: its digest is {digest[:16]}...; expected "
+                    f"{expect[:16]}..."
                 )
             found = cls(
                 body["population"],
@@ -369,11 +370,11 @@ class ParticipationLedger:
                 users = np.frombuffer(base64.b64decode(entry["users"], validate=True), "<u4")
                 found._record(entry["round"], [names[user] for user in users.tolist()])
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-            raise FormatError(f"{path} is no participation ledger: {exc!r}") from exc
+            raise FormatError(f"{path} is not a participation ledger: {exc!r}") from exc
         if found._body() != body:
             raise PrivacyError(
-                f"{path}: the rounds do not give what it says was observed; nothing can be claimed "
-                "from it"
+                f"{path}: its rounds do not match the observed values in it; no guarantee can rest "
+                "on it"
             )
         return found
 
@@ -383,7 +384,7 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
 
 
 def _normal_tail(z: float) -> float:
-    """Chance of a standard normal number this far from 0 or farther."""
+    """Probability of a standard normal number this far from 0 or farther."""
     return math.erfc(abs(z) / math.sqrt(2))
 
 

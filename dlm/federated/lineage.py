@@ -1,13 +1,12 @@
-"""The ledger rule: when the stages of two records are the same releases, and what records share.
+"""The ledger rule: which stages of two records are the same releases, and what records share.
 
     found = stages_of({"the counts": counts, "the network": network})
-    found.stages, found.notes                   # each release once; copies that parted in full
+    found.stages, found.notes                   # each release once; diverged copies in full
 
-A stage names its ledger (`extras.ledger`) and, where a run's folder kept it, its lives
-(`extras.lives`): for each process that did rounds of it an id of its own and the rounds done by
-then, in order. Ledgers alone do not tell two copies of a run apart that both went on with the same
-users, and whose noise is another. Lives do: a copy that goes on has drawn an id that nobody else
-has.
+A stage names its ledger (`extras.ledger`) and, if the run's folder kept them, its lives
+(`extras.lives`): in order, a random id of each process that did rounds and the rounds done by its
+end. Ledgers cannot distinguish two copies of a run that both continued with the same users but with
+different noise. Lives can: each copy that continues draws a new id.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Stages:
     Fields
         stages   each release once, in order
         holders  for each stage, the names of the records that have it
-        notes    what a reader must know of runs that went on twice
+        notes    warnings about runs that were continued twice
     """
 
     stages: tuple[Stage, ...]
@@ -41,20 +40,20 @@ class Stages:
 
 
 def stages_of(records: Mapping[str, Provenance]) -> Stages:
-    """The stages of several records, by what each is called.
+    """The stages of several records, which are given by name.
 
     Guarantees
-        two stages count as one where everything that is said of them is equal, ledger and lives
-        included: they are then the same releases. Without a ledger nobody knows, and both count,
-        unless whole records of one run say the same. Two lives that parted both count in full
+        two stages count as one if all their fields are equal, ledger and lives included: they are
+        then the same releases. Without a ledger nobody can know, so both count, unless the whole
+        records agree as those of one run do. Copies that diverged both count in full
     """
     stages: list[Stage] = []
     holders: list[list[str]] = []
-    known: dict[str, int] = {}  # a stage with a ledger, by all that it says -> its place
-    claimed: dict[str, list[int]] = {}  # what a record with ledgers says of users -> its stages
+    known: dict[str, int] = {}  # a stage with a ledger, all its fields -> its place
+    claimed: dict[str, list[int]] = {}  # claims of a record with ledgers -> its stages
     for what, record in records.items():
         claims = digest_of(_claims(record)) if record.ledgers else None
-        if claims is not None and claims in claimed:  # one run, from which two things were made
+        if claims is not None and claims in claimed:  # one run, with two things made from it
             for known_place in claimed[claims]:
                 holders[known_place].append(what)
             continue
@@ -76,12 +75,12 @@ def stages_of(records: Mapping[str, Provenance]) -> Stages:
 
 
 def ledger_of(stage: Stage) -> str | None:
-    """The digest of a stage's ledger of participation; None where it names none."""
+    """The digest of a stage's participation ledger, or None."""
     return (stage.get("extras") or {}).get("ledger") or None
 
 
 def lives_of(stage: Stage) -> Lives:
-    """The lives of the run that did a stage, the first one first; none where none are named.
+    """The lives of the run that did a stage, earliest first; empty if it names none.
 
     Raises
         FormatError  they are not pairs of an id and a number of rounds
@@ -97,8 +96,8 @@ def lives_of(stage: Stage) -> Lives:
 
 
 def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
-    """What shows that two records have users in common, in words that name it: a ledger that both
-    have, or a run that both are copies of."""
+    """Evidence, in words, that two records share users: a ledger that both have, or a run that both
+    are copies of."""
     found = []
     for mine, theirs in itertools.product(one.stages, other.stages):
         ledger = ledger_of(mine)
@@ -107,14 +106,14 @@ def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
         elif lives_of(mine)[:1] and _first(mine) == _first(theirs):
             found.append(f"the run {_first(mine)} (stage {mine.get('stage')})")
     named = {ledger_of(stage) for stage in (*one.stages, *other.stages)}
-    # Records of earlier versions do not name it in the stage.
+    # Records of earlier versions do not name the ledger in the stage.
     both = set(one.ledgers) & set(other.ledgers)
     found += [f"the ledger {ledger}" for ledger in sorted(both - named)]
     return tuple(dict.fromkeys(found))
 
 
 def went_on_apart(one: Stage, other: Stage) -> bool:
-    """Whether two stages are of copies of one run that both did further rounds."""
+    """Whether two stages come from copies of one run that both did further rounds."""
     if not lives_of(one) or _first(one) != _first(other):
         return False
     return not (_is_beginning(one, other) or _is_beginning(other, one))
@@ -126,7 +125,7 @@ def _first(stage: Stage) -> str | None:
 
 
 def _is_beginning(one: Stage, other: Stage) -> bool:
-    """Whether `one` is of the run of `other` at the same time or earlier."""
+    """Whether `one` is the run of `other` at the same or an earlier round."""
     mine, theirs = lives_of(one), lives_of(other)
     last = len(mine) - 1
     if len(theirs) <= last or mine[:last] != theirs[:last]:
@@ -135,7 +134,7 @@ def _is_beginning(one: Stage, other: Stage) -> bool:
 
 
 def _notes(stages: list[Stage], holders: list[list[str]]) -> list[str]:
-    """Of each two stages whose run began as one."""
+    """A note for each two stages that began as one run."""
     notes = []
     for (a, one), (b, other) in itertools.combinations(enumerate(stages), 2):
         if not lives_of(one) or _first(one) != _first(other):
@@ -144,23 +143,23 @@ def _notes(stages: list[Stage], holders: list[list[str]]) -> list[str]:
         who = " and ".join(names)
         if went_on_apart(one, other):
             notes.append(
-                f"stage {one.get('stage')} of {who}: two copies of one run went on separately, so "
-                "that users were asked twice; both count in full"
+                f"stage {one.get('stage')} of {who}: two copies of one run went on separately, "
+                "so users were asked twice; both count in full"
             )
         else:
             notes.append(
                 f"stage {one.get('stage')} of {who}: these are of one run at two times, and both "
-                "count in full; the record of the later time alone covers both"
+                "count in full; the later record by itself covers both"
             )
     return notes
 
 
 @dataclass(frozen=True)
 class Inherited:
-    """What several things bring to something that is made from all of them.
+    """What an output inherits from its inputs.
 
     Fields
-        reasons     why the whole has no guarantee; none where all may be composed
+        reasons     why the whole has no guarantee; empty if all may be composed
         stages      that touched users, each once; with the ledgers, and what was made since
         unverified  inputs whose record was not verified with a trusted key
         notes       as in `Stages`
@@ -176,11 +175,10 @@ class Inherited:
 
 
 def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
-    """What is inherited of inputs, by what each is, as "the vocabulary words.txt".
+    """What an output inherits from inputs, given by description ("the vocabulary words.txt").
 
     Guarantees
-        an input without a record, or with one that promises nothing, leaves a reason. Stages count
-        as `stages_of` says
+        an input without a record or a guarantee adds a reason. Stages count as `stages_of` says
     """
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
@@ -190,8 +188,8 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
             reasons.append(f"nothing says whose text {what} is: it has no record")
             continue
         records[what] = record
-        # Of a simulation it is said below, once, and its figures are composed as such; what does
-        # not name the stage that was one could pass for noise that nobody knows.
+        # A simulation is reported below, once, and its figures are composed as such. A record that
+        # does not name the simulated stage could pass for unknown noise.
         composed = record.simulated is not None and any(map(_is_simulated, record.stages))
         if record.guarantee is None and not composed:
             reasons += record.reasons
@@ -214,7 +212,7 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
 
 
 def _once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    """What is in any of them, in order, each once."""
+    """The items of all parts, in order, each once."""
     return tuple(dict.fromkeys(item for part in parts for item in part))
 
 
@@ -223,6 +221,6 @@ def _is_simulated(stage: Stage) -> bool:
 
 
 def _claims(record: Provenance) -> dict[str, Any]:
-    """What a record says of users, whatever was made of it since."""
+    """A record's claims about users, whatever was made since."""
     body = record.to_dict()
     return {name: body[name] for name in ("guarantee", "reasons", "stages", "ledgers", "config")}

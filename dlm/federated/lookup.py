@@ -1,11 +1,11 @@
-"""The one record that a file has: beside it, in a checkpoint, a report or a manifest, or in the
-header of an ARPA file.
+"""Finds a file's one record: beside it; in a checkpoint, a report or a manifest; or in the header
+of an ARPA file.
 
     snapshot = FileSnapshot.read(Path("model.arpa.xz"))
     record = record_of_file(snapshot)
 
-A file is read once, and all that is said of it is said of the bytes that were read. All places are
-looked at: two records that do not agree are an error, whichever stands first.
+A file is read once, and all statements are about the bytes that were read. All places are checked:
+two records that disagree are an error, whichever comes first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was when it was read, once.
+    """A file as it was when it was read.
 
     Fields
         head     its first `HEAD_BYTES`
-        content  all of it; None of a file that may be larger than memory, which has no record
-                 beyond its head
+        content  all of it; None for a file that may exceed memory, whose record is in its head
         sha256   of all of it
     """
 
@@ -60,20 +59,20 @@ class FileSnapshot:
 
 
 def record_of_file(snapshot: FileSnapshot) -> Provenance:
-    """The record that a file has.
+    """A file's record.
 
     Raises
         FormatError   it has none
-        PrivacyError  a record is of another file, or was changed; there are two in the file, or one
-                      in it that is not the one beside it
+        PrivacyError  a record belongs to another file or was changed; the file has two, or one that
+                      differs from the one beside it
     """
     path = snapshot.path
     inside = _inside(snapshot)
     if len(inside) > 1:
         places = " and ".join(place for place, _ in inside)
         raise PrivacyError(
-            f"{path} has {len(inside)} privacy records, in {places}; one is expected, and which of "
-            "them is true nobody can tell. Make the file again from its inputs"
+            f"{path} has {len(inside)} privacy records, in {places}; expected one, and nobody can "
+            "tell which is true. Make the file again from its inputs"
         )
     if not sidecar(path).exists():
         if not inside:
@@ -84,17 +83,17 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
         place, found = inside[0]
         raise PrivacyError(
             f"{path} has two privacy records that do not agree: {place} says {found.statement()} "
-            f"{sidecar(path).name} beside it says {beside.statement()} Remove the one that is not "
-            "of this file, or take both files again from where they were made"
+            f"{sidecar(path).name} beside it says {beside.statement()} Remove the one of another "
+            "file, or copy both files again from where they were made"
         )
     return beside
 
 
 def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
-    """The names of the files that a shard set's manifest is of; None for any other file.
+    """The file names in a shard set's manifest; None for any other file.
 
     Raises
-        FormatError  a manifest that does not list them, or names a file elsewhere
+        FormatError  a manifest without them, or with a file elsewhere
     """
     body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
     if body.get("format") != SHARD_SET:
@@ -110,7 +109,7 @@ def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
 
 
 def _inside(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
-    """(place, record) of all records in a file."""
+    """(place, record) for each record in a file."""
     path = snapshot.path
     if snapshot.head.startswith(checkpoint.MAGIC):
         found = checkpoint.parse(snapshot.content or b"", path)
@@ -132,7 +131,7 @@ def _json(snapshot: FileSnapshot) -> dict[str, Any]:
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, in which no key comes twice: readers differ in which of them they take."""
+    """A JSON object without duplicate keys: readers differ in which of two they use."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
@@ -155,7 +154,9 @@ def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
     if body.get("format") == "dlm privacy report":
         claimed = body.pop("digest", None)
         if claimed != digest_of(body):
-            raise PrivacyError(f"{path} was changed after it was written: its digest does not fit")
+            raise PrivacyError(
+                f"{path} was changed after it was written: its digest does not match"
+            )
     return [("the report", Provenance.from_dict(found, str(path)))]
 
 

@@ -1,4 +1,4 @@
-"""How good a model is on text that it has not seen: accuracy, sentence likelihood, perplexity."""
+"""Accuracy, sentence likelihood and perplexity of a model on unseen text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dlm.federated.tokens import BOS_ID, EOS_ID, OOV_ID, PAD, Ids, sequence
 
 @dataclass(frozen=True)
 class Metrics:
-    """Counts over some text, which add up, and the figures made from them.
+    """Counts over some text, which can be added, and the figures derived from them.
 
     Fields
         sentences      utterances
-        words          targets that are words or pieces, the end of an utterance left out
-        known          of those, the ones that are not out of vocabulary
-        correct        of the known ones, those that the model put first
+        words          targets that are words or pieces, not the end of an utterance
+        known          of those, the ones in the vocabulary
+        correct        of the known ones, those that the model ranks first
         ln_words       sum of ln P over words
         ln_known       sum of ln P over known words
         ln_ends        sum of ln P of the ends
@@ -41,7 +41,7 @@ class Metrics:
 
     @property
     def top1_in_vocabulary(self) -> float:
-        """Share of known words that the model put first; ends are neither asked nor counted.
+        """Share of known words that the model ranks first; ends are not counted.
 
         Paper   GDP 1; the accuracy of BLT 4.1
         """
@@ -49,7 +49,7 @@ class Metrics:
 
     @property
     def top1(self) -> float:
-        """Share of all words that the model put first; one out of vocabulary is always wrong.
+        """Share of all words that the model ranks first; out-of-vocabulary words are always wrong.
 
         Paper   DPF appendix B, AccuracyTop1
         """
@@ -62,7 +62,7 @@ class Metrics:
 
     @property
     def sll_excluding_oov(self) -> float:
-        """The same over words that are in the vocabulary: SLL^e of FNG 7.1."""
+        """The same over words in the vocabulary: SLL^e of FNG 7.1."""
         return self.ln_known / self.sentences if self.sentences else math.nan
 
     @property
@@ -73,7 +73,7 @@ class Metrics:
 
     @property
     def perplexity_excluding_oov(self) -> float:
-        """The same without words that are out of vocabulary."""
+        """The same without out-of-vocabulary words."""
         count = self.known + self.sentences
         return math.exp(min(-(self.ln_known + self.ln_ends) / count, 700)) if count else math.nan
 
@@ -100,7 +100,7 @@ def _counts(
     words = (targets >= 0) & ~ends
     known = words & ~oov
     right = known & (logits.argmax(-1) == targets)
-    # Sums of each row: the rows are added up in float64, outside.
+    # Sums per row: the caller adds up the rows in float64.
     return (
         words.sum(1),
         known.sum(1),
@@ -139,13 +139,13 @@ def each(
 
     Args
         utterances  ids without marks
-        oov         for each id whether it counts as out of vocabulary: with pieces, those of a word
-                    that the vocabulary lacks (FNG 7.1). By default the ids that are 0
-        max_tokens  of an utterance; what is longer is cut
-        says_begin  whether what the model gives to `<s>`, which is never said, is lost; else the
-                    rest is scaled, as where it is sampled
-    Cost   utterances are taken as they come, in batches as long as their longest (rounded up to a
-           power of two); sort them by length to save time
+        oov         for each id, whether it counts as out of vocabulary: with pieces, those of a
+                    word outside the vocabulary (FNG 7.1). By default, ids that are 0
+        max_tokens  of an utterance; longer ones are cut
+        says_begin  whether the probability of `<s>`, which is never said, is lost; otherwise the
+                    rest is rescaled, as in sampling
+    Cost   batches in the given order, padded to their longest utterance (rounded up to a power of
+           two); sort by length to save time
     """
     marks = iter(oov) if oov is not None else None
     batch: list[tuple[Ids, NDArray[np.bool_]]] = []

@@ -1,10 +1,10 @@
-"""Which round each run on this machine has come to, outside of its folder.
+"""The last round of each run on this machine, counted outside its folder.
 
-A folder tells nothing of its copies: one that is put back whole, or that goes on twice, does rounds
-again that were released. So the rounds of runs that release something are counted here, too, in
-`runs/ID.json` of $DLM_STATE_DIR, or of dlm below the user's ($XDG_STATE_HOME, or ~/.local/state).
+A folder cannot know of its copies: one restored from a backup, or continued twice, would repeat
+rounds that were released. So the rounds of runs that release something are also counted in
+`runs/ID.json` of $DLM_STATE_DIR, by default dlm below $XDG_STATE_HOME or ~/.local/state.
 
-A copy that goes on under another user or on another machine is not noticed; the report says so.
+A copy that continues as another user or on another machine is not detected; the report says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = EventLog(__name__)
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where runs are counted."""
+    """The folder of the counts."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get("DLM_STATE_DIR"):
         return Path(explicit) / "runs"
@@ -33,18 +33,18 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def run_id(text: object, place: Path) -> str:
-    """The id of a run as a file has it, which is to become the name of one here.
+    """A run's id from a file, checked, since it becomes a file name here.
 
     Raises
         FormatError  it is not an id
     """
     if not (isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text)):
-        raise FormatError(f"{place} names its run {text!r}; expected 32 hexadecimal digits")
+        raise FormatError(f"{place} gives the run id {text!r}; expected 32 hexadecimal digits")
     return text
 
 
 def rounds_of(run: str) -> int | None:
-    """Rounds that a run has come to here; None where it is not known."""
+    """Rounds counted here for a run; None if unknown."""
     try:
         found = json.loads((state_folder() / f"{run}.json").read_text(encoding="utf-8"))
         return int(found["rounds"])
@@ -53,29 +53,29 @@ def rounds_of(run: str) -> int | None:
 
 
 def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
-    """Passes where a run of so many rounds may go on; how many are counted here, or None.
+    """Passes if a run with `done` rounds may continue; returns the rounds counted, or None.
 
     Raises
-        PrivacyError  more of its rounds were done
+        PrivacyError  more rounds were done
     """
     known = rounds_of(run)
     if known is not None and known > done:
         raise PrivacyError(
-            f"{folder} is of {done} rounds, and of this run {known} were done on this machine: it "
-            "is an older copy, or another copy went on. Those rounds were released, and doing them "
-            "again with other noise and users would void the guarantee. Go on with the folder that "
-            "has them, or begin elsewhere and account for both runs"
+            f"{folder} has {done} rounds, but {known} rounds of this run were done on this "
+            "machine: it is an older copy, or another copy went on. Those rounds were released; "
+            "repeating them with other noise and users would void the guarantee. Continue with "
+            "the folder that has them, or start a new run and account for both"
         )
     return known
 
 
 @contextlib.contextmanager
 def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
-    """While a run's next rounds are put on disk, after `done`; they count here when that is over.
+    """Held while the rounds after `done` are written to disk; then they are counted here.
 
-    Yields       whether they can be counted: the folder can be written to
+    Yields       whether they can be counted: the state folder is writable
     Raises
-        PrivacyError  another copy of the folder did them meanwhile, or does them now
+        PrivacyError  another copy of the folder did them meanwhile, or is doing them
     """
     try:
         place = state_folder()
@@ -92,7 +92,8 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
             is_alone = True
         if not is_alone:
             raise PrivacyError(
-                f"another copy of {folder} does a round now: two would release two noises of it"
+                f"another copy of {folder} is doing a round now: both would release it, with "
+                "different noise. Wait for it, and continue with one copy only"
             )
         check_rounds_of(run, done, folder)
         yield True
@@ -101,9 +102,9 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
 
 
 def count(run: str, rounds: int, folder: Path) -> bool:
-    """Notes that a run has come to so many rounds, inside of `next_round`; whether that is so now.
+    """Counts a run's rounds, inside `next_round`; returns whether they are counted.
 
-    Guarantees   never notes fewer than were noted before
+    Guarantees   the count never decreases
     """
     known = rounds_of(run)
     if known is not None and known > rounds:
@@ -118,8 +119,8 @@ def count(run: str, rounds: int, folder: Path) -> bool:
 
 
 def _warn(run: str, rounds: int, exc: Exception) -> None:
-    """Logs why rounds are not counted, as a full disk; a user without a home (RuntimeError), or who
-    may not write there, has been so before and is told in the report alone."""
+    """Logs why rounds are not counted, as a full disk. A missing home (RuntimeError) or permission
+    is permanent, so only the report mentions it."""
     if not isinstance(exc, RuntimeError | PermissionError):
         logger.warning(
             "federated.round.not_counted",

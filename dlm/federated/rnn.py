@@ -1,7 +1,7 @@
 """The recurrent language model that users train: layers of CIFG or LSTM cells with projection.
 
-Plain functions over a tree of arrays: `init` makes it, `run` and `apply` read it. The options are
-those of three papers' models, which `presets` names.
+Plain functions over a tree of arrays: `init` makes it, `run` and `apply` read it. The options cover
+the models of three papers, which are named in `presets`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class RnnConfig:
 
     Fields (unit; bound; meaning)
         vocab_size        rows; >= 4; ids 0, 1 and 2 (unknown, begin, end) are among them
-        embedding_size    units; >= 1; N_e, also of what a layer hands on
+        embedding_size    units; >= 1; N_e, also of a layer's output
         hidden_size       units; >= 1; N_h, of the cell
         layers            layers; >= 1
         cell              "cifg" couples the input gate to the forget gate (three gates), "lstm" has
                           four
         recurrence        "projected": the gates see the layer's projected output (Sak 2014);
                           "hidden": they see all N_h units
-        groups            k; >= 1, a divisor of N_e and N_h (and of what recurs); a group of gates
-                          sees only its share of the input, which takes 1/k of the weights
+        groups            k; >= 1, a divisor of N_e and N_h (and of the recurrent size); a group of
+                          gates sees only its share of the input, which takes 1/k of the weights
         residual          each layer adds its input to its output
-        layer_norm        "gates": each gate and the cell (Ba 2016); "output": what the layer hands
-                          on; "none"
+        layer_norm        "gates": each gate and the cell (Ba 2016); "output": the layer's output;
+                          "none"
         tied              one matrix is input embedding and softmax
-        output_bias       the softmax has a bias for each word
+        output_bias       the softmax has one bias per word
         projection_bias   the projection has one
-        unit_norm         embeddings are used at length 1, whatever their parameters are
+        unit_norm         embeddings are normalised to length 1 when used
     """
 
     vocab_size: int
@@ -65,7 +65,7 @@ class RnnConfig:
 
     def __post_init__(self) -> None:
         if self.vocab_size < 4:
-            raise ConfigError(f"vocab_size is {self.vocab_size}; 4 is the least: 3 marks, 1 word")
+            raise ConfigError(f"vocab_size is {self.vocab_size}; use 4 or more (3 marks, 1 word)")
         for name in ("embedding_size", "hidden_size", "layers", "groups"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -75,7 +75,7 @@ class RnnConfig:
             ("layer_norm", ("gates", "output", "none")),
         ):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {known}")
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {known}")
         for name in ("embedding_size", "hidden_size"):
             if getattr(self, name) % self.groups:
                 raise ConfigError(
@@ -84,7 +84,7 @@ class RnnConfig:
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """Names of the gates, in the order in which their weights are joined."""
+        """Names of the gates, in the order of their weights."""
         return ("forget", "output", "candidate", "input")[: 3 if self.cell == "cifg" else 4]
 
     @property
@@ -143,7 +143,7 @@ def parameter_count(params: Params) -> int:
 
 
 def network_size(config: RnnConfig) -> int:
-    """Numbers in the tree of a network of this form, none of which is made."""
+    """Numbers in the tree of a network of this form, without making one."""
     shapes = jax.eval_shape(partial(init, config=config), jax.random.key(0))
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
@@ -187,8 +187,8 @@ def _layer(
     k, size, hidden = config.groups, config.embedding_size, config.hidden_size
     steps, batch, _ = inputs.shape
     gates = config.gates
-    # The weights of all gates side by side, and those of the inputs apart from the recurrent ones:
-    # the inputs of every step are known at once, so that one product serves them all.
+    # The weights of all gates side by side, with those of the inputs and the recurrent ones apart:
+    # the inputs of all steps are known beforehand, so one product computes them all.
     kernel = jnp.concatenate([layer[gate]["kernel"] for gate in gates], axis=-1)
     of_input, of_state = kernel[:, : size // k], kernel[:, size // k :]
     in_gates = config.layer_norm == "gates"
@@ -235,7 +235,7 @@ def _layer(
 def _outputs(
     params: Params, config: RnnConfig, state: State, tokens: Array
 ) -> tuple[Array, Array, State]:
-    """What the last layer shows after each token, and the rows that it is compared with.
+    """The last layer's output after each token, the softmax's rows, and the layers' states.
 
     Shapes
         tokens   (batch, time)        int32  0 <= id < vocab_size
@@ -249,8 +249,8 @@ def _outputs(
         values, after = _layer(params[f"layer_{index}"], config, values, state[index])
         states.append(after)
     rows = table if config.tied else _rows(params["output_embedding"], config)
-    # Batch before time while this is small: logits are the largest array by far, and a product of
-    # two plain matrices is several times as quick as one that leaves its axes in another order.
+    # Transpose to batch before time now, while it is small: logits are by far the largest array,
+    # and a plain matrix product is several times faster than one with its axes in another order.
     return values.transpose(1, 0, 2).reshape(tokens.size, -1), rows, states
 
 
@@ -266,7 +266,7 @@ def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple
     Shapes
         tokens   (batch, time)              int32  0 <= id < vocab_size
         logits   (batch, time, vocab_size)  float32
-    Guarantees   feeding a sequence in parts, with the state handed on, gives the same logits
+    Guarantees   feeding a sequence in parts, passing on the state, gives the same logits
     """
     outputs, rows, states = _outputs(params, config, state, tokens)
     logits = _logits(params, config, outputs, rows)
@@ -291,18 +291,18 @@ def ln_probabilities(logits: Array) -> Array:
 def batch_loss(
     params: Params, config: RnnConfig, state: State, batch: Array
 ) -> tuple[Array, tuple[State, Array]]:
-    """Mean cross-entropy of the targets of a batch; 0 where it has none.
+    """Mean cross-entropy of the targets of a batch; 0 without targets.
 
     Shapes
-        batch    (rows, time + 1)  int32  -1 where there is no token
+        batch    (rows, time + 1)  int32  -1 for no token
         returns  loss, (state after the batch, number of targets)
     """
     inputs, targets = batch[:, :-1], batch[:, 1:]
     there = (targets >= 0).astype(jnp.float32)
     outputs, rows, state = _outputs(params, config, state, jnp.maximum(inputs, 0))
     logits = _logits(params, config, outputs, rows)
-    # The targets' logits once more, from their rows: to pick them out of all would have its
-    # gradient spread over an array of the size of all.
+    # Recompute the targets' logits from their rows: selecting them from all logits would make the
+    # gradient an array of the size of all logits.
     target = jnp.maximum(targets, 0).reshape(-1)
     chosen = (outputs * rows[target]).sum(-1)
     if config.output_bias:

@@ -1,14 +1,14 @@
-"""What a device sends so that only the sum of all devices can be read: integers modulo M.
+"""Encodes updates as integers modulo M, so that only the sum over all devices can be read.
 
     sums = SecureAggregator(clip_norm=1.0, scale=1e4, report_goal=500)
     total = sums.sum(updates, key)              # a pytree of floats
 
-An update is clipped, scaled, rotated at random, rounded at random without becoming long, shifted
-and sent modulo M. Sums of up to `report_goal` such vectors cannot wrap, so that the modular sum,
-which is all that a protocol of secure aggregation reveals, gives the sum back. The protocol itself
-is not here: `modular_sum` stands where it will.
+An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
+sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, which is
+all that a secure aggregation protocol reveals, gives the true sum. The protocol itself is not
+implemented: `modular_sum` takes its place.
 
-Rounding makes an update longer by a known factor (`sensitivity_factor`), which accounting takes.
+Rounding lengthens an update by at most `sensitivity_factor`, which accounting includes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Vector = npt.NDArray[np.float64]
 Encoded = npt.NDArray[np.int64]
 
 ALPHA = math.exp(-0.5)  # GDP Algorithm 2
-MAX_TRIES = 1000  # of rounding; one is enough nearly always, alpha^1000 is nothing
+MAX_TRIES = 1000  # of rounding; one nearly always suffices, and alpha^1000 is negligible
 MAX_MODULUS = 1 << 62  # so that sums of int64 never overflow before they are reduced
 
 
 def padded_dimension(dimension: int) -> int:
     """The power of two that a vector is padded to, for Hadamard's matrix."""
     if dimension < 1:
-        raise ConfigError(f"a vector has at least one number; found {dimension}")
+        raise ConfigError(f"the dimension is {dimension}; it must be 1 or more")
     return 1 << (dimension - 1).bit_length()
 
 
@@ -51,7 +51,7 @@ def hadamard(vector: Vector) -> Vector:
     """
     d = len(vector)
     if d & (d - 1) or not d:
-        raise ConfigError(f"Hadamard's matrix is for a power of two; found {d}")
+        raise ConfigError(f"a vector of {d} numbers; Hadamard's matrix needs a power of two")
     out = np.array(vector, np.float64)
     spare = np.empty_like(out)
     half = 1
@@ -68,15 +68,15 @@ def hadamard(vector: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How vectors of one size become integers, and what that costs.
+    """How vectors of one size are encoded as integers, and the cost of that.
 
     `clip_norm` is C, `scale` s and `report_goal` m of GDP Algorithm 2, `dimension` the size of a
     vector before padding; d below is the padded size, since rounding happens there.
 
     Paper
-        Xu et al. 2023 (GDP), Algorithm 2. Its logarithm is taken as the natural one. It prints that
-        the server subtracts C_inf once; every device shifts by it, so the server subtracts it
-        once for each report. Its production runs left the infinity-norm clip out; here it is done.
+        Xu et al. 2023 (GDP), Algorithm 2, with its logarithm read as natural. As printed, the
+        server subtracts C_inf once; every device shifts by it, so here it is subtracted once per
+        report. The paper's production runs left out the infinity-norm clip; it is done here.
     """
 
     dimension: int
@@ -89,11 +89,11 @@ class Encoding:
         for name in ("clip_norm", "scale"):
             value = getattr(self, name)
             if not (0 < value < math.inf):
-                raise ConfigError(f"{name} is {value}; it is over 0 and finite")
+                raise ConfigError(f"{name} is {value}; it must be over 0 and finite")
         if self.report_goal < 1:
-            raise ConfigError(f"report_goal is {self.report_goal}; it is at least 1")
+            raise ConfigError(f"report_goal is {self.report_goal}; it must be 1 or more")
         if not 0 < self.alpha < 1:
-            raise ConfigError(f"alpha is {self.alpha}; it is between 0 and 1")
+            raise ConfigError(f"alpha is {self.alpha}; it must be between 0 and 1")
         if self.modulus > MAX_MODULUS:
             raise ConfigError(
                 f"the modulus is {self.modulus}, over 2^62: lower the scale ({self.scale:g}) or "
@@ -107,10 +107,10 @@ class Encoding:
 
     @property
     def max_coordinate(self) -> int:
-        """C_inf = ceil(2 s C ln(d) / sqrt(d)); s C where d is so small that this is 0."""
+        """C_inf = ceil(2 s C ln(d) / sqrt(d)); ceil(s C) for d of 1 or 2."""
         d = self.padded
         bound = 2 * self.scale * self.clip_norm * math.log(d) / math.sqrt(d)
-        # Of one or two numbers the printed bound is below what a single number may be.
+        # For one or two numbers the printed bound is below the largest single number.
         return math.ceil(bound if d > 2 else self.scale * self.clip_norm)
 
     @property
@@ -120,28 +120,28 @@ class Encoding:
 
     @property
     def bits(self) -> float:
-        """Bits a number of an update takes to send."""
+        """Bits to send per number of an update."""
         return math.log2(self.modulus)
 
     @property
     def max_squared_norm(self) -> float:
-        """What the squared norm of an update is at most, once it is rounded."""
+        """The largest squared norm of a rounded update."""
         reach, d = self.scale * self.clip_norm, self.padded
         slack = math.sqrt(2 * math.log(1 / self.alpha))
         return reach**2 + d / 4 + slack * (reach + math.sqrt(d) / 2)
 
     @property
     def inflated_norm(self) -> float:
-        """C_inflated: the norm that accounting takes in place of C."""
+        """C_inflated: the norm that accounting uses instead of C."""
         return math.sqrt(self.max_squared_norm) / self.scale
 
     @property
     def sensitivity_factor(self) -> float:
-        """C_inflated / C, over 1: multiply the sensitivity with it."""
+        """C_inflated / C, over 1: the factor by which the sensitivity grows."""
         return self.inflated_norm / self.clip_norm
 
     def signs(self, key: Key) -> npt.NDArray[np.int8]:
-        """xi of a round: one for all its devices, from the round's key."""
+        """xi of a round: the same for all its devices, from the round's key."""
         return key.fold("signs").signs(self.padded)
 
     def encode(self, vector: npt.ArrayLike, signs: npt.NDArray[np.int8], key: Key) -> Encoded:
@@ -150,19 +150,19 @@ class Encoding:
         Args
             key   of this device in this round: its rounding is drawn from it
         Returns      (d,) numbers in 0..2 C_inf, which is below M
-        Guarantees   over the rounding, the decoded expectation is the clipped vector, but for the
-                     infinity-norm clip (which is next to never reached) and for rejected roundings;
-                     the squared norm before the shift is at most `max_squared_norm`, always
+        Guarantees   over the rounding, the decoded expectation is the clipped vector, except for
+                     the infinity-norm clip (almost never reached) and rejected roundings;
+                     the squared norm before the shift is always at most `max_squared_norm`
         Raises
             ConfigError    another size
             PrivacyError   a number that is not finite: no clip bounds it
         """
         update = np.asarray(vector, np.float64).ravel()
         if len(update) != self.dimension:
-            raise ConfigError(f"an update has {len(update)} numbers, not {self.dimension}")
+            raise ConfigError(f"an update has {len(update)} numbers; expected {self.dimension}")
         norm = float(np.linalg.norm(update))
         if not math.isfinite(norm):
-            raise PrivacyError("an update holds numbers that are not finite; it cannot be bounded")
+            raise PrivacyError("an update has numbers that are not finite; it cannot be bounded")
         padded = np.zeros(self.padded)
         padded[: self.dimension] = update * (
             self.scale * min(1.0, self.clip_norm / norm) if norm else 0
@@ -174,14 +174,14 @@ class Encoding:
         return self._rounded(rotated, key) + self.max_coordinate
 
     def _rounded(self, vector: Vector, key: Key) -> Encoded:
-        """Conditional stochastic rounding: again until the norm is within the bound."""
+        """Conditional stochastic rounding: repeated until the norm is within the bound."""
         low = np.floor(vector)
         share = vector - low
         base = low.astype(np.int64)
         for attempt in range(MAX_TRIES):
             up = key.fold("rounding", attempt).uniforms(len(vector)) < share
             found = base + up
-            # The clip divides and multiplies: the last bit may stand over an integer bound.
+            # The clip divides and multiplies: the last bit may exceed an integer bound.
             np.clip(found, -self.max_coordinate, self.max_coordinate, out=found)
             if (
                 float(np.dot(found.astype(np.float64), found.astype(np.float64)))
@@ -190,28 +190,28 @@ class Encoding:
                 return found
         raise PrivacyError(
             f"no rounding of an update was short enough in {MAX_TRIES} tries; alpha {self.alpha} "
-            "is too near 1"
+            "is too close to 1"
         )
 
     def decode(self, total: Encoded, reports: int, signs: npt.NDArray[np.int8]) -> Vector:
-        """The sum of updates, from the modular sum of `reports` devices.
+        """The sum of updates, from the modular sum over `reports` devices.
 
         Raises
             PrivacyError   more reports than `report_goal`: the sum may have wrapped
         """
         self.check_reports(reports)
         if total.shape != (self.padded,):
-            raise ConfigError(f"the sum has {total.shape} numbers, not {self.padded}")
+            raise ConfigError(f"the sum has the shape {total.shape}; expected ({self.padded},)")
         integers = np.mod(total, self.modulus) - reports * self.max_coordinate
         vector = hadamard(integers.astype(np.float64)) * signs / self.scale
         return vector[: self.dimension]
 
     def check_reports(self, reports: int) -> None:
-        """Passes if so many reports cannot wrap."""
+        """Passes if the sum of `reports` reports cannot wrap."""
         if not 0 <= reports <= self.report_goal:
             raise PrivacyError(
-                f"{reports} reports came where the modulus was chosen for {self.report_goal}: "
-                "their sum may wrap around, and what one user adds would no longer be bounded"
+                f"{reports} reports, but the modulus was chosen for {self.report_goal}: their sum "
+                "may wrap around, and one user's contribution would no longer be bounded"
             )
 
 
@@ -220,21 +220,21 @@ def modular_sum(reports: Iterable[Encoded], modulus: int) -> Encoded:
     total: Encoded | None = None
     for report in reports:
         if len(report) and not (report.min() >= 0 and report.max() < modulus):
-            raise PrivacyError(f"a report holds numbers outside 0..{modulus - 1}")
+            raise PrivacyError(f"a report has numbers outside 0..{modulus - 1}")
         total = report.copy() if total is None else np.mod(total + report, modulus)
     if total is None:
-        raise ConfigError("no report came")
+        raise ConfigError("there are no reports to add up")
     return total
 
 
 @dataclass
 class _Running:
-    """A modular sum under way."""
+    """A modular sum in progress."""
 
     encoding: Encoding
     shapes: list[tuple[int, ...]]
     treedef: Any
-    unit: float  # what updates are multiplied with before they are encoded
+    unit: float  # factor of updates before they are encoded
     total: Encoded | None = None
     signs: npt.NDArray[np.int8] | None = None
     reports: int = 0
@@ -243,16 +243,16 @@ class _Running:
 
 @sealed
 class SecureAggregator:
-    """Adds what devices encode, modulo M; the server sees the sum alone. Host code, in numpy.
+    """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
     Args
-        clip_norm     C: updates are clipped to it, if they are not already; where the clip norm
-                      changes over rounds, the first one
-        scale         s, of an update of that norm: larger costs bits and inflates the norm less
-        report_goal   m: more reports than that are refused
+        clip_norm     C, to which updates are clipped; the first one if it changes over rounds
+        scale         s, of an update of that norm: a larger one costs bits and inflates the norm
+                      less
+        report_goal   m: more reports are refused
     Guarantees
-        the result is the same whatever the order of devices and however they are split over `add`,
-        given the same place of a device in the round
+        the result does not depend on the order of devices or on how they are split over calls of
+        `add`, given the same place of a device in the round
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):
@@ -262,34 +262,34 @@ class SecureAggregator:
         note_made(self)
 
     def encoding(self, dimension: int) -> Encoding:
-        """Of vectors of one size."""
+        """The encoding of vectors of one size."""
         return Encoding(dimension, self.clip_norm, self.scale, self.report_goal, self.alpha)
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """C_inflated / C for updates of so many numbers."""
+        """C_inflated / C for updates of `dimension` numbers."""
         return self.encoding(dimension).sensitivity_factor
 
     def zero(self, template: PyTree, bound: float | None = None) -> _Running:
         """The sum of no updates of these shapes.
 
         Args
-            bound   the clip norm of this round where it changes; updates are scaled by it, so that
-                    rounding makes those of a small norm longer by no larger a factor
+            bound   this round's clip norm if it changes; updates are scaled by it, so rounding
+                    lengthens small ones by no larger a factor
         """
         import jax
 
         if bound is not None and not 0 < bound < math.inf:
-            raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
+            raise PrivacyError(f"the clip norm of a round is {bound}; it must be over 0 and finite")
         leaves, treedef = jax.tree.flatten(template)
         shapes = [tuple(np.shape(leaf)) for leaf in leaves]
         unit = 1.0 if bound is None else self.clip_norm / bound
         return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef, unit)
 
     def add(self, total: _Running, updates: PyTree, key: Key) -> _Running:
-        """The sum with some devices more.
+        """The sum with further devices.
 
         Raises
-            PrivacyError   more devices than the report goal, or another key than the round's first
+            PrivacyError   more devices than the report goal, or another key than the round's
         """
         import jax
 
@@ -298,7 +298,7 @@ class SecureAggregator:
         encoding = total.encoding
         encoding.check_reports(total.reports + count)
         if total.path is not None and total.path != key.path:
-            raise PrivacyError("the devices of a round share one rotation: one key for all of them")
+            raise PrivacyError("two keys in one round: its devices share a rotation, so one key")
         signs = encoding.signs(key) if total.signs is None else total.signs
         reports = (
             encoding.encode(
@@ -321,13 +321,13 @@ class SecureAggregator:
         """The sum as a pytree of float64.
 
         Raises
-            PrivacyError   `reports` is not how many were added: the shift would be wrong
+            PrivacyError   `reports` is not the number added: the shift would be wrong
         """
         import jax
 
         if reports != total.reports:
             raise PrivacyError(
-                f"{total.reports} devices reported, and {reports} are to be unshifted"
+                f"{total.reports} devices were added, but the result is asked for {reports}"
             )
         if total.total is None or total.signs is None:
             vector = np.zeros(total.encoding.dimension)
@@ -341,12 +341,12 @@ class SecureAggregator:
         return jax.tree.unflatten(total.treedef, parts)
 
     def sum(self, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
-        """Of updates stacked on axis 0, or of a list of them."""
+        """The sum of updates stacked on axis 0, or of a list of updates."""
         import jax
 
         if isinstance(updates, list | tuple) and not hasattr(updates, "_fields"):
             if not updates:
-                raise ConfigError("no update came, not even its shape; use zero and result")
+                raise ConfigError("no updates, so their shape is unknown; use zero and result")
             updates = jax.tree.map(
                 lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *updates
             )

@@ -1,15 +1,16 @@
-"""Signatures of records and of what they speak of: FILE.signature.json, beside the file.
+"""Signatures of records and of their files: FILE.signature.json, beside the file.
 
     sign(Claim.of(Path("counts.tsv")), read_private_key(Path("key.pem")), at=now)
     found = look_at(Path("counts.tsv"), read_public_key(Path("key.pub")))
     found.standing, found.text
 
-A digest finds a mistake, and no edit by somebody who computes it anew; a signature finds both. It
-is Ed25519 over the SHA-256 of the file, the digest of its record and the time, so that it holds for
-any file that has a record: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest.
-With a manifest the SHA-256 of every file of its shard set is signed.
+A digest detects accidents, but not an edit by somebody who recomputes it; a signature detects both.
+It is Ed25519 over the SHA-256 of the file, the digest of its record and the time. Any file with a
+record can be signed: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest. For a
+manifest, the SHA-256 of every file of its shard set is signed, too.
+
 `openssl genpkey -algorithm ed25519 -out key.pem` makes a key, `openssl pkey -in key.pem -pubout
--out key.pub` gives the public one.
+-out key.pub` its public key.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ Standing = Literal["verified", "unverified", "wrong"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a file's record is worth.
+    """Whether a file's record can be trusted.
 
     Fields
-        standing  "verified": by the trusted key; "unverified": by no key that is trusted;
+        standing  "verified": by the trusted key; "unverified": not by a trusted key;
                   "wrong": the file, its record or its signature was changed
-        record    of the file; None where it is wrong
+        record    of the file; None if it is wrong
         text      why, in a sentence
     """
 
@@ -55,7 +56,7 @@ class Verdict:
 
 
 def signature_of(path: Path) -> Path:
-    """Where the signature of a file stands."""
+    """The path of a file's signature."""
     return Path(str(path) + SUFFIX)
 
 
@@ -106,8 +107,8 @@ class Claim:
     Fields
         sha256  of the file
         record  that it has
-        files   of a shard set: SHA-256 of each file of it, by name; the manifest alone binds them
-                by a checksum that finds damage and no forgery
+        files   of a shard set: SHA-256 of each file, by name; the manifest itself only has
+                checksums, which detect damage but not forgery
     """
 
     path: Path
@@ -117,21 +118,21 @@ class Claim:
 
     @classmethod
     def of(cls, path: Path) -> Claim:
-        """What can be signed of a file.
+        """The claim for a file.
 
         Raises
             FormatError   it has no record; a shard set lacks a file
-            PrivacyError  the record is of another file, or was changed, or there are two
+            PrivacyError  the record belongs to another file or was changed, or there are two
         """
         snapshot = FileSnapshot.read(path)
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
         if missing := [name for name, digest in found.items() if digest is None]:
-            raise FormatError(f"{path} names {', '.join(missing)}, which cannot be read beside it")
+            raise FormatError(f"{path} lists {', '.join(missing)}, which cannot be read beside it")
         return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
 
     def lines(self) -> list[str]:
-        """The claim for people."""
+        """The claim, for people."""
         return [
             f"{self.path}: SHA-256 {self.sha256}",
             *(f"{self.path.parent / name}: SHA-256 {d}" for name, d in self.files.items()),
@@ -152,7 +153,7 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
-    """Signs what is claimed of a file; returns where the signature stands."""
+    """Signs a claim; returns the path of the signature."""
     body = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
@@ -169,10 +170,10 @@ def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
 
 
 def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
-    """What a file's record is worth, by its digests, its signature and the key that is trusted.
+    """Checks a file's record by its digests, its signature and the trusted key.
 
     Args
-        content  of the file, where the caller has read it: what is verified is then what it uses
+        content  of the file if the caller has read it, so that the bytes in use are verified
     Raises
         FormatError  the file has no record, and nobody signed it
     """
@@ -205,10 +206,10 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
         if changed := seal.other_files(path.parent, names):
             return Verdict(
                 "wrong", None,
-                f"{', '.join(changed)} of {path.parent}: not the file that {place.name} is of",
+                f"{', '.join(changed)} in {path.parent}: not the file that {place.name} signs",
             )  # fmt: skip
     if trusted is None:
-        return Verdict("unverified", record, f"{path} is {who}, and no key was given to trust")
+        return Verdict("unverified", record, f"{path} is {who}, and no trusted key was given")
     if trusted.public_bytes_raw() != seal.key.public_bytes_raw():
         mine = fingerprint(trusted)
         return Verdict("unverified", record, f"{path} is {who}, not by the trusted one, {mine}")
@@ -217,7 +218,7 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
 
 @dataclass(frozen=True)
 class _Seal:
-    """A signature that was read: what it says, over which bytes it was made, and by whom."""
+    """A signature that was read: its statement, the signed bytes and the signer."""
 
     place: Path
     body: dict[str, Any]
@@ -241,11 +242,11 @@ class _Seal:
             if body["version"] > 1:
                 dict(body["files"])
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise FormatError(f"{place} is no signature: {exc!r}") from exc
+            raise FormatError(f"{place} is not a signature: {exc!r}") from exc
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
-        """Why it is no signature of this file with this record; None if it is."""
+        """Why it is not a signature of this file with this record; None if it is."""
         from cryptography.exceptions import InvalidSignature
 
         name, path = self.place.name, snapshot.path
@@ -260,7 +261,7 @@ class _Seal:
         return None
 
     def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:
-        """Files of a shard set that are not those that were signed."""
+        """Files of a shard set that differ from the signed ones."""
         signed = self.body["files"]
         found = _digests(folder, names)
         return sorted(n for n in found.keys() | signed.keys() if found.get(n) != signed.get(n, ""))
@@ -283,12 +284,12 @@ def require_signed(path: Path, public_key: Path, content: bytes | None = None) -
 
 
 def fingerprint(key: Ed25519PublicKey) -> str:
-    """What a public key is called by: the first digits of its SHA-256."""
+    """A public key's short name: the first digits of its SHA-256."""
     return content_digest(key.public_bytes_raw())[:16]
 
 
 def _message(body: dict[str, Any]) -> bytes:
-    """What is signed: no other format of ours begins like this."""
+    """The signed bytes; none of our other formats begins like this."""
     return (
         b"dlm privacy signature %d\n" % body["version"] + json.dumps(body, sort_keys=True).encode()
     )

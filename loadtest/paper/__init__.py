@@ -1,4 +1,4 @@
-"""The evaluation of the DLM paper (section 4), on the machine that this runs on.
+"""The evaluation of the DLM paper (section 4), on this machine.
 
 Each experiment is a file here with `run(setup) -> Result`.
 """

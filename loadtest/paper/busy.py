@@ -1,4 +1,4 @@
-"""How many cores of this machine were busy, whoever used them; also those a host took away."""
+"""How many cores of this machine were busy, with any process, or were stolen by its host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = 8  # user, nice, system, idle, iowait, irq, softirq, steal; guests are
 
 
 class BusyCores:
-    """Looks at /proc/stat several times per second, in a thread, until the end of the block."""
+    """Samples /proc/stat several times per second, in a thread, until the end of the block."""
 
     def __init__(self) -> None:
         self._looks: list[tuple[float, float]] = []
@@ -42,7 +42,7 @@ class BusyCores:
 
 
 def _busy_s() -> float:
-    """Core seconds since the machine started."""
+    """Busy core seconds since the machine started."""
     line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     ticks = [int(field) for field in line.split()[1 : COLUMNS + 1]]
     return sum(t for at, t in enumerate(ticks) if at not in IDLE) / os.sysconf("SC_CLK_TCK")

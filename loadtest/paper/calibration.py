@@ -1,9 +1,9 @@
-"""What work costs on this machine: measured once, before anything is predicted.
+"""Measures what work costs on this machine, before anything is predicted.
 
-Loads of one client process with a few decoders: requests a third as wide, as recorded, and three
-times as wide on one server; as recorded on the largest cluster, where a request takes more
-messages. `Costs` are the line through their processor seconds, by least squares of relative errors;
-what nobody computes is what a single decoder waits beyond them. No throughput enters.
+The loads are of one client process with a few decoders: on one server with requests a third as
+wide, as recorded, and three times as wide; and as recorded on the largest cluster, where a request
+takes more messages. `Costs` are fitted to their processor seconds, by least squares of relative
+errors; what a single decoder waits beyond them is idle time. Throughput is not used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from loadtest.synth import Scale, about, compare, synthesise
 from loadtest.trace import read_trace, trace_of, write_trace
 
 WIDTHS = (1 / 3, 1.0, 3.0)  # times the contexts of a request
-DECODERS = 4  # so few that the window is not full: a message is of one request
+DECODERS = 4  # so few that the window is never full, so each message has one request
 
 
 def costs_of(setup: Setup) -> tuple[Costs, list[dict[str, Any]]]:
-    """Costs, and what was measured: a row for each load."""
+    """Costs, and the measurements: a row per load."""
     found = kept(setup, "costs", lambda: _found(setup))
     return Costs(**found["costs"]), found["loads"]
 
@@ -53,7 +53,7 @@ def _measure(setup: Setup) -> list[dict[str, Any]]:
 
 
 def widened(setup: Setup, width: float) -> Path:
-    """The trace with so many times the contexts per request."""
+    """The trace with `width` times the contexts per request."""
     if width == 1.0:
         return setup.trace
     path = setup.work / f"{setup.trace.stem}-{width:.2g}.parquet"
@@ -88,8 +88,8 @@ def fit(rows: list[dict[str, Any]]) -> Costs:
 
     Args
         rows  each with counts of `decoders`, `requests`, `asked`, `messages`, `queries`, and the
-              seconds `client_s`, `server_s` and `call_s` (waited by decoders, all together). Costs
-              are of those with several decoders, `wait_s` of those with one
+              seconds `client_s`, `server_s` and `call_s` (the decoders' total wait). Rows with
+              several decoders give the costs, rows with one give `wait_s`
     """
     several = [row for row in rows if row["decoders"] > 1]
     alone = [row for row in rows if row["decoders"] == 1]
@@ -101,15 +101,14 @@ def fit(rows: list[dict[str, Any]]) -> Costs:
 
 
 def _line(rows: list[dict[str, Any]], counts: tuple[str, ...], seconds: str) -> list[float]:
-    """Coefficients from 0 up that explain `seconds` by `counts`."""
+    """Non-negative coefficients that explain `seconds` by `counts`."""
     wanted = np.array([row[seconds] for row in rows])
     matrix = np.array([[row[name] for name in counts] for row in rows]) / wanted[:, None]
     return [float(one) for one in non_negative(matrix, np.ones(len(rows)))]
 
 
 def non_negative(matrix: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with coefficients from 0 up: of all choices of columns the best that has none
-    below 0. For a handful of columns."""
+    """Non-negative least squares, by trying all subsets of columns. For a handful of columns."""
     columns = matrix.shape[1]
     best, least = np.zeros(columns), float(np.sum(wanted**2))
     for choice in range(1, 1 << columns):

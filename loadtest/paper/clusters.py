@@ -26,12 +26,12 @@ from loadtest.session import JOURNAL, measure
 from loadtest.trace import CALLS, EXTEND, Trace
 from loadtest.worker import ClientSettings
 
-PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders of each
-DEADLINE_S = 30.0  # of a request: on a machine that is shared, a late answer still counts
+PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders per process
+DEADLINE_S = 30.0  # of a request: on a shared machine, a late answer still counts
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
-    """The model in so many shards, built once; as many as `setup.model` has, that itself."""
+    """The model in `shards` shards, built once; `setup.model` if it has that many."""
     manifest = read_manifest(setup.model)
     if manifest.shards == shards and manifest.encoding == encoding:
         return setup.model
@@ -44,25 +44,25 @@ def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
 
 @contextmanager
 def serving(setup: Setup, shards: int) -> Iterator[Path]:
-    """The cluster.toml of a server for each shard, on this machine."""
+    """Runs one server per shard on this machine; yields the cluster.toml."""
     with local_cluster(shard_set(setup, shards), shards, setup.progress.tell) as cluster:
         yield cluster
 
 
 def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
-    """Decoders that ask again as soon as they are answered."""
+    """Decoders that send the next request as soon as they have an answer."""
     return Load((Segment(seconds, 1.0, 1.0),), concurrency, warmup_s=warmup_s)
 
 
 def steady(per_s: float, seconds: float, warmup_s: float = 1.0) -> Load:
-    """Requests that come when they are due."""
+    """Requests at a steady rate."""
     return Load((Segment(seconds, per_s, per_s),), warmup_s=warmup_s)
 
 
 def loaded(
     setup: Setup, name: str, cluster: Path, trace: Path, load: Load, processes: int = 1
 ) -> Report:
-    """The report of a load on a cluster; its records are kept in `setup.work`."""
+    """Runs a load on a cluster and returns its report; its records stay in `setup.work`."""
     folder = setup.work / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -73,9 +73,9 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` gives, which JSON can hold; asked once for a model, a trace and a version.
+    """The result of `make`, as JSON, kept per model, trace and version.
 
-    `--again` asks anew.
+    `--again` makes it anew.
     """
     of = {
         "model": read_manifest(setup.model).model,
@@ -96,9 +96,8 @@ def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
-    """`results` of a report: `PROCESSES` client processes with `DECODERS` decoders each, which ask
-    servers on this machine as fast as they are answered. And `other_cores`, what other work took of
-    the machine meanwhile."""
+    """`results` of the report of a closed loop: `PROCESSES` client processes with `DECODERS`
+    decoders each, on this machine. Adds `other_cores`, used by other work meanwhile."""
     seconds = 1.0 if setup.quick else 6.0
 
     def make() -> dict[str, Any]:
@@ -119,7 +118,7 @@ def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
 
 
 def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
-    """Each request that asks words after contexts: its number, states and words, in ids."""
+    """Each request for words after contexts: its number, states and words, in ids."""
     found = []
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     for number in np.flatnonzero(wanted).tolist():

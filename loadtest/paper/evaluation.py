@@ -1,4 +1,4 @@
-"""Runs experiments, and keeps their results in one file, each as soon as it is whole."""
+"""Runs experiments, and saves each result to one file as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Tell = Callable[[str], None]
 
 
 def module_of(name: str) -> str:
-    """The file of an experiment, without its ending."""
+    """The module of an experiment."""
     return name.replace("-", "")
 
 
 def available() -> list[str]:
-    """Experiments that are here."""
+    """Names of all experiments."""
     here = Path(__file__).parent
     return [name for name in EXPERIMENTS if (here / f"{module_of(name)}.py").exists()]
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The experiments named, in the paper's order; all without a name.
+    """The named experiments, in the paper's order; all of them without names.
 
-    Raises  ConfigError  there is none of a name
+    Raises  ConfigError  a name is unknown
     """
     here = available()
     for name in only:
@@ -54,10 +54,10 @@ class Evaluation:
     """The results of one model, in a folder.
 
     Args
-        again  runs what is there already
-        note   kept with each result, such as what else ran on the machine
+        again  repeats experiments that have results
+        note   saved with each result, such as what else ran on the machine
     Raises
-        ConfigError  the folder holds results of another model, trace or size
+        ConfigError  the folder has results of another model, trace or size
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Evaluation:
         found = read_results(path)
         if found["of"] != self.of:
             raise ConfigError(
-                f"{path} holds results of {found['of']}, and this is {self.of}; give another "
-                "--output, or remove it first"
+                f"{path} has results of {found['of']}; this evaluation is of {self.of}. Use "
+                "another --output, or remove the file first"
             )
         return {one["result"]["name"]: one for one in found["experiments"]}
 
     def run(self, names: Sequence[str]) -> list[Result]:
-        """Runs what has no result yet; all results that there are, in the paper's order."""
+        """Runs experiments without a result; returns all results, in the paper's order."""
         wanted = [name for name in names if self._again or name not in self._entries]
         for number, name in enumerate(wanted, 1):
             self._tell(f"{name} ({number} of {len(wanted)})")
@@ -117,11 +117,11 @@ class Evaluation:
         return self.results()
 
     def results(self) -> list[Result]:
-        """All that there are."""
+        """All results, in the paper's order."""
         return [result_of(one["result"]) for one in self.facts()["experiments"]]
 
     def facts(self) -> dict[str, Any]:
-        """What results.json holds; see results.schema.json."""
+        """The content of results.json; see results.schema.json."""
         kept = [self._entries[name] for name in EXPERIMENTS if name in self._entries]
         return {"format": FORMAT, "version": VERSION, "of": self.of, "experiments": kept}
 
@@ -133,23 +133,23 @@ class Evaluation:
 
 
 def _public(facts: dict[str, Any]) -> dict[str, Any]:
-    """Provenance whose command has the names of files, not where they lie on this machine."""
+    """Provenance whose command has file names, without their folders on this machine."""
     command = [Path(part).name if "/" in part else part for part in facts["command"]]
     return {**facts, "command": command}
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """A results.json.
+    """Reads a results.json.
 
-    Raises  ConfigError  it is of another format
+    Raises  ConfigError  it has another format
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         kind, version = found["format"], found["version"]
     except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(f"{path} does not hold results of an evaluation") from exc
+        raise ConfigError(f"{path} is not the results.json of an evaluation") from exc
     if (kind, version) != (FORMAT, VERSION):
         raise ConfigError(
-            f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"
+            f"{path} is {kind!r}, version {version!r}; expected {FORMAT!r}, version {VERSION}"
         )
     return dict(found)

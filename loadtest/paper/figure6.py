@@ -1,4 +1,4 @@
-"""Figure 6: messages per minute against servers, as the trace asks them and balanced by hand."""
+"""Figure 6: messages per minute against servers, for the trace as it is and balanced by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from loadtest.trace import read_trace
 
 SERVERS, QUICK_SERVERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
 CPU = 0.75  # of the busiest server's cores, as in the paper
-CLIENT_CPU = 0.5  # clients are as many as keep each below this
+CLIENT_CPU = 0.5  # there are enough clients to keep each below this
 PEAK_PER_MINUTE = 100e6  # the paper's peak
 MESSAGES, QUICK_MESSAGES = 60_000, 3_000  # simulated per point
 
@@ -48,18 +48,18 @@ def run(setup: Setup) -> Result:
     routed = slotted.to(balanced_slot_table(load, sizes[-1]), sizes[-1])
     rows.append(_peak(setup, costs, slotted, routed, rows))
     notes = [
-        f"Own: each server has a core of its own, the busiest is at {CPU:.0%} of it, and clients "
-        "have cores of theirs; simulated with the costs of this machine (the experiment "
-        "simulation checks how well).",
-        f"Shared: {PROCESSES} client processes of {DECODERS} decoders in a closed loop and all "
-        "servers on the cores of this machine: more servers share the same cores, so this shows "
-        "the cost of smaller messages, not scaling.",
-        "Requests come one by one at random; the paper does not say how its clients did. "
-        "Real: slots are balanced by n-grams, messages fall as the trace asks. The trace has "
-        f"{trace.audio_s:.0f} s of audio, so few contexts, which spread worse than many would.",
-        "The paper had 1 process per machine of many cores; what a server of several workers "
-        f"would do is the last row: how many it takes for {PEAK_PER_MINUTE / 1e6:.0f} million "
-        "messages per minute.",
+        f"Own: each server has its own core, the busiest at {CPU:.0%}, and clients have theirs; "
+        "simulated with the costs of this machine (the experiment simulation checks how well).",
+        f"Shared: {PROCESSES} client processes with {DECODERS} decoders each, in a closed loop, "
+        "and all servers share the cores of this machine. With more servers this shows the cost "
+        "of smaller messages, not scaling.",
+        "Requests arrive one by one at random; the paper does not say how its clients sent them. "
+        "Real: slots are balanced by n-grams, and messages go where the trace's requests need "
+        f"them. The trace has {trace.audio_s:.0f} s of audio, so few contexts, which spread less "
+        "evenly than many would.",
+        "The paper had one process per machine with many cores. The last row has servers with "
+        f"several workers: as many as {PEAK_PER_MINUTE / 1e6:.0f} million messages per minute "
+        "need.",
     ]
     return Result(
         "figure-6",
@@ -126,7 +126,7 @@ def _real(setup: Setup, costs: Costs, slotted: Slotted, servers: int) -> list[Ro
 
 
 def busiest_s(costs: Costs, routed: Routed, requests: NDArray[np.int64], balanced: bool) -> float:
-    """Processor seconds per request that the busiest server is expected to spend."""
+    """Expected processor seconds per request on the busiest server."""
     chosen = np.zeros(len(routed.asked), np.bool_)
     chosen[requests] = True
     of = np.repeat(np.arange(len(routed.asked)), np.diff(routed.first))
@@ -137,7 +137,7 @@ def busiest_s(costs: Costs, routed: Routed, requests: NDArray[np.int64], balance
 
 
 def _point(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, layout: Layout) -> Row:
-    """Servers with their busiest at `CPU`: the rate that is expected to do that, simulated."""
+    """Simulates the rate that is expected to bring the busiest server to `CPU`."""
     requests = slotted.requests
     each_s = busiest_s(costs, routed, requests, layout.balanced)
     per_s = CPU * layout.workers / each_s
@@ -179,8 +179,8 @@ def _peak(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, rows: li
 
 
 def slot_ngrams(setup: Setup) -> NDArray[np.int64]:
-    """(4096,) n-grams of three words and more that each slot stores, by their context, and as
-    contexts of longer ones (DLM Algorithm 2): what a shard set is balanced by, about.
+    """(4096,) n-grams of three words and more in each slot, by their context and as contexts of
+    longer ones (DLM Algorithm 2): roughly the measure by which shard sets are balanced.
 
     Raises
         FormatError  `setup.arpa` is not the model in `setup.model`
@@ -197,7 +197,7 @@ def slot_ngrams(setup: Setup) -> NDArray[np.int64]:
                     load += np.bincount(slots_of(ids[:, -2], ids[:, -1]), minlength=SLOTS)
         if reader.vocabulary.words != vocabulary.words:
             raise FormatError(
-                f"{setup.arpa} has other words than {setup.model}; give the ARPA file that the "
+                f"{setup.arpa} and {setup.model} have different words; use the ARPA file that the "
                 "shard set was built from"
             )
     return load

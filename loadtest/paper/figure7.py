@@ -33,9 +33,9 @@ PAPER: list[Row] = [
     },
     {"where": "section 4: overhead of DLM", "system": "dlm", "query_s": 0.1},
 ]
-# Those whose calls are timed, and for which more servers are computed.
+# Systems whose calls are timed, and which are computed for more servers.
 TIMED = ("dlm", "A", "B", "B-batched")
-# dlm with one technique taken away, and the servers of old.
+# dlm without one technique, and the systems before it.
 ABLATED = ("dlm-hash", "dlm-one-word", "dlm-uncached", "dlm-unbatched", "srilm")
 BY_HISTORY = ("dlm", "dlm-paper", "A", "A-paper", "B", "B-paper")
 OWN, PLACED = "dlm", "dlm, on servers of the baselines"
@@ -44,7 +44,7 @@ DEADLINE_S = 60.0
 
 
 def run(setup: Setup) -> Result:
-    """Messages are computed for all numbers of servers, and measured, with time, where they fit."""
+    """Messages are computed for all cluster sizes, and measured, with time, where they fit."""
     setup.progress.tell("figure-7: reading the model")
     model, asked = model_of(setup), recorded(setup)
     every = SERVERS[:3] if setup.quick else SERVERS
@@ -79,7 +79,7 @@ def run(setup: Setup) -> Result:
             ("queries", "queries of", ""),
             ("servers", "servers", ""),
             ("messages", "messages per second of audio", "1/s"),
-            ("ablated", "the same, a technique taken away", "1/s"),
+            ("ablated", "the same, without one technique", "1/s"),
             ("query_s", "query time per second of audio", "s"),
             ("rounds", "rounds of messages per call", ""),
         ],
@@ -109,23 +109,23 @@ def run(setup: Setup) -> Result:
                 "y": "ablated",
                 "series": "line",
                 "labels": {"x": "servers", "y": "messages per second of audio"},
-                "title": "The same, dlm with one technique taken away",
+                "title": "The same, dlm without one technique",
                 "log": True,
             },
         ],
         notes=[
             *(f"{name}: {SYSTEMS[name].title}." for name in (*TIMED, *ABLATED, *BY_HISTORY[1::2])),
-            "A sends all of a call in one round, weights along with probabilities; B goes one "
-            "order down at a time, a look-up per message; B-batched sends all look-ups of a call "
-            "at once. All have the same cache of 1- and 2-grams. -paper: without the bit that "
-            "tells after which pairs nothing is stored.",
-            "Measured: one decoder, call after call, servers on this machine; the median of each "
-            "call over the passes, summed. All systems but the line 'dlm' run on the same small "
-            "servers and client, which answer from hash tables; 'dlm' is dlm itself.",
-            "Computed: messages exactly, by the client's own plan. Time by a line fitted to the "
-            "calls measured: so much for a call, a round, a message, a look-up. Servers share two "
-            "cores here, so a message costs time that it would not cost on a machine of its own: "
-            "with many servers the line is an upper bound.",
+            "A sends a whole call in one round, weights along with probabilities; B goes down one "
+            "order at a time, with one look-up per message; B-batched sends all look-ups of a call "
+            "together. All have the same cache of 1- and 2-grams. -paper: without the bit that "
+            "marks pairs after which nothing is stored.",
+            "Measured: one decoder, one call after another, servers on this machine; the median "
+            "of each call over the passes, summed. 'dlm' is dlm itself; all other systems run on "
+            "the same small servers and client, which answer from hash tables.",
+            "Computed: messages exactly, by the client's own plan; time by a linear fit to the "
+            "measured calls, with a cost per call, round, message and look-up. Servers share two "
+            "cores here, so a message costs more time than on a separate machine: with many "
+            "servers the fit is an upper bound.",
         ],
     )
 
@@ -139,7 +139,7 @@ def count(model: Model, asked: Asked, name: str, servers: int) -> Counts:
 def computed_row(
     name: str, asked: Asked, servers: int, counts: dict[int, Counts], measured: dict[int, Timing]
 ) -> Row:
-    """Messages, and time where calls of the system were timed."""
+    """Messages, and time if the system's calls were timed."""
     found = counts[servers]
     row: Row = {
         "basis": COMPUTED,
@@ -184,7 +184,7 @@ def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
             addresses, placed, model.cache, model.vocabulary, model.order, DEADLINE_S
         )
         async with client:
-            # A message per look-up: a pass takes as long as ten of the others, and needs no other.
+            # One message per look-up: a pass takes as long as ten of the others, so one is enough.
             batched = placed.system.batched
             return await timed(client, trace, passes(setup) if batched else 1, int(batched))
 
@@ -193,7 +193,7 @@ def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
 
 
 def on_dlm(setup: Setup, servers: int) -> Timing:
-    """The same calls on dlm's own servers, by its own client."""
+    """The same calls on dlm's own servers, with its own client."""
     trace = read_trace(setup.trace)
     config = ClientConfig(DEADLINE_S, DEADLINE_S, cache_dir=setup.work / "cache")
     with serving(setup, servers) as cluster:
@@ -206,7 +206,7 @@ def on_dlm(setup: Setup, servers: int) -> Timing:
 
 
 def passes(setup: Setup) -> int:
-    """Times that the trace is asked."""
+    """How often the trace is replayed."""
     return 1 if setup.quick else 3
 
 

@@ -58,21 +58,21 @@ def run(setup: Setup) -> Result:
             for what in ("bytes", "messages")
         ],
         notes=[
-            "Computed: bytes are 8 for each probability and each weight that one server holds "
-            "alone; what all servers hold (1-grams, and 2-grams but by one word) is left out. "
+            "Computed: 8 bytes for each probability and each weight that only one server holds; "
+            "what all servers hold (1-grams and, except by one word, 2-grams) is left out. "
             f"Messages are those of {asked.name}, one call after another.",
-            "Measured: sizes of the files of shard sets that dlm built with slots. dlm balances an "
-            "estimate, so many bytes per n-gram and per node; lists as they are packed differ from "
-            "it, which shows in shards of some 200 kB, those of 64.",
-            "Slots are balanced by bytes, not by messages: 4,096 slots can be shared out evenly, "
-            "hash % B takes what comes. A shard set can be balanced by recorded queries instead.",
-            "The paper prints no numbers beside its curves.",
+            "Measured: file sizes of shard sets that dlm built with slots. dlm balances an "
+            "estimate with fixed sizes per n-gram and per node; packed lists differ from it, which "
+            "shows in the shards of 64 servers, of some 200 kB each.",
+            "Slots are balanced by bytes, not by messages: 4,096 slots can be distributed evenly, "
+            "hash % B cannot. A shard set can be balanced by recorded queries instead.",
+            "The paper shows curves without numbers.",
         ],
     )
 
 
 def row_of(model: Model, asked: Asked, name: str, servers: int) -> Row:
-    """One placement over so many servers."""
+    """One placement on `servers` servers."""
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
     counts = counted(asked.calls, placed, model.cache, model.whole, asked.audio_s)
     return {

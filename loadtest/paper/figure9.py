@@ -63,13 +63,13 @@ def run(setup: Setup) -> Result:
             "log": True,
         },
         notes=[
-            "Batching by context puts the words of one context into a message; by server also "
-            "those of other contexts of the call that go to the same server (3.3, Figures 2 and "
-            "3). Calls are one after another, so nothing is gathered across utterances.",
-            "Measured: messages that dlm's own client counted, with at most one query per message "
-            "and with its default; its plan has no batching by context alone.",
+            "Batching by context puts the words of one context into a message; batching by server "
+            "adds those of the call's other contexts on the same server (3.3, Figures 2 and 3). "
+            "Calls are one after another, so nothing is batched across utterances.",
+            "Measured: messages counted by dlm's own client, with at most one query per message "
+            "and with its default; it does not batch by context only.",
             "The paper does not say how many servers it had, nor how wide its calls were. With "
-            "more words and contexts per call a message holds more.",
+            "more words and contexts per call, messages are larger.",
         ],
     )
 

@@ -27,18 +27,17 @@ def run(setup: Setup) -> Result:
     shares = [gb / PAPER_GB[0] for gb in PAPER_GB]
     rows: list[Row] = []
     notes = [
-        "Pruned by relative entropy (Stolcke 2000) to so many bytes of ARPA, as the paper did.",
+        "Pruned by relative entropy (Stolcke 2000) to a share of the ARPA file's bytes, as the "
+        "paper did.",
         "dlm's size is computed, as by `dlm shard --estimate` (within 10 %).",
         "Word error rates over such a ladder: tests/benchmarks/wer.py (hours of decoding).",
     ]
     with scratch_folder(setup.work, "ladder") as scratch:
         text = _held_out(setup, scratch)
         if text is None:
-            notes.append("No held-out text was given (--held-out): perplexities are left out.")
+            notes.append("No perplexities, since no held-out text was given (--held-out).")
         else:
-            notes.append(
-                f"Perplexity, OOVs left out, of at most {LINES:,} lines of {_name(setup)}."
-            )
+            notes.append(f"Perplexity excludes OOVs; at most {LINES:,} lines of {_name(setup)}.")
         before = None
         for share in shares:
             setup.progress.tell(f"ladder: {share:.0%} of the model")

@@ -1,4 +1,4 @@
-"""The evaluation as one HTML page: a card for each table and figure, the paper's own rows below."""
+"""The evaluation as one HTML page: a card per table and figure, with the paper's rows below."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PAPER = "the paper"
 
 
 def page_of(facts: Mapping[str, Any]) -> str:
-    """The page of what results.json holds."""
+    """The page for the content of results.json."""
     of = facts["of"]
     entries = facts["experiments"]
     cards = [card for one in entries for card in _cards(result_of(one["result"]))]
     body = [
         "<h1>dlm: the paper's evaluation</h1>",
         "<p>Section 4 of Long et al., A Distributed System for Large-scale n-gram Language Models "
-        f"at Tencent (PVLDB 2019), found again. Model {escape(of['arpa'])}, order {of['order']}, "
+        f"at Tencent (PVLDB 2019), repeated. Model {escape(of['arpa'])}, order {of['order']}, "
         f"{of['ngrams']:,} n-grams; trace {escape(of['trace'])}. Every row says whether it was "
-        "measured, simulated or computed; rows of the paper say where they stand in it.</p>",
+        "measured, simulated or computed; rows of the paper name their section.</p>",
         '<div class="charts shown">',
         *cards,
         section("Where this comes from", table(ORIGIN, [_origin(o) for o in entries]), wide=True),
@@ -60,7 +60,7 @@ def _cards(result: Result) -> Iterator[str]:
 
 
 def cells_of(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a result's table: ours first, the paper's last."""
+    """Headings and rows of a result's table: ours first, the paper's last."""
     names = [f"{heading}, {unit}" if unit else heading for _, heading, unit in result.columns]
     keys = [key for key, _, _ in result.columns]
     rows = [[row["basis"], *(_cell(row.get(key)) for key in keys)] for row in result.rows]
@@ -96,7 +96,7 @@ def _bar_name(row: Mapping[str, Any], x: str, series: str | None) -> str:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: str | None) -> list[Series]:
-    """A line for each series and basis; what was not measured is dashed."""
+    """A line per series and basis; dashed unless measured."""
     points: dict[tuple[str, str], list[Point]] = {}
     for row in rows:
         name = "" if series is None else str(row.get(series))

@@ -1,7 +1,7 @@
 """Section 3.3: on-the-fly rescoring, K hypotheses by W words at each position, and multi-pass.
 
-Multi-pass rescoring makes whole sentences first, with the client's 1- and 2-grams as the first
-pass, and asks the model about the best N of them at the end.
+Multi-pass rescoring first builds whole sentences with the client's 1- and 2-grams, and at the end
+asks the model about the best N of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ N_BEST = (10, 100)
 
 @dataclass
 class Found:
-    """What a method gave for an utterance: the best total, log10, and what it kept at most."""
+    """A method's result for an utterance: the best total, log10, and the most words it kept."""
 
     total: float
     kept: int
@@ -39,7 +39,7 @@ Method = Callable[[Utterance, Model, Transcript, Confusions], Found]
 
 
 def run(setup: Setup) -> Result:
-    """Of what was said in the traces that come along, on the largest cluster of the setup."""
+    """For the texts of the bundled traces, on the largest cluster of the setup."""
     setup.progress.tell("rescoring: reading the model")
     model, said = model_of(setup), transcripts(setup)
     confusions = Confusions(model.frequent())
@@ -50,7 +50,7 @@ def run(setup: Setup) -> Result:
     config = ClientConfig(DEADLINE_S, DEADLINE_S, cache_dir=setup.work / "cache")
     with serving(setup, servers) as cluster, Client.connect(cluster, config) as client:
         handle = client.utterance()
-        for method in methods.values():  # kernels are compiled, connections open
+        for method in methods.values():  # compiles kernels, opens connections
             method(handle, model, said[0], confusions)
         rows, totals = [], {}
         for name, method in methods.items():
@@ -86,15 +86,15 @@ def run(setup: Setup) -> Result:
             "labels": {"x": "method", "y": "seconds per second of audio"},
         },
         notes=[
-            f"{WORDS} candidates at each word of the audio of the traces that come along: what was "
-            "said, and the frequent words spelled most like it, each of which loses "
-            f"{NOT_SAID:g} in log10, as by an acoustic model. A total is that and the log10 "
-            "probability.",
-            f"On the fly: {CONTEXTS} hypotheses of distinct state go on. Multi-pass: a beam of N "
-            "sentences scored by 1- and 2-grams, which costs no message, then one call for all of "
-            "them. Time is that of the calls alone, one decoder.",
-            "Multi-pass sends fewer messages, since a call holds whole sentences. But it keeps all "
-            "of them, begins when the audio ends, and what its first pass lost stays lost.",
+            f"{WORDS} candidates at each word of the bundled traces' audio: the word that was "
+            "said, and the frequent words with the most similar spelling, each with a penalty of "
+            f"{NOT_SAID:g} in log10, as from an acoustic model. A total is the penalties plus the "
+            "log10 probability.",
+            f"On the fly: {CONTEXTS} hypotheses with distinct states are kept. Multi-pass: a beam "
+            "of N sentences scored by 1- and 2-grams, which needs no message, then one call for "
+            "all of them. Time is that of the calls only, with one decoder.",
+            "Multi-pass sends fewer messages, since a call has whole sentences. But it keeps all "
+            "of them, starts when the audio ends, and cannot recover what its first pass lost.",
         ],
     )
 
@@ -160,7 +160,7 @@ class _Clock:
 
 
 def on_the_fly(handle: Utterance, model: Model, said: Transcript, confusions: Confusions) -> Found:
-    """A call for each word; hypotheses of equal state are one."""
+    """One call per word; hypotheses with equal states are merged."""
     beam: dict[State, float] = {handle.begin(): 0.0}
     for word in (*said.words, CANDIDATES_END):
         candidates = [word] if word == CANDIDATES_END else confusions.of(word, WORDS)
@@ -182,7 +182,7 @@ def on_the_fly(handle: Utterance, model: Model, said: Transcript, confusions: Co
 
 
 def multi_pass(best: int) -> Method:
-    """Of so many sentences."""
+    """The method that rescores the `best` best sentences."""
 
     def method(handle: Utterance, model: Model, said: Transcript, confusions: Confusions) -> Found:
         sentences = first_pass(model, said, confusions, best)
@@ -198,7 +198,7 @@ def multi_pass(best: int) -> Method:
 def first_pass(
     model: Model, said: Transcript, confusions: Confusions, best: int
 ) -> list[tuple[list[int], float]]:
-    """The best sentences by 1- and 2-grams, and what each lost for words that were not said."""
+    """The best sentences by 1- and 2-grams, and the penalty of each for words not said."""
     begin = model.vocabulary.begin_id
     kept = np.full((1, 1), begin, np.uint32)
     totals, lost = np.zeros(1), np.zeros(1)

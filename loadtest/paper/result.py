@@ -1,4 +1,4 @@
-"""What an experiment hands back: rows that say how each was found, and the paper's own beside."""
+"""The result of an experiment: rows that say how each was found, and the paper's own rows."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Plot: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of the paper, found again.
+    """One table or figure of the paper, repeated.
 
-    name     as `--only` takes it: figure-7
+    name     as for `--only`: figure-7
     title    of the table or figure
-    paper    rows of what the paper says; each with "where", its page or section, and the keys of
-             `columns` that it has
+    paper    the paper's rows; each with "where", its page or section, and the keys of `columns`
+             that it has
     columns  (key, heading, unit) in the order of the table; "" for no unit
     rows     each with "basis", one of `BASES`, and the keys of `columns` that it has; a key that is
              missing or None is shown as a dash
     plot     None, one plot, or several:
                kind    `LINES` or `BARS`
                x, y    keys of `columns`: of lines numbers; the x of bars is their text
-               series  key whose values name the lines, and whose rows are drawn apart by basis;
-                       None for one line. Of bars, it stands before their text
+               series  key whose values name the lines, which are split by basis; None for one
+                       line. For bars, a prefix of their text
                labels  {"x": text, "y": text} of the axes
-               log     whether y is on a logarithmic scale; left out, it is not
-               title   where there are several
+               log     whether y has a logarithmic scale; by default not
+               title   if there are several
     notes    assumptions, and what differs from the paper
 
     Raises
@@ -51,14 +51,14 @@ class Result:
         keys = {key for key, _, _ in self.columns}
         for row in self.rows:
             if row.get("basis") not in BASES:
-                raise ValueError(f"{self.name}: the row {row} has no basis of {BASES}")
+                raise ValueError(f"{self.name}: the row {row} needs a basis, one of {BASES}")
         for row in self.paper:
             if "where" not in row:
-                raise ValueError(f"{self.name}: the paper's row {row} does not say where it stands")
+                raise ValueError(f"{self.name}: the paper's row {row} needs a place ('where')")
         for one in self.plots():
             used = {one["x"], one["y"], one["series"]} - {None}
             if one["kind"] not in (LINES, BARS) or used - keys:
-                raise ValueError(f"{self.name}: the plot {one} names other keys than {keys}")
+                raise ValueError(f"{self.name}: the plot {one} uses keys other than {keys}")
 
     def plots(self) -> Iterator[Plot]:
         """Each plot."""
@@ -76,10 +76,10 @@ class Result:
 
 
 def result_of(facts: Mapping[str, Any]) -> Result:
-    """What `Result.facts` gave.
+    """The inverse of `Result.facts`.
 
     Raises
-        TypeError, ValueError  it is of another form
+        TypeError, ValueError  the facts have another form
     """
     columns = [(key, heading, unit) for key, heading, unit in facts["columns"]]
     return Result(**{**facts, "columns": columns})

@@ -1,4 +1,4 @@
-"""What all experiments are given: the model, the trace, where results go, how large to be."""
+"""The input of all experiments: the model, the trace, the folder for results, and sizes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Setup:
     model      folder of a shard set of exact encoding, of one shard
     arpa       the same model as an ARPA file, compressed or not
     trace      recorded requests
-    work       folder for results and for what is kept between runs (shard sets, caches); files of
-               an experiment begin with its name
+    work       folder for results, and for shard sets and caches between runs; an experiment's files
+               begin with its name
     servers    sizes of real clusters on this machine, ascending
     processes  client processes of a load
-    seed       of everything that is drawn
+    seed       of all random numbers
     quick      the smallest sizes that still make sense, for tests
-    held_out   text for perplexities, a sentence per line, compressed or not; None: what is asked
-               of it is left out, and said
-    kenlm_bin  folder of KenLM's build_binary; None: what needs it is left out, and said
-    progress   takes the stages of an experiment
+    held_out   text for perplexities, a sentence per line, compressed or not; None leaves them out,
+               with a note
+    kenlm_bin  folder of KenLM's build_binary; None leaves out its rows, with a note
+    progress   shows the stages of an experiment
     """
 
     model: Path
@@ -41,5 +41,5 @@ class Setup:
 
     @property
     def kept(self) -> Path:
-        """Folder for what several experiments share and one has measured; see `clusters.kept`."""
+        """Folder for measurements that experiments share; see `clusters.kept`."""
         return self.work / "kept"

@@ -1,9 +1,8 @@
-"""The simulation beside the real cluster, at the sizes that fit on this machine.
+"""Compares the simulation with real clusters, at the sizes that fit on this machine.
 
-What is predicted: messages per request on each size of cluster, how many requests and messages per
-second two client processes get out of one server and of two on the cores that all share, and what
-a round trip adds. What is not: the costs, which come from loads of one client process
-(`calibration`).
+It predicts messages per request on each size of cluster, the requests and messages per second that
+two client processes get from one server and from two on shared cores, and the time added by a round
+trip. The costs are not predicted: they are measured with one client process (`calibration`).
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ from loadtest.trace import Trace, read_trace
 
 THROUGHPUT_AT = (1, 2)  # servers
 ROUND_TRIPS_MS = (0.2, 1.0)
-WITHIN = 0.15  # of what is measured
+WITHIN = 0.15  # of the measured value
 REPEATS, QUICK_REPEATS = 25, 3
-# What the proxy holds everything for, each way, in every round: so its timers, and cores that fall
-# asleep meanwhile, are in all of them.
+# The proxy's least delay each way, in every round: so all rounds include its timers, and cores that
+# fall asleep meanwhile.
 HELD_S = 500e-6
 
 
 def run(setup: Setup) -> Result:
-    """Both, quantity by quantity."""
+    """Measured and simulated, quantity by quantity."""
     costs, _ = costs_of(setup)
     trace = read_trace(setup.trace)
     slotted = routes(trace, setup.model)
@@ -59,15 +58,15 @@ def run(setup: Setup) -> Result:
     worst = max(checked, key=lambda row: abs(row["off"]))
     other = max(closed_loop(setup, servers)["other_cores"] for servers in setup.servers)
     notes = [
-        f"Predicted from costs per request, message and query of loads of one client process; "
-        f"the checks ran {PROCESSES} client processes of {DECODERS} decoders each, on "
-        f"{_cores()} cores that clients and servers share. No figure here is fitted to another.",
-        f"Other work on this machine took up to {other:.2f} cores meanwhile (all that ran, by the "
-        "kernel's count, less clients and servers); the simulated machine has as many fewer.",
-        f"Furthest off: {worst['quantity']}, {worst['servers']} servers, {worst['off']:+.0f} % "
+        f"Predicted from costs per request, message and query, measured with one client process; "
+        f"the checks ran {PROCESSES} client processes with {DECODERS} decoders each, on "
+        f"{_cores()} cores shared by clients and servers. No figure here is fitted to another.",
+        f"Other work on this machine used up to {other:.2f} cores meanwhile (by the kernel's "
+        "count, minus clients and servers); the simulated machine has that many fewer.",
+        f"Largest error: {worst['quantity']}, {worst['servers']} servers, {worst['off']:+.0f} % "
         f"(the aim is {100 * WITHIN:.0f} %).",
-        f"Round trips are beyond {2e3 * HELD_S:g} ms, for which the proxy holds everything, each "
-        "request the least of its rounds.",
+        f"Round trips are in addition to the {2e3 * HELD_S:g} ms by which the proxy delays "
+        "everything; each request counts with the least of its rounds.",
         f"Costs: request {1e6 * costs.request_s:.0f} us, query asked "
         f"{1e6 * costs.query_s:.2f} us, message {1e6 * costs.message_s:.0f} us on the client; "
         f"message {1e6 * costs.server_message_s:.0f} us, query {1e6 * costs.server_query_s:.2f} us "
@@ -75,7 +74,7 @@ def run(setup: Setup) -> Result:
     ]
     return Result(
         "simulation",
-        "The simulation beside the real cluster",
+        "The simulation and the real cluster",
         [],
         [
             ("quantity", "quantity", ""),
@@ -91,7 +90,7 @@ def run(setup: Setup) -> Result:
 
 
 def _pair(quantity: str, servers: int, unit: str, measured: float, simulated: float) -> list[Row]:
-    """A measured row, and the simulated one with how far it is off."""
+    """A measured row, and the simulated one with its error."""
     row = {"quantity": quantity, "servers": servers, "unit": unit}
     off = 100 * (simulated / measured - 1) if measured else None
     return [
@@ -139,8 +138,8 @@ def _loads(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: 
 def shared_machine(
     setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: int
 ) -> Outcome:
-    """Two client processes in a closed loop, and servers, on the cores of this machine, less what
-    other work took of them meanwhile."""
+    """Two client processes in a closed loop, and servers, on the cores of this machine, minus those
+    that other work used meanwhile."""
     cores = max(_cores() - closed_loop(setup, servers)["other_cores"], 0.1)
     table = read_manifest(shard_set(setup, servers)).slots
     layout = Layout(PROCESSES, servers, cores=cores)
@@ -164,8 +163,7 @@ def _cores() -> int:
 
 
 def _round_trips(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs) -> list[Row]:
-    """What a delay of the network adds to a request, by pairs of the same request with it and
-    without."""
+    """The time that a network delay adds to a request, from the same requests with and without."""
     measured = _delayed(setup, trace, slotted)
     routed = slotted.to(np.zeros(len(slotted.load()), np.uint16), 1)
     asked = np.flatnonzero(np.diff(routed.first) == 1)
@@ -187,8 +185,8 @@ def _round_trips(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs) -> 
 
 
 def _delayed(setup: Setup, trace: Trace, slotted: Slotted) -> dict[float, float]:
-    """Milliseconds that each round trip adds, by a proxy between one decoder and one server: the
-    median, over requests, of the least with it less the least without."""
+    """Milliseconds that each round trip adds, with a proxy between one decoder and one server: the
+    median, over requests, of the least time with it minus the least without."""
     repeats = QUICK_REPEATS if setup.quick else REPEATS
     sends = set(slotted.request.tolist())
     setup.progress.tell("simulation: round trips by a proxy")
@@ -214,6 +212,6 @@ def _delayed(setup: Setup, trace: Trace, slotted: Slotted) -> dict[float, float]
                             times.append(1e3 * (time.perf_counter() - began))
                         if at:  # the first round warms up
                             took.setdefault(round_trip_ms, []).append(times)
-    # Of each request the least time of all rounds: what else the machine did is not in it.
+    # The least time of each request over all rounds: it excludes other work of the machine.
     least = {ms: np.array(rounds).min(axis=0) for ms, rounds in took.items()}
     return {ms: median((least[ms] - least[0.0]).tolist()) for ms in ROUND_TRIPS_MS}

@@ -1,4 +1,4 @@
-"""Sizes that Tables 4 and 6 share, found once and kept."""
+"""Sizes that Tables 4 and 6 share, measured once and kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from loadtest.paper.storage import (
     write_transducer,
 )
 
-# What build_binary is told for each of KenLM's structures.
+# The arguments of build_binary for each of KenLM's structures.
 KENLM = {
     "KenLM probing": ("probing",),
     "KenLM trie": ("trie",),
@@ -34,10 +34,10 @@ KENLM = {
 class Sizes:
     """All in bytes.
 
-    ngrams, arpa_by_order, wfst_by_order  by order from 1 up; of the WFST computed
+    ngrams, arpa_by_order, wfst_by_order  by order from 1 up; the WFST's are computed
     formats     by name, each measured
-    dlm_parts   of the exact encoding: what clients have, too (words, 1- and 2-grams), and shards
-    wfst_is_built  whether `formats` has it, as a file
+    dlm_parts   of the exact encoding: the clients' part (words, 1- and 2-grams), and the shards'
+    wfst_is_built  whether `formats` has the WFST, as a file
     """
 
     ngrams: list[int]
@@ -77,7 +77,7 @@ def _measure(setup: Setup) -> Sizes:
         is_built = write_transducer(found, scratch / "fst")
         if is_built:
             formats["WFST"] = (scratch / "fst").stat().st_size
-    # A context of so many words is a state that n-grams of that order brought, with its epsilon.
+    # A context of n words is a state, with its epsilon, and counts with the n-grams of order n.
     wfst = []
     for order, arcs in enumerate(found.ngrams, 1):
         states = found.states[order] if order < len(found.states) else 0
@@ -102,5 +102,5 @@ def _kenlm(setup: Setup, flags: tuple[str, ...], arpa: Path, output: Path) -> in
     done = subprocess.run(command, capture_output=True)
     if done.returncode:
         said = done.stderr.decode(errors="replace")[-500:]
-        raise DlmError(f"{' '.join(command)} ended with {done.returncode}: {said}")
+        raise DlmError(f"{' '.join(command)} exited with {done.returncode}: {said}")
     return output.stat().st_size

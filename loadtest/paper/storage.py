@@ -1,4 +1,4 @@
-"""What a model takes on disk: its ARPA file by order, and as a finite-state transducer."""
+"""A model's size on disk: as an ARPA file by order, and as a finite-state transducer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dlm.ngram.arpa.source import TextSource
 from loadtest.paper.setup import Setup
 
 BLOCK_BYTES = 1 << 22
-# Of OpenFst's `const` type: a state's weight, place of its arcs, and three counts; an arc's two
-# labels, weight and next state. All of four bytes.
+# OpenFst's `const` type: a state has a weight, an arc offset and three counts; an arc has two
+# labels, a weight and a next state. Each takes four bytes.
 STATE_BYTES, ARC_BYTES = 20, 16
-LARGEST_BUILT = 20_000_000  # arcs; more would take more memory than a test machine has
+LARGEST_BUILT = 20_000_000  # arcs; more would not fit into a test machine's memory
 
 
 def plain_arpa(setup: Setup) -> Path:
-    """The ARPA file as other toolkits read it: not compressed."""
+    """The ARPA file as other toolkits read it: uncompressed."""
     if setup.arpa.suffix == ".arpa":
         return setup.arpa
     path = setup.work / f"{setup.arpa.name.split('.arpa')[0]}.arpa"
@@ -55,15 +55,15 @@ def bytes_by_order(arpa: Path) -> list[int]:
 class Transducer:
     """A model as a weighted finite-state transducer (Mohri et al. 2002).
 
-    A state for each context that a longer n-gram begins with, or that has a weight; an arc for
-    each n-gram; an epsilon arc from each context to the next shorter one. An n-gram that ends a
+    It has a state per context that a longer n-gram begins with or that has a weight, an arc per
+    n-gram, and an epsilon arc from each context to the next shorter one. An n-gram that ends a
     sentence is a final weight, not an arc.
 
     Shapes
         states  by length of context, from 0 up
         ngrams  arcs by order of the n-gram, from 1 up
         source, label, target, weight  (A,)  of each arc; label 0 is epsilon
-        final   (S,) float32  weights; inf of a state that ends nothing
+        final   (S,) float32  weights; inf for states that are not final
     """
 
     states: tuple[int, ...]
@@ -141,7 +141,7 @@ def transducer(arpa: Path) -> Transducer:
 
 
 def _hash(words: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(n,) of rows of ids."""
+    """(n,) hashes of rows of ids."""
     found = np.full(len(words), 0x9E3779B97F4A7C15, np.uint64)
     for column in words.T:
         found ^= column.astype(np.uint64) + np.uint64(1)
@@ -151,8 +151,8 @@ def _hash(words: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def write_transducer(found: Transducer, path: Path) -> bool:
-    """Writes it as OpenFst's `const` type; false where pynini is not installed, or it is larger
-    than `LARGEST_BUILT`."""
+    """Writes it as OpenFst's `const` type; false if pynini is not installed, or it is larger than
+    `LARGEST_BUILT`."""
     try:
         import pywrapfst as openfst
     except ModuleNotFoundError:

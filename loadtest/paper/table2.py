@@ -23,13 +23,13 @@ from loadtest.paper.setup import Setup
 from loadtest.trace import read_trace
 
 CLIENT, SERVER = "dlm_client_stage_seconds", "dlm_server_stage_seconds"
-# (side, stage): what it is, and where the paper's Table 2 would count it.
+# (side, stage): its meaning, and where the paper's Table 2 would count it.
 CODING, SENDING, SEARCH = "Decoding & encoding", "Transmission", "Local index search"
 STAGES = {
     ("client", "plan"): ("check, group, low orders, route (per request)", "-"),
-    ("client", "queue"): ("wait for a place in the window", "-"),
+    ("client", "queue"): ("wait for room in the window", "-"),
     ("client", "encode"): ("arrays to bytes", CODING),
-    ("server", "queue"): ("wait to be begun", SENDING),
+    ("server", "queue"): ("wait to be started", SENDING),
     ("server", "decode"): ("bytes to arrays", CODING),
     ("server", "search"): ("check ids, walk the suffix tree", SEARCH),
     ("server", "encode"): ("answers to bytes", CODING),
@@ -78,7 +78,7 @@ def run(setup: Setup) -> Result:
     ]  # fmt: skip
     rows.insert(3, {
         "stage": "network and gRPC",
-        "what": "both ways, wake-ups included: the client's wire stage less the server's stages",
+        "what": "both ways, with wake-ups: the client's wire stage minus the server's stages",
         "group": SENDING,
         "us": network,
         "basis": MEASURED,
@@ -97,9 +97,9 @@ def run(setup: Setup) -> Result:
          "labels": {"x": "stage", "y": "us"}},
         [
             f"{queries:.0f} distinct queries per message on average, one server, one decoder that "
-            "waits for each answer; the mean of each stage on the clock.",
-            "Client and server share this machine: the network is the loopback, and a wake-up of "
-            "either is in network and gRPC. The paper had 10 Gbps between machines, and phxrpc.",
+            "waits for each answer; the mean wall-clock time of each stage.",
+            "Client and server share this machine: the network is the loopback, and wake-ups of "
+            "both count as network and gRPC. The paper had 10 Gbps between machines, and phxrpc.",
         ],
     )  # fmt: skip
 

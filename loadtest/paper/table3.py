@@ -1,4 +1,4 @@
-"""Table 3: queries by order, those whose n-gram the model has, and those that cost no message."""
+"""Table 3: queries by order, those whose n-gram the model has, and those without a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPER: list[Row] = [
 
 
 def run(setup: Setup) -> Result:
-    """Of the trace and of whole histories."""
+    """For the trace and for whole histories."""
     setup.progress.tell("table-3: reading the model")
     model = model_of(setup)
     rows: list[Row] = []
@@ -50,22 +50,22 @@ def run(setup: Setup) -> Result:
             "labels": {"x": "order of the query's n-gram", "y": "% of queries"},
         },
         notes=[
-            "A query's order is its context's length and one; shares are of all queries, as in the "
-            "paper. A hit gram is the query's own n-gram, found in the model.",
-            "The trace's contexts are states: words that cannot matter any more are gone, so its "
-            "queries are shorter and hit more often. The histories are whole, as the paper's are: "
-            "10 hypotheses by 10 candidates at each word of the same audio. Candidates are "
-            "frequent words, those spelled most like what was said.",
-            "A query costs no message where the client's 1- and 2-grams are enough. Of those, the "
-            "paper's clients know queries of two words alone; dlm's also know after which pairs "
+            "A query's order is its context's length plus one; shares are of all queries, as in "
+            "the paper. A hit gram is the query's own n-gram, found in the model.",
+            "The trace's contexts are states, without the words that can no longer matter, so its "
+            "queries are shorter and hit more often. The histories are whole, as in the paper: "
+            "10 hypotheses by 10 candidates at each word of the same audio. Candidates are the "
+            "frequent words with the most similar spelling.",
+            "A query needs no message if the client's 1- and 2-grams are enough. In the paper that "
+            "is true only of two-word queries; dlm's clients also know the pairs after which "
             "nothing longer is stored.",
         ],
     )
 
 
 def rows_of(model: Model, asked: Asked) -> list[Row]:
-    """A row for each order, and one for all."""
-    counts = np.zeros((4, model.order + 1), np.int64)  # asked, hit, free, free by the paper
+    """A row per order, and one for all."""
+    counts = np.zeros((4, model.order + 1), np.int64)  # asked, hit, free, free in the paper
     callers = [
         Placed(SYSTEMS[name], model.ngrams, 1).caller(model.cache, model.order)
         for name in ("dlm", "dlm-paper")

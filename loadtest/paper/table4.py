@@ -69,8 +69,8 @@ def run(setup: Setup) -> Result:
             "labels": {"x": "order", "y": "n-grams"},
         },
         [
-            f"The WFST column is {COMPUTED}: by the states and arcs of each order (Table 6 checks "
-            "the sum by a file of OpenFst).",
-            "The paper's model is of 3.2 TB of Chinese text and pruned, so its largest order is 3.",
+            f"The WFST column is {COMPUTED} from the states and arcs of each order (Table 6 checks "
+            "the sum with an OpenFst file).",
+            "The paper's model is of 3.2 TB of Chinese text and pruned, so order 3 is its largest.",
         ],
     )

@@ -1,4 +1,4 @@
-"""Table 5: the suffix tree of a server against hash tables, on the same queries, in one thread."""
+"""Table 5: a server's suffix tree against hash tables, on the same queries, in one thread."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def run(setup: Setup) -> Result:
             "labels": {"x": "index", "y": "µs per query"},
         },
         notes=[
-            "Queries are those that clients ask servers, distinct within a call, in the order of "
-            "the calls; answers of both indexes have the same bits. Processor time of one thread, "
+            "Queries are those that clients send to servers, distinct within a call, in the order "
+            "of the calls; both indexes answer with the same bits. Processor time of one thread, "
             "the best of several passes.",
-            "A search of the tree is a query, as in the paper: one walk finds all. Hash tables are "
-            "searched for a probability or a weight at each step of Algorithm 1; weights and "
-            "probabilities of 1-grams are read from arrays, and count as searches.",
-            "Servers get words of one context together, whose walk is shared (3.3): the row of "
+            "A search of the tree is a query, as in the paper: one walk finds everything. Hash "
+            "tables are searched for a probability or a weight at each step of Algorithm 1; "
+            "1-grams are read from arrays, and count as searches.",
+            "Servers get the words of one context together and share their walk (3.3): the row of "
             "shared contexts.",
-            "Hash tables hold keys of 64 bits in place of words, 1.5 places per n-gram. Their "
-            "kernel asks memory for one n-gram at a time, that of the tree for a block of them; so "
-            "this compares two implementations.",
+            "Hash tables have 64-bit keys instead of words, and 1.5 places per n-gram. Their "
+            "kernel fetches one n-gram at a time from memory, the tree's kernel a block of them; "
+            "so this compares two implementations.",
         ],
     )
 
@@ -141,7 +141,7 @@ def rows_of(model: Model, tree: LocalModel, size: int, asked: Asked, passes: int
 def remote_queries(
     model: Model, asked: Asked
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
-    """Contexts, lengths and words of what servers are asked, a row per distinct query of a call."""
+    """Contexts, lengths and words of the queries to servers, a row per distinct query of a call."""
     parts = [_remote(model, call) for call in asked.calls]
     contexts, lengths, words = (np.concatenate(one) for one in zip(*parts, strict=True))
     return np.ascontiguousarray(contexts), lengths, words
@@ -167,7 +167,7 @@ def _groups(
 
 
 def best_s(ask: Callable[[], None], passes: int) -> float:
-    """Processor seconds of the quickest pass; the first, which compiles and reads, is left out."""
+    """Processor seconds of the fastest pass, without the first, which compiles and reads."""
     ask()
     best = float("inf")
     for _ in range(passes):

@@ -27,8 +27,8 @@ def run(setup: Setup) -> Result:
     if sizes.wfst_is_built:
         off = 100 * (sizes.formats["WFST"] / computed - 1)
         note = (
-            f"WFST: a file of OpenFst's const type, written by pynini, {off:+.2f} % of what states "
-            f"and arcs give. {sizes.wfst_states:,} states, {sizes.wfst_arcs:,} arcs."
+            f"WFST: a file of OpenFst's const type, written by pynini, {off:+.2f} % off the sum of "
+            f"states and arcs. {sizes.wfst_states:,} states, {sizes.wfst_arcs:,} arcs."
         )
     else:
         rows.append(
@@ -41,17 +41,17 @@ def run(setup: Setup) -> Result:
             }
         )
         note = (
-            "WFST: 20 bytes per state and 16 per arc, as OpenFst's const type has them; pynini "
-            "(extra peers) is not installed, or the model is too large to build one here. "
+            "WFST: 20 bytes per state and 16 per arc, as in OpenFst's const type; pynini (extra "
+            "peers) is not installed, or the model is too large to build one here. "
             f"{sizes.wfst_states:,} states, {sizes.wfst_arcs:,} arcs."
         )
     notes = [
         note,
-        "dlm: all files of a shard set of one shard, words included; so does KenLM's binary. The "
-        "WFST has numbers for words.",
+        "dlm: all files of a shard set with one shard, words included, as in KenLM's binary. The "
+        "WFST has numbers instead of words.",
     ]
     if not any("KenLM" in name for name in sizes.formats):
-        notes.append("KenLM's rows are missing: DLM_KENLM_BIN names no folder with build_binary.")
+        notes.append("KenLM's rows are missing: DLM_KENLM_BIN is not a folder with build_binary.")
     return Result(
         "table-6",
         "Table 6: storage cost",

@@ -1,4 +1,4 @@
-"""How long each call of a trace takes: the driver's closed loop with a single decoder."""
+"""Times each call of a trace: the driver's closed loop with a single decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_S = 600.0
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """What a client did.
+    """The times and messages of a client.
 
     call_s    (calls,) median seconds of each call over the passes
     messages  per pass
@@ -31,7 +31,7 @@ class Timing:
 
 
 class _Clock:
-    """A client whose calls are timed; after `until` of them it stops the replay."""
+    """A client whose calls are timed; after `until` calls it stops the replay."""
 
     def __init__(self, client: Any, until: int) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class _Clock:
         return _TimedHandle(self._client.utterance(), self)
 
     def note(self, seconds: float) -> None:
-        """One more call has ended."""
+        """Records the time of one call."""
         self.seconds.append(seconds)
         if len(self.seconds) >= self._until and self.replay is not None:
             self.replay.stop()
@@ -62,7 +62,7 @@ class _TimedHandle:
         return getattr(self._handle, name)
 
     async def extend(self, states: Any, words: Any) -> Any:
-        """As the handle's own."""
+        """The handle's `extend`, timed."""
         began = time.perf_counter()
         found = await self._handle.extend(states, words)
         self._clock.note(time.perf_counter() - began)
@@ -70,11 +70,11 @@ class _TimedHandle:
 
 
 async def timed(client: Asked, trace: Trace, passes: int, warmups: int = 1) -> Timing:
-    """All calls of a trace, one after another, so many times.
+    """All calls of a trace, one after another, `passes` times.
 
     Args
         warmups  passes before, which do not count
-    Raises  whatever a call raised
+    Raises  what a call raises
     """
     calls = int(trace.asks.sum())
     runs = passes + warmups
@@ -94,7 +94,7 @@ async def timed(client: Asked, trace: Trace, passes: int, warmups: int = 1) -> T
 
 
 def fitted(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each kind of work costs, none less than nothing: least squares of absolute errors.
+    """The cost of each kind of work, at least 0: least squares of absolute errors.
 
     Shapes  work (n, k), seconds (n,); returns (k,)
     """

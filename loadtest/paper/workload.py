@@ -1,7 +1,7 @@
-"""What the experiments on placement and batching ask: the model's n-grams, and two sets of calls.
+"""Input of the experiments on placement and batching: the model's n-grams, and two sets of calls.
 
-One set is the trace, whose contexts are dlm's states: only what can still matter. The other is
-on-the-fly rescoring of known text with whole histories, as the paper's decoder asks (3.3).
+One set is the trace, whose contexts are dlm's states: only words that can still matter. The other
+is on-the-fly rescoring of known text with whole histories, as in the paper's decoder (3.3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadtest.trace import read_trace
 
 TRANSCRIPTS = Path(__file__).parents[1] / "traces/transcripts.tsv"
 FREQUENT = 20_000  # words that candidates are taken from
-# Log10 that a candidate loses which was not said, as by an acoustic model.
+# Penalty, in log10, of a candidate that was not said, as from an acoustic model.
 NOT_SAID = 0.5
 CONTEXTS, WORDS = 10, 10  # K and W
 
@@ -34,7 +34,7 @@ class Model:
     """A model's n-grams in every form that baselines need.
 
     whole  index of all n-grams
-    cache  what clients hold
+    cache  the clients' part
     file   the n-grams, for servers
     """
 
@@ -50,7 +50,7 @@ class Model:
         return len(self.ngrams.orders)
 
     def frequent(self) -> list[bytes]:
-        """The most probable words, marks left out by `Confusions`."""
+        """The most probable words; `Confusions` leaves out marks."""
         ids, probs, _ = self.ngrams.orders[0]
         best = np.argsort(-probs, kind="stable")[:FREQUENT]
         return [self.vocabulary.words[int(ids[at, 0])] for at in best]
@@ -69,7 +69,7 @@ class Asked:
     audio_s: float
 
     def queries(self) -> Iterator[tuple[Call, np.ndarray]]:
-        """Each call, and how often each of its distinct queries was asked."""
+        """Each call, and the counts of its distinct queries."""
         for call in self.calls:
             yield call, np.bincount(call.place, minlength=len(call.words))
 
@@ -105,7 +105,7 @@ def _recorded(model: Model, path: Path) -> Asked:
 
 
 def transcripts(setup: Setup) -> list[Transcript]:
-    """What is said in the traces that come along."""
+    """The texts of the bundled traces."""
     said = read_transcripts(TRANSCRIPTS, as_spoken=True)
     return said[:2] if setup.quick else said
 

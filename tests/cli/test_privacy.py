@@ -89,7 +89,7 @@ def test_a_multiplier_of_a_matrix_with_another_column_norm_is_accounted_for() ->
     for wrong, message in [("0", "above 0"), ("inf", "finite"), ("nan", "finite")]:
         with pytest.raises(ConfigError, match=message):
             answer(*asked, "--mechanism", "bandmf", "--column-norm", wrong)
-    with pytest.raises(ConfigError, match="whose columns all have one norm"):
+    with pytest.raises(ConfigError, match="whose columns all have the same norm"):
         answer(*asked, "--mechanism", "tree", "--column-norm", 0.5)
 
 
@@ -241,13 +241,13 @@ def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
     assert round(found["epsilon_moments"], 3) == published
     assert 0 < found["epsilon_pld"] < found["epsilon_rdp"] <= found["epsilon"]
     assert found["epsilon"] < found["epsilon_moments"]
-    assert "drawn by itself" in found["notes"][0]
+    assert "drawn independently" in found["notes"][0]
 
 
 @pytest.mark.parametrize(
     ("mechanism", "more", "message"),
     [
-        ("tree", ["--sampling-probability", "0.1"], "for tree.* give --min-sep"),
+        ("tree", ["--sampling-probability", "0.1"], "noise of tree.*Give --min-sep"),
         ("gaussian", ["--sampling-probability", "0.1", "--max-part", "3"], "replaces --gap"),
         ("gaussian", ["--sampling-probability", "1.5"], "probability is 1.5"),
         ("gaussian", ["--sampling-probability", "a tenth"], "5000/763430"),

@@ -93,5 +93,5 @@ def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> No
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     found = privacy("verify", tmp_path / "good")
     assert found.exit_code == 1
-    assert found.stdout.startswith("wrong: shard-0000.arrow of ")
+    assert found.stdout.startswith("wrong: shard-0000.arrow in ")
     assert privacy("verify", tmp_path / "bad").exit_code == 1

@@ -180,7 +180,7 @@ def test_a_client_connects_while_a_shard_is_down(
     where = cluster.addresses if listed == "addresses" else cluster.write(tmp_path / "cluster.toml")
     found = f"none of its servers .127.0.0.1:{port}. answers"  # cluster.toml still names it
     if listed == "addresses":
-        found = "no server is known to hold it"
+        found = "no known server holds it"
     cluster.servers[0].end()
     client = connect(where)
     ask(client.utterance(), files.oracle, alive)

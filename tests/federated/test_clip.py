@@ -183,7 +183,7 @@ def test_the_noise_is_split_as_theorem_1_says() -> None:
 @pytest.mark.parametrize(("z", "users"), [(7.0, 50), (7.0, 70), (1.0, 10)])
 def test_a_split_without_a_solution_is_refused(z: float, users: int) -> None:
     """sigma_b = m / 20 must be above z / 2: m = 50 is too few for z = 7, and m = 70 just so."""
-    with pytest.raises(PrivacyError, match=f"to more than {10 * z:g}"):
+    with pytest.raises(PrivacyError, match=f"above {10 * z:g};"):
         split_noise(z, users / 20)
     assert split_noise(z, (10 * z + 1) / 20) > z
 

@@ -98,9 +98,9 @@ def test_secrets_have_their_holders_and_nobody_has_two() -> None:
     ids = [one for secret in found for one in secret.known + secret.words]
     assert min(ids) >= FIRST_WORD_ID and max(ids) < 12
     assert len(set(ids)) > 5
-    with pytest.raises(ConfigError, match="take 41 users; 40 train"):
+    with pytest.raises(ConfigError, match="need 41 users; 40 train"):
         plant(40, 12, Key.from_seed(1), holders=(41,), secrets=1, repeats=2)
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="must be 1 or more"):
         plant(40, 12, Key.from_seed(1), holders=(1,), secrets=0, repeats=2)
 
 
@@ -152,7 +152,7 @@ def test_settings_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     """No noise to compare, no references."""
     settings, users = folder_of(tmp_path)
     none = dataclasses.replace(settings.privacy, mechanism="none", noise_multiplier=0.0)
-    with pytest.raises(ConfigError, match="no noise to compare"):
+    with pytest.raises(ConfigError, match="without noise there is nothing to compare"):
         measure(dataclasses.replace(settings, privacy=none), users)
     with pytest.raises(ConfigError, match="references"):
         measure(settings, users, references=0)

@@ -80,8 +80,8 @@ def test_a_participation_that_breaks_a_bound_is_refused_and_leaves_no_trace() ->
         (12, ["u1", "u1"], "twice"),
         (5, ["u1"], "after round 11"),
         (12, [""], "without an id"),
-        (12, ["new"], "11 users took part, of 10"),
-        (11, ["u1"], "recorded already, with other users"),
+        (12, ["new"], "11 users took part; the population is 10"),
+        (11, ["u1"], "already recorded with other users"),
     ],
 )
 def test_what_cannot_be_is_refused(round_number: int, users: list[str], message: str) -> None:
@@ -189,7 +189,7 @@ def test_a_key_seals_a_ledger_against_whoever_lacks_it() -> None:
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"seal": 3, "format": "other"}', b"\xff"])
 def test_what_is_no_ledger_is_a_format_error(text: bytes) -> None:
     """Whatever else it may be."""
-    with pytest.raises(FormatError, match="no participation ledger"):
+    with pytest.raises(FormatError, match="not a participation ledger"):
         ParticipationLedger.from_bytes(text, "x.json")
 
 
@@ -245,7 +245,7 @@ def test_cohorts_that_had_to_keep_to_bounds_are_no_poisson_samples() -> None:
     several: list[dict[str, Any]] = [{"gap": 2}, {"max_part": 3}]
     for bounds in several:
         ledger = ParticipationLedger(10, sampling={"kind": "poisson", "q": 0.5}, **bounds)
-        with pytest.raises(PrivacyError, match="not what a Poisson sampler draws"):
+        with pytest.raises(PrivacyError, match="a Poisson sampler does not draw cohorts"):
             ledger.check_poisson(0.5)
 
 

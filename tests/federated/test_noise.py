@@ -327,11 +327,11 @@ def test_a_restart_that_was_not_accounted_for_is_refused() -> None:
     """Only at the rounds that the sensitivity counts."""
     template = jnp.zeros(3)
     tree = make_mechanism("tree", rounds=4)
-    with pytest.raises(PrivacyError, match="no restart"):
+    with pytest.raises(PrivacyError, match="not a restart"):
         tree.restart(tree.init(key_from_seed(0), template), key_from_seed(1))
     restarted = make_mechanism("tree-restart", rounds=4, restarts=(2,))
     state = restarted.init(key_from_seed(0), template)
-    with pytest.raises(PrivacyError, match="round 0 is no restart"):
+    with pytest.raises(PrivacyError, match="round 0 is not a restart"):
         restarted.restart(state, key_from_seed(1))
     for _ in range(2):
         _, state = restarted.step(state)

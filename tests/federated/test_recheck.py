@@ -112,7 +112,7 @@ def test_a_record_that_does_not_hold_enough_says_so(monkeypatch: pytest.MonkeyPa
     strange = {**blt, "sensitivity": 1.5, "temperature": 3}
     for given, why in [
         (Provenance.none("somebody said so"), "states no epsilon"),
-        (public, "names no stage"),
+        (public, "has no stage"),
         (Provenance(Guarantee(1.0, DELTA, 0.1), stages=(blt,)), "sensitivity of blt"),
         (Provenance(Guarantee(1.0, DELTA, 0.1), stages=(strange,)), "temperature"),
         (Provenance(Guarantee(1.0, DELTA, 0.1), stages=({"stage": 3},)), "does not hold enough"),

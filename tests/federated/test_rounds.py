@@ -560,7 +560,7 @@ def test_going_on_with_a_fresh_key_keeps_the_covariance() -> None:
         (
             {"adaptive": AdaptiveClip(count_stddev=2.5), "noise_multiplier": 7.0},
             PrivacyError,
-            "more than 70",
+            "above 70;",
         ),
     ],
 )

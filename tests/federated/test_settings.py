@@ -88,7 +88,7 @@ def test_the_usual_noise_on_the_count_is_a_twentieth(tmp_path: Path) -> None:
     assert adaptive is not None
     assert adaptive.count_stddev == 5.0
     few = read(tmp_path, text.replace("report_goal = 100", "report_goal = 50"))
-    with pytest.raises(PrivacyError, match="more than 70"):
+    with pytest.raises(PrivacyError, match="above 70;"):
         few.privacy.release(few.sampling.users_a_round(10_000))
 
 

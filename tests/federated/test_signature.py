@@ -97,7 +97,7 @@ def test_what_the_trusted_key_signed_is_verified_and_all_else_unverified(
     assert "Unverified" not in good.record.statement()
     assert "2026-11-22T12:00:00Z" in good.text
     assert "not by the trusted one" in verdict(counts, keys, "theirs.pub").text
-    assert "no key was given" in verdict(counts, keys, None).text
+    assert "no trusted key was given" in verdict(counts, keys, None).text
     for trusted in ("theirs.pub", None):
         found = verdict(counts, keys, trusted)
         assert found.standing == "unverified"
@@ -273,7 +273,7 @@ def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(
     manifest = tmp_path / "manifest.json"
     body = {**SET, "files": [{"name": name} for name in names]}
     manifest.write_text(json.dumps({**body, "provenance": {"comments": [GOOD.line]}}))
-    with pytest.raises(FormatError, match=r"names vocabulary\.arrow, .*which cannot be read"):
+    with pytest.raises(FormatError, match=r"lists vocabulary\.arrow, .*which cannot be read"):
         signed(manifest, keys)
     for name in names:
         (tmp_path / name).write_bytes(name.encode())
@@ -283,9 +283,9 @@ def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(
     for trusted in ("mine.pub", "theirs.pub", None):
         found = verdict(manifest, keys, trusted)
         assert found.standing == "wrong"
-        assert found.text.startswith(f"shard-0000.arrow of {tmp_path}: not the file that")
+        assert found.text.startswith(f"shard-0000.arrow in {tmp_path}: not the file that")
     (tmp_path / names[2]).unlink()
-    assert verdict(manifest, keys).text.startswith("shard-0000.arrow, shard-0001.arrow of ")
+    assert verdict(manifest, keys).text.startswith("shard-0000.arrow, shard-0001.arrow in ")
     for name in ("../outside.arrow", "/etc/hostname", ".."):
         manifest.write_text(
             json.dumps({**body, "files": [{"name": name}], "provenance": {"comments": [GOOD.line]}})

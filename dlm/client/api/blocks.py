@@ -1,4 +1,4 @@
-"""Everything the model stores after some states: any word is scored without a message.
+"""Everything the model stores after some states, to score any word without a message.
 
 A decoder asks for many words after few states, one after another. It fetches a block for each state
 once; from then on the block and the low orders answer, bit for bit as the servers would.
@@ -25,12 +25,12 @@ from dlm.ngram.vocab import UNK_ID
 
 
 def source_of(answers: Answers) -> NDArray[np.uint8]:
-    """What gave each answer, as an array."""
+    """The source of each answer, as an array."""
     return np.zeros(len(answers), np.uint8) if answers.source is None else answers.source
 
 
 def joined(answers: Sequence[Answers]) -> Answers:
-    """Several as one."""
+    """Several answers as one."""
     if len(answers) == 1:
         return answers[0]
     plain = all(a.source is None for a in answers)
@@ -135,7 +135,7 @@ class ContextBlocks:
 
 @dataclass(slots=True)
 class _Fetched:
-    """What came of one context so far; `total` words in all, None before the first came."""
+    """The words of one context that have arrived; `total` in all, None before the first."""
 
     parts: list[BlockPart]
     source: int
@@ -143,7 +143,7 @@ class _Fetched:
 
     @property
     def words(self) -> int:
-        """How many came."""
+        """How many have arrived."""
         return sum(len(part.words) for part in self.parts)
 
 
@@ -226,7 +226,7 @@ class BlockFetch:
 def _block(
     low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
 ) -> ContextBlock:
-    """The block of one context; `whole`: the answers to every word, where those were asked."""
+    """The block of one context; `whole`: the answers to every word, if those were requested."""
     if whole is not None:
         if source_of(whole).any():  # no shard gave all of it in time
             return ContextBlock.low_only(low, context, PARTIAL)

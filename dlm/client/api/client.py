@@ -97,7 +97,7 @@ def open_small(directory: Path) -> LocalScorer:
 
 
 class _Face:
-    """What both clients share."""
+    """The shared part of both clients."""
 
     def __init__(self, core: Core | LocalScorer) -> None:
         if not isinstance(core, (Core, LocalScorer)):
@@ -111,7 +111,7 @@ class _Face:
         self._small = None if small is None else open_small(small)
 
     def _connect(self) -> None:
-        """Finds the servers; without any, begins on the small model where there is one."""
+        """Finds the servers; if there are none, starts on the small model if there is one."""
         try:
             self._core.snapshot()
         except UnavailableError:
@@ -122,10 +122,10 @@ class _Face:
         self._core.watch()
 
     def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
-        """What a new handle is made of.
+        """The arguments of a new handle.
 
         Args
-            wait_s  for the next model, where servers no longer hold the one in use
+            wait_s  for the next model, if servers no longer hold the one in use
         """
         core, small = self._core, self._small
         if deadline_s is not None:

@@ -33,7 +33,7 @@ SERVER_KEYS = ("address", "shard", "pid")
 class Endpoint:
     """An address, and the shard listed for it: a hint, used while the server does not answer.
 
-    pid  of the server's process, where it runs on the machine that wrote the file
+    pid  of the server's process, if it runs on the machine that wrote the file
     """
 
     address: str
@@ -81,14 +81,14 @@ class FixedEndpoints(Servers):
 
 @dataclass(frozen=True, slots=True)
 class StartSettings:
-    """What a client takes from cluster.toml when it starts, and from its configuration."""
+    """The settings that a client takes from cluster.toml and its configuration when it starts."""
 
     security: ClientSecurity
     small: Path | None
 
     @classmethod
     def read(cls, path: Path, config: ClientConfig) -> StartSettings:
-        """What a client of this configuration that starts now takes; `config` takes precedence.
+        """The settings of a client that starts now; `config` takes precedence.
 
         Raises
             ConfigError  the file is wrong, or names a file or folder that is missing or unusable
@@ -125,7 +125,7 @@ class ClusterFile(Servers):
     Args
         config   of the client; takes precedence over the file
     Attributes
-        started  what a client that is made with this takes from the file
+        started  the settings that a client takes from the file when it starts
     Raises
         ConfigError  the file is missing, or a client cannot start with it
     """
@@ -133,7 +133,7 @@ class ClusterFile(Servers):
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
         self.path = Path(path).absolute()
         self._config = config or ClientConfig()
-        self()  # says what to do where there is no such file
+        self()  # raises, and says what to do, if there is no such file
         self.started = StartSettings.read(self.path, self._config)
 
     def __call__(self) -> list[Endpoint]:
@@ -254,7 +254,7 @@ def _endpoint(path: Path, server: Any) -> Endpoint:
         raise ConfigError(f"{path}: each server must be a [[server]] table, found {server!r}")
     for name in server:
         if name not in SERVER_KEYS:
-            # In TOML, whatever stands below a table belongs to it, up to the next one.
+            # In TOML, everything below a table belongs to it, up to the next one.
             advice = (
                 "; move it above the first table"
                 if name in TOP_KEYS

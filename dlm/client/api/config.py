@@ -15,7 +15,7 @@ MAX_DEADLINE_S = 1e6
 
 
 def default_cache_dir() -> Path:
-    """Where low orders are kept: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
+    """The folder for low orders: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
     if explicit := os.environ.get("DLM_CACHE_DIR"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -31,18 +31,18 @@ class ClientConfig:
     connect_s      10 seconds, > 0; to find the servers, and as long again to fetch the low orders.
                    A partial download is kept, and the next connect resumes it. Increase it if the
                    network needs longer than that.
-    window         4 messages in flight per shard at most, >= 1. The second leaves only when the
-                   first takes longer than usual: so concurrent queries gather into one message, and
-                   a stall does not block every utterance.
+    window         4 messages in flight per shard at most, >= 1. A second is sent only if the first
+                   takes longer than usual: so concurrent queries share one message, and a stall
+                   does not block every utterance.
     connections    4 per server, >= 1; the second is opened when the first is busy. Workers that
                    share a port share the load by connections.
     hedging        on: if a shard has several servers, also ask a second one when a message takes
                    longer than 95 % of them do; at most 2 % of messages in the long run.
     max_queries    16,384 in one message, >= 1; fewer if the servers take fewer. About 200 KiB per
                    message, where the cost per query has long stopped falling.
-    partial        off: raise if no shard answers in time. On: answer from the low orders alone,
-                   P(w | v), and mark it (`source`). For decoders, which must go on; not for callers
-                   who need the model's own scores.
+    partial        off: raise if no shard answers in time. On: answer from only the low orders,
+                   P(w | v), and mark it (`source`). For decoders, which must continue; not for
+                   callers who need the model's own scores.
     small          folder of a shard set to open in this process. New utterances use it while the
                    servers fail, by the rules of `switching` (DLM 3.4), with its words and ids
                    (`Utterance.vocabulary`). It turns `partial` on. None: the one that cluster.toml
@@ -50,7 +50,7 @@ class ClientConfig:
     heartbeats     check regularly that every server is up. None: with `partial`, with `small`, or
                    if a shard has several servers.
     beating        how often, and when a server counts as down or slow
-    switching      when to go over to the small model, and back
+    switching      when to switch to the small model, and back
     cache_dir      folder for low orders, shared by processes.
     trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
@@ -107,8 +107,8 @@ class ClientConfig:
 
     @property
     def security(self) -> ClientSecurity:
-        """Its credentials, and what it trusts.
+        """Its credentials, and the authorities it trusts.
 
-        Raises  ConfigError  half of a pair, or no token where one is expected
+        Raises  ConfigError  half of a pair, or an invalid token
         """
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

@@ -53,22 +53,22 @@ from dlm.ngram.query import FULL, SMALL, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 T = TypeVar("T")
-# What a call waits for: another call's end, for so many seconds; a function that may block; or
+# What a call waits for: another call's end, for some seconds; a function that may block; or
 # None, between two parts, so that an event loop may go on.
 Wait: TypeAlias = tuple[Asked, float] | Callable[[], None] | None
 Steps: TypeAlias = Generator[Wait, None, T]
 
-# A caller waits until this long after the deadline, in seconds: the transport ends calls at the
-# deadline by itself, and its own error says more. Not so with a partial model, whose answers are
-# the same whatever went wrong.
+# A caller waits until this long after the deadline, in seconds: the transport itself ends calls at
+# the deadline, and its error says more. Not with a partial model, whose answers are the same
+# whatever went wrong.
 GRACE_S = 0.02
 # Partial answers to a large call, and its results, are made before its deadline: as long before as
-# half of its planning took, and this share of its time, up to so many seconds.
+# half of its planning took, and this share of its time, up to a maximum in seconds.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
-SHAPED = 512  # sentences between two looks at the clock, when scores are made of answers
+SHAPED = 512  # sentences between checks of the clock, when scores are made from answers
 UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
 
-# What becomes of an utterance on the full model when its client goes over to the small one.
+# What happens to an utterance on the full model when its client switches to the small one.
 FINISH, RESCORE = "finish", "rescore"
 
 
@@ -120,17 +120,17 @@ class Asking:
                 if not call.done():
                     yield call, self._wait_s(number)
                 if not call.done():
-                    # Whoever counts calls takes one that is cancelled for given up.
+                    # A cancelled call would be counted as given up by its caller.
                     call.give_up(DeadlineExceeded(f"no answer within {self._limit_s:g} s"))
                 found.append((queries, call.result(0.0)))
             return found
-        except BaseException:  # also where its caller does not wait any more
+        except BaseException:  # also if its caller no longer waits
             for _, call in self._parts:
                 call.cancel()
             raise
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
-        """The first part is planned even if no time is left: low orders may answer all of it."""
+        """Plans the first part even if no time is left: low orders may answer all of it."""
         more = bool(self._parts)
         if more:
             if self.left_s <= 0.0:
@@ -147,7 +147,7 @@ class Asking:
         if not self._handle.partial:
             return left_s + GRACE_S
         if len(self._parts) > 1:
-            # What is still to do by then: partial answers, and results made of all answers.
+            # Left to do by then: partial answers, and results made from all answers.
             left_s -= self._planned_s / 2 * (1.0 - number / len(self._parts))
             left_s -= min(SHAPE_SHARE * self._limit_s, SHAPE_S)
         return max(left_s, 0.0)
@@ -161,7 +161,7 @@ class Asking:
     def _too_large(self) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"no answer within {self._limit_s:g} s; this process needs longer than that for a call "
-            "this large. Ask for less at once, or raise the deadline"
+            "this large. Make smaller calls, or raise the deadline"
         )
 
 
@@ -182,7 +182,7 @@ class Handle:
         self._deadline_s = deadline_s
         self._rescores = on_switch == RESCORE
         self._lock = threading.Lock()
-        self._calls = 0  # under way
+        self._calls = 0  # in progress
         self._blocks_unknown_until = 0.0  # on `monotonic`: servers that do not know ContextBlock
         self.partial = core.config.partial
         self._pin(Inputs(snapshot, kind))
@@ -200,7 +200,7 @@ class Handle:
     @property
     def vocabulary(self) -> Vocabulary:
         """The words of the handle's family. Reading it fixes the handle to this family."""
-        self._inputs.settled = True  # whoever looks up an id means this model
+        self._inputs.settled = True  # ids that the caller looks up are of this model
         return self._inputs.words
 
     @property
@@ -327,7 +327,7 @@ class Handle:
         is_known = time.monotonic() >= self._blocks_unknown_until
 
         def first() -> Parts:
-            # Here, since a new handle may go over to another model with its first call.
+            # Here, since a new handle may switch to another model with its first call.
             source = SMALL if self.family.kind == SMALL_KIND else FULL
             fetch = BlockFetch(self._inputs.states(states), source)
             fetches.append(fetch)
@@ -368,8 +368,7 @@ class Handle:
     def _ask(
         self, asking: Asking, parts: Callable[[], Parts], asks: Asks = SCORES
     ) -> Steps[list[tuple[Queries, Any]]]:
-        """Asks the parts of a call: of a new handle whose model was taken away, those of the model
-        that took its place."""
+        """Asks the parts of a call; for a new handle of a replaced model, those of the new one."""
         with self._lock:
             self._calls += 1
         try:
@@ -390,9 +389,9 @@ class Handle:
                 self._calls -= 1
 
     def _move(self, error: StaleShardSet, asking: Asking) -> None:
-        """Goes over to the model that took the place of its own; may block.
+        """Switches to the model that replaced its own; may block.
 
-        Raises  `error`, where no time is left or the handle must stay
+        Raises  `error`, if no time is left or the handle must keep its model
         """
         self._check_may_move(error, asking)
         with suppress(DlmError):  # without another model, low orders answer what they can

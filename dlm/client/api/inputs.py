@@ -1,4 +1,4 @@
-"""What callers give (words, contexts, sentences, states), checked and turned into arrays of ids.
+"""Checks callers' input (words, contexts, sentences, states) and turns it into arrays of ids.
 
 A large call becomes several `Queries`, so that its handle can look at the clock between them.
 """
@@ -33,7 +33,7 @@ SPLIT_BYTES = 1 << 16  # bytes of a sentence split at a time
 
 
 class Queries(NamedTuple):
-    """Contexts, right-aligned, and the words asked of each, one context after the other.
+    """Contexts, right-aligned, and the words for each, one context after the other.
 
     Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,)
     """
@@ -98,7 +98,7 @@ class Inputs:
     Args
         before   the handle's previous model, if servers no longer hold it
     Attributes
-        width    words of a context at most, order - 1
+        width    most words in a context, order - 1
         settled  the handle stays on this model: an id of it was used or looked up, or it answered
     """
 
@@ -141,7 +141,7 @@ class Inputs:
         """The ids of words.
 
         Args
-            planned  they are asked next, so the plan of the call checks them
+            planned  they are sent next, so the plan of the call checks them
         """
         _check_sequence(words, name)
         if not isinstance(words, np.ndarray):
@@ -152,7 +152,7 @@ class Inputs:
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
         if planned and words.dtype == np.uint32:
-            # A copy: its caller may change it meanwhile. As bytes: to copy an array, NumPy releases
+            # A copy, since its caller may change it. As bytes: to copy an array, NumPy releases
             # the GIL, which is slow to come back.
             return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
@@ -173,7 +173,7 @@ class Inputs:
         return State(self.family, ())
 
     def states(self, states: States | Sequence[State]) -> States:
-        """Any sequence of states as one flat array, their family checked."""
+        """Any sequence of states as one flat array; checks their family."""
         if isinstance(states, States):
             self.family.check(states.family)
             return states if states._lengths.ndim == 1 else states.reshape(-1)
@@ -204,7 +204,7 @@ class Inputs:
         """See `Utterance.states_after`.
 
         Args
-            first  where in what the caller gave these contexts begin
+            first  the place of the first of these contexts in the caller's sequence
         """
         _check_contexts(contexts)
         dense = np.zeros((len(contexts), self.width), np.uint32)
@@ -244,7 +244,7 @@ class Inputs:
             yield Queries(before._contexts, before._lengths, ones, asked), ahead
 
     def extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
-        """How many states, how many words for each, and whether each has words of its own."""
+        """How many states, how many words for each, and whether each has its own words."""
         if not isinstance(states, States):
             _check_states(states)
         _check_sequence(words, "words", "a sequence of words, or one per state")
@@ -312,13 +312,13 @@ class Inputs:
             )
         _check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id
-        segments: list[tuple[list[int], list[int]]] = []  # what stands before, and the tokens
+        segments: list[tuple[list[int], list[int]]] = []  # the words before, and the tokens
         tokens = total = 0
         for row, sentence in enumerate(sentences):
             before, count = [begin] * bos, 0
             for ids in self._sentence_ids(sentence, f"sentences[{row}]"):
                 segments.append((before, ids))
-                # A sentence that is cut goes on after its own last words.
+                # A sentence that is cut continues after its own last words.
                 before = [*before, *ids][-self.width :] if self.width else []
                 count += len(ids)
                 tokens += len(ids)
@@ -348,7 +348,7 @@ class Inputs:
             yield [known.get(w, UNK_ID) if type(w) is bytes else self.id_of(w) for w in some]
 
     def _tokens(self, segments: list[tuple[list[int], list[int]]]) -> Queries:
-        """A query for each token of the segments, after what stands before it."""
+        """A query for each token of the segments, after the words before it."""
         stream: list[int] = []
         at: list[int] = []
         context_lengths: list[int] = []
@@ -369,7 +369,7 @@ class Inputs:
 
 
 def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint32]) -> Parts:
-    """Asks what is stored after `rows` of the states, but for the first `skips` words of each."""
+    """Asks for the words stored after `rows` of the states, except the first `skips` of each."""
     for first in range(0, len(rows), PART):
         some = rows[first : first + PART]
         ones = np.ones(len(some), np.uint32)
@@ -378,7 +378,7 @@ def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint
 
 
 def every_word_after(states: States, rows: list[int], vocabulary_size: int) -> Parts:
-    """Asks every word of the vocabulary after `rows` of the states."""
+    """Asks for every word of the vocabulary after `rows` of the states."""
     for place, row in enumerate(rows):
         here = slice(row, row + 1)
         for first in range(0, vocabulary_size, PART):

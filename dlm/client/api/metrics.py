@@ -1,4 +1,4 @@
-"""What a client counts, also as Prometheus metrics.
+"""The counters of a client, also as Prometheus metrics.
 
 Counting is cheap: two microseconds per message. Metric families are built when they are collected.
 The library registers nothing itself; the application chooses the registry::
@@ -113,11 +113,11 @@ class Stats:
 
 
 class ClientMetrics:
-    """Counts of one process; what of `stats` is not counted here has one thread that counts it.
+    """Counters of one process; one thread each counts those of `stats` that are not here.
 
     Any thread may count: a lock, taken once per call and once per message, keeps counts consistent.
-    It is reentrant, since a signal handler may ask while its own thread counts. A forked child
-    begins with counts of its own.
+    It is reentrant, since a signal handler may run while its own thread counts. A forked child
+    starts with its own counters.
     """
 
     def __init__(self) -> None:
@@ -135,19 +135,19 @@ class ClientMetrics:
             return replace(self.stats)
 
     def planned(self, queries: int, zero_message: int = 0, duplicates: int = 0) -> None:
-        """Counts what is asked of this client; see `Stats`."""
+        """Counts the queries to this client; see `Stats`."""
         with self._lock:
             self.stats.queries += queries
             self.stats.zero_message += zero_message
             self.stats.duplicates += duplicates
 
     def gathered(self, duplicates: int) -> None:
-        """Counts what several calls of a message asked."""
+        """Counts repeats among the calls of a message."""
         with self._lock:
             self.stats.duplicates += duplicates
 
     def fell_back(self, queries: int) -> None:
-        """Counts what the partial model answered."""
+        """Counts queries that the partial model answered."""
         with self._lock:
             self.stats.partial += queries
 
@@ -155,7 +155,7 @@ class ClientMetrics:
         """Counts a call that ended.
 
         Args
-            result  `result_of` its error, or CANCELLED where its caller gave up
+            result  `result_of` its error, or CANCELLED if its caller gave up
             plan_s  seconds from the caller to the queues: checks, grouping, low orders, routing
         """
         with self._lock:
@@ -172,15 +172,15 @@ class ClientMetrics:
         wire_s: float,
         decode_s: float,
     ) -> None:
-        """Counts a message that ended, well or badly.
+        """Counts a message that ended, with or without success.
 
         Args
             queries   distinct queries in it
             calls     calls that it carried parts of
-            queue_s   seconds that the part that waited longest waited in its lane
+            queue_s   the longest wait of one of its parts in the lane, in seconds
             encode_s  arrays to bytes
             wire_s    from sending the bytes to receiving the reply: network, server and gRPC
-            decode_s  bytes to arrays, and to the callers; 0 where there was no reply
+            decode_s  bytes to arrays, and to the callers; 0 without a reply
         """
         with self._lock:
             self.messages[result] += 1
@@ -194,24 +194,24 @@ class ClientMetrics:
 
 
 class Counted(Protocol):
-    """What a collector reads of a client."""
+    """The parts of a client that a collector reads."""
 
     @property
     def counts(self) -> ClientMetrics:
-        """What the metrics of this process are made of."""
+        """The counters behind this process's metrics."""
 
     @property
     def stats(self) -> Stats:
-        """The counters of this process, as they stand now."""
+        """The current counters of this process."""
 
     def load(self) -> dict[int, tuple[int, int]]:
-        """Of each shard asked so far: messages in flight, and parts that wait for one."""
+        """For each shard asked so far: messages in flight, and parts that wait."""
 
     def cache_bytes(self) -> int:
-        """Bytes of the files in use of the model's vocabulary and low orders."""
+        """Bytes of the model's vocabulary and low orders in use."""
 
     def watch(self) -> CascadeMonitor | None:
-        """What watches the servers; None if nothing does."""
+        """The monitor of the servers; None if there is none."""
 
 
 class ClientCollector(Collector):
@@ -320,9 +320,9 @@ def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int
 
 
 def _queries(stats: Stats, small: int) -> Metric:
-    """All but `partial` and `small` sum to the queries asked of the full model, once nothing is
-    under way and nothing was sent again or refused before it was sent; those that became `partial`
-    were mostly sent before."""
+    """All but `partial` and `small` add up to the queries to the full model, once none is in
+    progress, and unless some were sent again or refused unsent; `partial` ones were mostly sent
+    before."""
     return _counter(
         "queries",
         "Queries by source of the answer; shard: distinct queries sent; "

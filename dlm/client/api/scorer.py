@@ -1,6 +1,6 @@
-"""What scores batches of ids: servers (`plan.core.Core`), or a shard set in this process.
+"""Scorers of batches of ids: servers (`plan.core.Core`), or a shard set in this process.
 
-Handles and clients use either through `Scorer`, and do not ask which it is. So a decoder can be
+Handles and clients use either through `Scorer`, without knowing which it is. So a decoder can be
 written and tested offline with `Client.local(DIR)`; the small model of a client is opened the same
 way.
 """
@@ -36,7 +36,7 @@ class Scorer(Counted, Protocol):
     """Scores batches of ids.
 
     Attributes
-        local_model  what answers, where that is in this process; None where servers do
+        local_model  the model, if it is in this process; None if servers answer
     """
 
     config: ClientConfig
@@ -46,10 +46,10 @@ class Scorer(Counted, Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether servers were found, or are watched for."""
+        """Whether servers were found, or are being watched for."""
 
     def begin_small(self) -> None:
-        """No server answers, so the first utterances go to the small model already."""
+        """Starts on the small model, since no server answers."""
 
     def check_open(self) -> None:
         """Raises ClientClosed if it is closed."""
@@ -58,7 +58,7 @@ class Scorer(Counted, Protocol):
         """Closes it: calls in progress and all later calls fail with `ClientClosed`."""
 
     def known(self) -> Topology | None:
-        """The shard set in use, and where its shards are; None before any was found."""
+        """The shard set in use, and the places of its shards; None before one is found."""
 
     def cascade(self) -> CascadeStatus:
         """The state of the servers and of the cascade.
@@ -69,16 +69,16 @@ class Scorer(Counted, Protocol):
     # -- for handles
 
     def snapshot(self) -> Snapshot:
-        """The shard set in use; where it is not known yet, it is found.
+        """The shard set in use; finds it first if it is not known yet.
 
         Raises  UnavailableError, ProtocolError, ConfigError
         """
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """What a new handle is opened on; see `Table.current`."""
+        """The snapshot for a new handle; see `Table.current`."""
 
     def mode(self) -> Mode:
-        """Which model new utterances are scored with."""
+        """The model that new utterances use."""
 
     def limit_s(self, deadline_s: float) -> float:
         """Seconds after which a call with this deadline has ended."""
@@ -105,8 +105,8 @@ class LocalScorer(Scorer):
     """Answers each call at once, from the mapped shards; there are no servers to watch or wait for.
 
     Args
-        source  what the answers say of themselves; those of a `SMALL` one keep the deadlines of a
-                client of servers
+        source  the `source` of the answers; a `SMALL` one keeps the deadlines of a client of
+                servers
     """
 
     def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
@@ -196,7 +196,7 @@ class LocalScorer(Scorer):
             return EndedCall(self._stored(contexts, lengths))
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
-        # A kernel is compiled for each kind of array, and callers may bring slices.
+        # A kernel is compiled for each kind of array, and callers may pass slices.
         given = (
             np.require(array, requirements=["C", "W"])
             for array in (lengths, contexts[reached], counts, words)
@@ -212,7 +212,7 @@ class LocalScorer(Scorer):
     def _stored(
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
     ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
-        """See `BlockCall`; all that is stored comes at once."""
+        """See `BlockCall`; everything stored comes at once."""
         parts: list[BlockPart | None] = []
         width = contexts.shape[1]
         for row, length in enumerate(lengths.tolist()):

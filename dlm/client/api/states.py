@@ -1,7 +1,7 @@
-"""What handles give and take: states, and scores with the states after them.
+"""Input and output of handles: states, and scores with the states after them.
 
-Each carries its family (the model and shard set it belongs to), so scores of two models never meet
-in one sentence.
+Each carries its family (the model and shard set it belongs to), so the scores of two models are
+never mixed in one sentence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FULL_KIND, SMALL_KIND = "full", "small"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a score belongs to: the model, and the shard set it was opened on.
+    """The model that a score belongs to, and the shard set on which it was opened.
 
     kind  "full", or "small" for the local model of a client whose servers fail
     """

@@ -1,4 +1,4 @@
-"""What a decoder calls: handles on one utterance, synchronous and for asyncio.
+"""Handles on one utterance, which decoders call: synchronous, and for asyncio.
 
 A handle is pinned to a model family, and its states carry that family: a state given to a handle of
 another model is a type error, never a wrong score.
@@ -26,12 +26,12 @@ from dlm.ngram.query import Answers
 T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
-# What a handle is made of, see `Handle`.
+# The arguments of a handle, see `Handle`.
 Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
-    return DlmError(f"this process has no memory for the call ({cause!r}); ask for less at once")
+    return DlmError(f"this process has no memory for the call ({cause!r}); make smaller calls")
 
 
 class Utterance(Handle):
@@ -180,7 +180,7 @@ class AsyncUtterance(Handle):
         if self._open_later is not None:
             if self._opening is None or self._opening.done():
                 self._opening = asyncio.create_task(self._connect(self._open_later))
-                # Whoever waited may have gone by the time it fails.
+                # Nobody may be waiting any longer when it fails.
                 self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
             opening = self._opening
             # Not cancelled at the deadline: others may wait for it, and the next call will.

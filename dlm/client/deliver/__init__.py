@@ -1,1 +1,1 @@
-"""Carries what is asked of shards there and back, on the loop."""
+"""Carries requests to shards and replies back, on the loop."""

@@ -1,7 +1,7 @@
-"""What a message to a shard may ask: scores of words, or all that is stored after contexts.
+"""The two kinds of message to a shard: for scores of words, and for all words after contexts.
 
 Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. This
-module has what differs: how requests and replies are encoded, and the method that carries them.
+module has the differences: how requests and replies are encoded, and the method that sends them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dlm.wire import codec
 
 
 class Asks(Protocol):
-    """A kind of message. Each kind, by `name`, has its own lanes."""
+    """A kind of message. Each kind has its own lanes, by `name`."""
 
     name: str
 
     def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        """The bytes that ask `groups`, and their checksum."""
+        """The encoded request for `groups`, and its checksum."""
 
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
@@ -32,7 +32,7 @@ class Asks(Protocol):
         """The answers in a reply; raises `ProtocolError` if it cannot be one."""
 
     def post(self, connection: Connection) -> Post:
-        """What sends such bytes."""
+        """The method that sends such bytes."""
 
 
 class ScoreAsks:
@@ -65,11 +65,11 @@ class ScoreAsks:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What a reply holds for one context, or a part of it.
+    """A reply's content for one context, or a part of it.
 
     total  words stored after the context
     Shapes
-        log10_backoffs (L - 2,) float32; words (n,) uint32, rising; answers to these
+        log10_backoffs (L - 2,) float32; words (n,) uint32, ascending; their answers
     """
 
     total: int
@@ -79,10 +79,10 @@ class BlockPart:
 
 
 class BlockAsks:
-    """All that is stored after contexts; answered by a `BlockPart` for each.
+    """All words stored after contexts; answered by one `BlockPart` per context.
 
-    A context is asked like a word, whose id is the number of words that are there already: so it
-    is grouped, routed and merged as words are.
+    A context is requested like a word, with the number of words already received as its id, so it
+    is grouped, routed and merged like words.
     """
 
     name = "blocks"

@@ -1,8 +1,8 @@
-"""One caller's batch on its way: what was asked, which parts are out, and how it ends.
+"""One caller's batch in progress: its queries, the parts that were sent, and how it ends.
 
 Each side owns its own data. Only the loop records the outcome of a part, once; only the caller
 assembles the answers, when its call has ended or its time is up. So nothing here needs a lock, and
-a late reply reaches a part that nobody reads any more.
+a late reply reaches a part that nobody reads any longer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dlm.errors import DlmError, StaleShardSet, UnknownCall
 from dlm.ngram.query import PARTIAL, Answers
 from dlm.tracing import Span
 
-Where: TypeAlias = slice | NDArray[np.int64]  # of the answers to a message, those of a part
+Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
-UNKNOWN = 255  # as a source: no server that was asked knows the call
+UNKNOWN = 255  # as a source: none of the servers asked knows this kind of call
 
 
 class Place(NamedTuple):
-    """A shard set, one of its shards, and what is asked of it: each has a lane."""
+    """A shard set, one of its shards, and a kind of message: each has a lane."""
 
     shard_set: str
     shard: int
@@ -44,9 +44,9 @@ class Part:
         reroutes   fresh tables so far
         queued     when it began to wait, by `perf_counter`
     Attributes
-        place      whose lane it waits in
-        answers    of the message that it travelled in, its own at `where`; None before that
-        error      why no shard answers it; None where one does, or may still
+        place      of the lane in which it waits
+        answers    of its message, with its own at `where`; None until there are any
+        error      why no shard answers it; None if one did, or still may
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known what becomes of it."""
+        """Whether its outcome is known."""
         return self.answers is not None or self.error is not None
 
 
@@ -78,16 +78,16 @@ class Call:
     """One caller's batch.
 
     Args
-        model     whose ids they are
+        model     whose word ids it has
         plan      its distinct queries
         deadline  on the clock of the client
     Attributes
         future    ends with the call; None is its result, and `result` makes the answers
-        parts     all that were asked of shards; replaced whole
-        let_in    it is not refused any more
+        parts     all that go to shards; replaced as a whole
+        let_in    it can no longer be refused
         moves_on  its handle can switch to another model, so it fails if its own is no longer held
         messages  that carried a part of it
-        span      where it is traced
+        span      if it is traced
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -114,7 +114,7 @@ class Call:
 
     @classmethod
     def of_pieces(cls, model: str, pieces: list[Piece], deadline: float) -> Call:
-        """A call that only shards answer."""
+        """A call that only shards can answer."""
         count = sum(len(piece.at) for piece in pieces)
         place = np.arange(count, dtype=np.int64)
         room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
@@ -122,7 +122,7 @@ class Call:
         return cls(model, CallPlan(count, place, *room, at, pieces), deadline)
 
     def split(self, shard_set: str, queued: float) -> None:
-        """Makes the parts of its plan, by the table of that shard set."""
+        """Splits its plan into parts, by the table of that shard set."""
         assert self._plan is not None
         self.parts = tuple(Part(self, piece, shard_set, queued) for piece in self._plan.pieces)
         self._left = len(self.parts)
@@ -130,24 +130,24 @@ class Call:
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
     ) -> None:
-        """Lets the partial model answer what no shard does in time.
+        """Lets the partial model answer queries that no shard answers in time.
 
         Args
-            scored  told how many queries it answered, why, and the shard that did not
+            scored  called with the number of queries it answered, why, and the shard that did not
         """
         self._grams, self._partial_scored = grams, scored
 
     # -- on the loop --------------------------------------------------------------------------
 
     def answer(self, part: Part, answers: Any, where: Where) -> None:
-        """A message brought the answers to a part, at `where`; the last ends the call."""
+        """Records the answers to a part, at `where`; the last part ends the call."""
         if part.answers is None and part.error is None:
             part.where = where
-            part.answers = answers  # last: whoever sees them, in any thread, reads the other
+            part.answers = answers  # last: a thread that sees them reads the right `where`
             self._ended()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """No shard answers this part: the partial model will, or the call fails."""
+        """No shard answers this part: the partial model does, or the call fails."""
         if part.ended:
             return
         if not self._may_miss(error):
@@ -157,7 +157,7 @@ class Call:
         self._ended()
 
     def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
-        """A part is asked of others, by the table of another shard set: its own parts."""
+        """Replaces a part by new ones, routed by the table of another shard set."""
         more = [
             Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, part.reroutes)
             for p in pieces
@@ -176,13 +176,13 @@ class Call:
     # -- in any thread ------------------------------------------------------------------------
 
     def fail(self, error: DlmError) -> None:
-        """Ends the call with an error of its own."""
+        """Ends the call with its own copy of the error."""
         if not self.future.done():  # given up by its caller, or failed already
             self.future.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:
-        """No time is left, or nobody is to be asked: the partial model answers what is missing, or
-        the call fails."""
+        """No time is left, or no server can be asked: the partial model answers the rest, or the
+        call fails."""
         if self._may_miss(error):
             self._late = self._late or error
             self.succeed()
@@ -208,13 +208,13 @@ class Call:
         return self.future.done()
 
     def cancel(self) -> bool:
-        """Its caller no longer wants it; False if it has ended."""
+        """Ends it for a caller that no longer wants it; False if it has ended."""
         return self.future.cancel()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What was asked, in the order of the queries, once the call has ended.
+        """The answers, in the order of the queries, once the call has ended.
 
-        Raises  TimeoutError, or what the call ended with
+        Raises  TimeoutError, or the call's error
         """
         self.future.result(timeout_s)
         if self._found is None:
@@ -229,7 +229,7 @@ class Call:
 
     def _finish(self) -> Any:
         parts = self.parts
-        # Once: what comes from here on is too late.
+        # Once: later replies are too late.
         found = [(part, part.answers) for part in parts]
         missed = [part for part, answers in found if answers is None]
         try:
@@ -246,7 +246,7 @@ class Call:
         return answers
 
     def _put(self, found: list[tuple[Part, Any]]) -> Answers:
-        """The answers to all queries; the partial model's where there are none."""
+        """The answers to all queries; the partial model's where no shard answered."""
         plan = self._plan
         assert plan is not None
         source: NDArray[np.uint8] | None = None
@@ -272,7 +272,7 @@ class Call:
         )
 
     def _tell_partial(self, missed: list[Part]) -> None:
-        """Says of what was asked of shards in vain that the partial model answers it."""
+        """Reports the queries that the partial model answers instead of shards."""
         if self._partial_scored is None:
             return
         told: dict[tuple[str, int], tuple[int, DlmError]] = {}
@@ -286,7 +286,7 @@ class Call:
 
 
 class EndedCall:
-    """A call that ended as it began: with its answers, or an error."""
+    """A call that ends as soon as it begins, with its answers or an error."""
 
     def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
         self.future = Ending()
@@ -311,18 +311,18 @@ class EndedCall:
 
 
 class BlockCall(Call):
-    """A call for what is stored after contexts.
+    """A call for all words stored after contexts.
 
-    Its result is a `BlockPart` for each context, in order, and the source of each as an array of
-    uint8. A part is None if the low orders have all that is stored (`FULL`), if no shard answered
-    in time (`PARTIAL`), or if none knows this call (`UNKNOWN`).
+    Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8.
+    A part is None if the low orders have everything (`FULL`), if no shard answered in time
+    (`PARTIAL`), or if no server knows this call (`UNKNOWN`).
     """
 
     asks: ClassVar[Asks] = BLOCKS
     __slots__ = ()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """As `Call.miss`, but a server that does not know this call has not failed."""
+        """As `Call.miss`, but not knowing this call is not a server's failure."""
         if isinstance(error, UnknownCall) and not part.ended:
             part.error = error
             self._ended()
@@ -352,17 +352,17 @@ _DTYPES: tuple[type[np.generic], ...] = (
     np.uint8,
     np.uint8,
 )  # of what `Call._put` joins
-# Of a part whose queries are those of other parts now.
+# The error of a part whose queries have moved to other parts.
 _MOVED = StaleShardSet("this part is asked of others")
 
 
 def _joined(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """One behind the other; as bytes, since NumPy lets go of the GIL to join arrays."""
+    """The arrays joined; as bytes, since NumPy releases the GIL to join arrays."""
     return np.frombuffer(b"".join(arrays), dtype)
 
 
 def own_copy(error: DlmError) -> DlmError:
-    """A copy for one caller: an exception raised in several threads would mix their traces."""
+    """A copy for one caller: an exception raised in several threads would mix their tracebacks."""
     mine = copy.copy(error)
     mine.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):

@@ -1,8 +1,8 @@
 """Delivery: calls come in, messages go to servers, and replies end them.
 
-All of it runs on the loop, one step after another (`inbox`). Parts of calls gather in `lanes`,
-`sender` takes messages to servers, `retries` decides what is done about one that failed or is late,
-and `message.Ends` ends it. Here is what joins them: where a message begins, and its replies.
+All of it runs on the loop, one step after another (`inbox`). Parts of calls wait in `lanes`,
+`sender` sends messages to servers, `retries` handles failed and late ones, and `message.Ends` ends
+them. This module joins them: it starts messages and handles their replies.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = EventLog(__name__)
 
 
 class Delivery:
-    """Has shards asked, and calls ended.
+    """Sends calls to shards, and ends them.
 
     Args
-        table   what says who has which shard
-        tracer  None where calls are no spans
+        table   which server has which shard
+        tracer  None if calls are not traced
         home    where it runs: the loop of the process
     Attributes
         inbox  the way to the loop; `tell`, its own
@@ -66,11 +66,11 @@ class Delivery:
     # -- in any thread ------------------------------------------------------------------------
 
     def post(self, call: Call) -> None:
-        """Has a call's parts asked; its future ends."""
+        """Sends a call's parts; its future ends."""
         self.tell(self._lanes.take, call)
 
     def count_partial(self, call: Call, queries: int, error: DlmError, shard: int | None) -> None:
-        """So many were answered by the partial model.
+        """Counts queries that the partial model answered.
 
         Args
             shard  that did not answer
@@ -81,11 +81,11 @@ class Delivery:
     # -- on the loop --------------------------------------------------------------------------
 
     def _note_partial(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
-        """Logs partial scores once, when they begin, and once more where it turns out that they
-        will not end."""
+        """Logs partial scores once, when they begin, and once more if it turns out that they will
+        not end."""
         runtime, now, known_now = self._links.runtime, self._clock(), self._table.known
         if known_now is not None and self._table.of(model) is None:
-            # Whatever became of the message: to ask again would not help.
+            # Whatever happened to the message, asking again would not help.
             error = other_model(known_now.model, model)
             self._table.note_gone(model, error)
         kind, outage = type(error).__name__, runtime.outage
@@ -112,7 +112,7 @@ class Delivery:
         runtime.hedging.earn()
         watched = watch is not None and self._table.known is message.snapshot
         if watch is not None and watched and message.shard in watch.gone and self._config.partial:
-            # Their deadlines are better spent on what comes next.
+            # Better to spend the time left on a fallback.
             self._ends.fail(message, ShardDown("no heartbeat was answered"))
             return
         self._sender.send(message)

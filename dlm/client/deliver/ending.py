@@ -1,7 +1,7 @@
-"""How a call ends, once, for whoever waits for it.
+"""The end of a call, once, for those who wait for it.
 
-What `concurrent.futures.Future` does for threads, without its condition: whoever waits there wakes
-while the lock is still held by the one who ends it, and many callers then wake each other twice.
+Like `concurrent.futures.Future`, but without its condition: a thread that waits there wakes while
+the lock is still held by the thread that ends it, and many callers then wake each other twice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ log = EventLog(__name__)
 
 
 class Ending:
-    """Success, an error, or cancelled; the first of them counts. Any thread may do anything."""
+    """Success, an error or cancellation, whichever comes first. Thread-safe."""
 
     __slots__ = ("_callbacks", "_ends", "_gate")
 
     def __init__(self) -> None:
-        # Appending is one step, so that the first is the same for every thread.
+        # Appending is atomic, so all threads see the same first outcome.
         self._ends: list[list[BaseException | None]] = []
         self._gate = threading.Lock()  # free once it has ended
         self._gate.acquire()
         self._callbacks: deque[Callable[[Ending], object]] = deque()
 
     def end(self, error: BaseException | None = None) -> bool:
-        """Ends it, well or with an error; False where it had ended."""
+        """Ends it, with success or an error; False if it had ended."""
         mine = [error]
         self._ends.append(mine)
         if self._ends[0] is not mine:
@@ -44,7 +44,7 @@ class Ending:
         return True
 
     def cancel(self) -> bool:
-        """Nobody waits for it any more; False where it had ended."""
+        """Ends it as cancelled; False if it had ended."""
         return not self._ends and self.end(CancelledError())
 
     def done(self) -> bool:
@@ -56,29 +56,29 @@ class Ending:
         return bool(self._ends) and isinstance(self._ends[0][0], CancelledError)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """What it ended with, if not well.
+        """The error it ended with; None for success.
 
         Raises  TimeoutError, CancelledError
         """
         if not self._ends:
-            # A lock takes no longer waits than these.
+            # A lock does not accept longer waits.
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
             if not self._gate.acquire(timeout=limit_s):
                 raise TimeoutError
-            self._gate.release()  # for the next who waits
+            self._gate.release()  # for the next thread that waits
         error = self._ends[0][0]
         if isinstance(error, CancelledError):
             raise error
         return error
 
     def result(self, timeout_s: float | None = None) -> None:
-        """Waits for it, and raises what it ended with."""
+        """Waits for it, and raises its error."""
         error = self.exception(timeout_s)
         if error is not None:
             raise error
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits on an event loop; whether it has ended."""
+        """Waits on an event loop; returns whether it has ended."""
         if self._ends:
             return True
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class Ending:
         return bool(self._ends)
 
     def add_done_callback(self, call: Callable[[Ending], object]) -> None:
-        """Has `call` called once it has ended: now, or by whoever ends it."""
+        """Calls `call` when it has ended: now, or in the thread that ends it."""
         self._callbacks.append(call)
         if self._ends:
             self._call_back()
@@ -110,5 +110,5 @@ class Ending:
                 return
             try:
                 call(self)
-            except Exception as exc:  # noqa: BLE001 - the others must be told
+            except Exception as exc:  # noqa: BLE001 - the other callbacks must still run
                 log.error("client.callback.failed", extra={"error": type(exc).__name__})

@@ -1,7 +1,7 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
 A message on an open stream costs a third of the processor time of a call, on both sides. In return,
-this module does what gRPC does for a call: it matches replies to requests, and it stops waiting.
+this module does what gRPC does for calls: it matches replies to requests, and it times them out.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_o
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
 LATE_TOO_SOON_S = 0.02
-# A stream from which nothing came for so long, and on which messages ran out meanwhile, takes no
-# more: it may never speak again while its connection lives. Longer than a busy server needs to
-# shake hands, so that the next one is not given up before it is made.
+# A stream that is silent for this long, while messages timed out on it, takes no more: it may stay
+# silent as long as its connection lives. Longer than a busy server's handshake, so that the next
+# stream is not given up before it is open.
 SILENT_S = 5.0
 MAX_SILENT = 2
-FROM_CORE = "Internal error from Core"  # gRPC's own words, of its asyncio face
+FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 
 log = EventLog(__name__)
 
@@ -40,7 +40,7 @@ Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
 
 
 def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
-    """The dlm error of a call that failed, with the reason its server gave."""
+    """The dlm error for a failed call, with the reason its server gave."""
     error = error_from_rpc(exc, where=address)
     error.__cause__ = exc
     error.reason = reason_of(exc)  # type: ignore[attr-defined]
@@ -48,8 +48,8 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
 
 
 def is_lost(exc: grpc.RpcError) -> bool:
-    """Whether gRPC could not go on with a stream and does not know why: where a write finds it
-    ended, gRPC has no time left for the status that it was ended with."""
+    """Whether gRPC lost a stream without knowing why: if a write finds it ended, gRPC does not read
+    the status that it ended with."""
     return (
         exc.code() is grpc.StatusCode.INTERNAL
         and reason_of(exc) is None
@@ -58,10 +58,10 @@ def is_lost(exc: grpc.RpcError) -> bool:
 
 
 def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
-    """Calls `reply`; what it raises must harm no other message."""
+    """Calls `reply`; an exception in it must not harm other messages."""
     try:
         reply(data, error)
-    except Exception as exc:  # noqa: BLE001 - and its text may hold what was asked
+    except Exception as exc:  # noqa: BLE001 - and its text may contain queries
         log.error("client.reply.failed", extra={"error": type(exc).__name__})
 
 
@@ -69,7 +69,7 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
 class Sent:
     """A message in flight; its bytes are kept, so that it can be sent again after a fork.
 
-    alone   what asks the same in a call of its own: the method, its bytes, and who gets the reply
+    alone   the same request as a separate call: the method, its bytes, and the reply's callback
     wanted  whether anybody waits for its answer
     """
 
@@ -80,7 +80,7 @@ class Sent:
     wanted: bool = True
 
     def withdraw(self) -> None:
-        """Nobody wants its answer any more: if it has not left yet, it does not leave."""
+        """Its answer is no longer wanted: if it has not been sent yet, it will not be."""
         self.wanted = False
 
     def drop(self) -> None:
@@ -89,19 +89,19 @@ class Sent:
 
 
 class Exchange:
-    """One stream to one server; the loop alone has it.
+    """One stream to one server; used only on the loop.
 
     Args
-        open_channel  makes the channel, and says what metadata a call must carry
-        mark          of the token in these metadata; never the token itself
-        again         asked where the server ended the stream: whether it sends a message again that
-                      was in flight, given the mark and whether gRPC lost what the stream ended
-                      with
+        open_channel  makes the channel, and returns the metadata that a call must carry
+        mark          identifies the token in these metadata; never the token itself
+        again         called for each message in flight if the server ended the stream, with the
+                      mark and whether gRPC lost the stream's status; whether it sends the message
+                      again
     Attributes
         ended  takes nothing new
     Guarantees
-        `reply` of a message that was taken is called once: with the bytes, or with an error, at the
-        deadline at the latest (give or take what the machine needs to run a thread)
+        `reply` of an accepted message is called once, with the bytes or an error, at the deadline
+        at the latest (plus the time that the machine needs to run a thread)
     """
 
     def __init__(
@@ -121,19 +121,19 @@ class Exchange:
         self._open_channel = open_channel
         self._sequence = 0
         self._outgoing: deque[tuple[int, bytes]] = deque()
-        self._writable: asyncio.Event | None = None  # once the stream is being opened
-        self._busy = False  # somebody will look at `_outgoing` by himself
+        self._writable: asyncio.Event | None = None  # set once the stream is being opened
+        self._busy = False  # `_outgoing` will be looked at anyway
         self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
-        self._looks = inf  # when deadlines are looked at next
+        self._looks = inf  # when deadlines are checked next
         self._answers = False  # whether anything ever came
-        self._silent = 0  # messages that ran out since anything came
-        self.failure: tuple[float, str] | None = None  # when nobody was found there, and what it is
+        self._silent = 0  # messages that timed out since anything came
+        self.failure: tuple[float, str] | None = None  # when the server was not reached, and why
         self._task = loop.start(self._run())
 
     @property
     def load(self) -> int:
-        """Messages in flight, and those that ran out since anything came: a server may be stuck
-        while its connection lives, and must not look idle for that."""
+        """Messages in flight, and those that timed out since anything came: a stuck server whose
+        connection still lives must not look idle."""
         return len(self.pending) + self._silent
 
     def send(self, sent: Sent) -> None:
@@ -156,7 +156,7 @@ class Exchange:
         for sent in self.suspend():
             try:
                 again = refused and self._again(self.mark, sent, lost)
-            except Exception as exc:  # noqa: BLE001 - the others must be ended, too
+            except Exception as exc:  # noqa: BLE001 - the other messages must end, too
                 log.error("client.again.failed", extra={"error": type(exc).__name__})
                 again = False
             if not again:
@@ -173,25 +173,25 @@ class Exchange:
         self._task.cancel()
 
     def suspend(self) -> list[Sent]:
-        """Takes nothing new, and gives back what was in flight: a Score changes nothing, so that it
-        may be asked again after a fork."""
+        """Takes nothing new, and returns the messages in flight: a Score changes nothing, so it can
+        be sent again after a fork."""
         self.ended = True
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
         return list(pending.values())
 
     def _expire(self, planned: float) -> None:
-        """Fails what is past its deadline, and comes again for the next."""
+        """Fails messages past their deadline, and schedules the next check."""
         if self._looks != planned:
-            return  # an earlier look was planned since, and plans the next
+            return  # an earlier check was scheduled since, and schedules the next
         now = time.monotonic()
-        self._looks = inf  # whatever happens here, the next message plans a look
+        self._looks = inf  # whatever happens here, the next message schedules a check
         late = [n for n, sent in self.pending.items() if sent.deadline <= now]
         replies = [self.pending.pop(n).reply for n in late]
         self._silent += len(late)
         if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
             self.ended = True  # what is in flight is still answered
-        # What nobody waits for must not pile up behind a server that does not read.
+        # Unwanted messages must not pile up behind a server that does not read.
         while self._outgoing and self._outgoing[0][0] not in self.pending:
             self._outgoing.popleft()
         self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
@@ -214,14 +214,14 @@ class Exchange:
                 try:
                     while (data := await call.read()) is not grpc.aio.EOF:
                         if self._hear(data):
-                            # Nothing is to be read before this has left; and to wake the writer
-                            # would take another turn of the loop.
+                            # There is nothing to read before this is sent; and waking the writer
+                            # would take another iteration of the loop.
                             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                                await self._drain(call)  # a failure shows where the stream is read
+                                await self._drain(call)  # a failure shows when the stream is read
                         if self.ended:
                             self._close_if_done()
                 finally:
-                    # Nothing may hold the channel once this ends: see `loop.stop`.
+                    # Nothing may reference the channel once this ends: see `loop.stop`.
                     writer.cancel()
                     await asyncio.wait([writer])
         except grpc.RpcError as exc:
@@ -230,19 +230,19 @@ class Exchange:
                 error = ShardDown(f"{self.address} lost the stream ({FROM_CORE}); retry")
             elif not self._answers and not self.ended and isinstance(error, ShardDown):
                 self.failure = time.monotonic(), str(error)
-        except DlmError as exc:  # bytes that are no message: nothing after them can be trusted
+        except DlmError as exc:  # bytes that are not a message: do not trust what follows
             error = exc
         except asyncio.CancelledError:
             error = ShardDown(f"the connection to {self.address} was closed")
-        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+        except Exception as exc:  # noqa: BLE001 - the messages in flight must end
             error = DlmError(f"the stream to {self.address} failed: {exc!r}")
             error.__cause__ = exc
         finally:
             self.end(error, by_server=True, lost=lost)
 
     async def _write(self, call: Any) -> None:
-        """Sends what there is, until it is cancelled with the stream, and not before: a stream that
-        takes nothing new still answers what it took. Its failures show where it is read."""
+        """Sends queued messages until it is cancelled with the stream: a stream that takes nothing
+        new still answers what it accepted. Failures show when the stream is read."""
         self._writable = asyncio.Event()
         try:
             while True:
@@ -256,7 +256,7 @@ class Exchange:
             call.cancel()
 
     async def _drain(self, call: Any) -> None:
-        """Sends what there is; one at a time does."""
+        """Sends queued messages, unless another call does."""
         self._busy = True
         try:
             while self._outgoing:
@@ -267,11 +267,11 @@ class Exchange:
             self._busy = False
 
     def _hear(self, data: bytes) -> bool:
-        """Takes a reply; whether the next message, which it made room for, is the only one now."""
+        """Takes a reply; whether the next message, for which it made room, is now the only one."""
         if self._busy:
             self._receive(data)
             return False
-        self._busy = True  # what is sent meanwhile wakes nobody
+        self._busy = True  # messages sent meanwhile do not wake the writer
         try:
             self._receive(data)
         finally:
@@ -283,8 +283,8 @@ class Exchange:
         return False
 
     def _wants(self, sequence: int) -> bool:
-        """Whether a message is to be sent; one that was withdrawn ends here. Its own function: what
-        the writer held while it waits would keep a client that nobody closes."""
+        """Whether to send a message; a withdrawn one ends here. A separate function, since a
+        reference in the waiting writer would keep alive a client that nobody closes."""
         sent = self.pending.get(sequence)
         if sent is None or sent.wanted:
             return sent is not None
@@ -294,7 +294,7 @@ class Exchange:
         return False
 
     def _receive(self, data: bytes) -> None:
-        """Hands a reply to whoever waits for it; one that came too late goes nowhere."""
+        """Passes a reply to its message; drops one that came too late."""
         self._answers = True
         self._heard = time.monotonic()
         self._silent = 0
@@ -315,11 +315,11 @@ class Exchange:
             message.reason, message.message, where=self.address, retry_after_ms=after_ms
         )
         if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
-            # The server's idea of our clock is wrong (a machine was paused): a new stream, a new
-            # idea. What is in flight on this one is still answered.
-            self.ended = True  # before the caller is told, who may send the next at once
+            # The server's estimate of our clock is wrong (a machine was paused): a new stream makes
+            # a new one. Messages in flight on this one are still answered.
+            self.ended = True  # before the caller gets the error, who may send again at once
         if message.reason == Reason.DRAINING:
-            # Behind an address with several servers a new connection meets another.
+            # If several servers share the address, a new connection may reach another.
             self.ended = True
         tell(sent.reply, None, error)
 

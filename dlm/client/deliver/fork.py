@@ -1,19 +1,19 @@
 """Forking a process that uses gRPC (decoders use process pools).
 
-A child can use gRPC only if no thread was inside it when the process forked, nor held one of its
-locks. gRPC stops its own threads for that; the gate keeps ours out; and streams, whose event loop
-gRPC cannot take through a fork, are suspended: ended before it, their channels closed and their
-loop stopped, and opened again after it, in the parent. What we do inside the gate never waits for
-the network.
+A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
+forked. gRPC stops its own threads before a fork; the gate keeps ours out. gRPC cannot take the
+streams' event loop through a fork, so streams are suspended: before it they end, their channels are
+closed and their loop stops; after it they are opened again, in the parent. Code inside the gate
+never waits for the network.
 
 The gate is reentrant, since a signal handler may fork while its own thread is inside. A fork waits
-for it as long as gRPC itself waits and no longer, since a child that cannot use gRPC is better than
-a process that hangs.
+for the gate only as long as gRPC itself waits, since a child that cannot use gRPC is better than a
+process that hangs.
 
-When the interpreter ends, the same happens for good.
+When the interpreter exits, the same happens, without resuming.
 
 There is one more lock, numba's, held while a kernel is compiled or loaded on its first run. A child
-would wait for it forever, so a fork waits until nobody holds it.
+would wait for it forever, so a fork waits until it is free.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _local = threading.local()
 
 
 class Streams(Protocol):
-    """What lives on the loop."""
+    """An object with streams on the loop."""
 
     def suspend(self) -> None:
-        """Takes back what is in flight; the loop ends next."""
+        """Takes back the messages in flight; then the loop ends."""
 
     def resume(self) -> None:
-        """In the parent, after the fork: sends it again."""
+        """In the parent, after the fork: sends them again."""
 
     def give_up(self, cause: Exception) -> None:
-        """No loop can be started: fails what waits for it."""
+        """No loop can be started: fails the messages that wait for it."""
 
 
 _open: weakref.WeakSet[Streams] = weakref.WeakSet()
-_waking: weakref.WeakSet[Streams] = weakref.WeakSet()  # that a thread is about to resume
+_waking: weakref.WeakSet[Streams] = weakref.WeakSet()  # about to be resumed by a thread
 
 
 @contextmanager
 def inside() -> Iterator[None]:
-    """Around every entry into gRPC, but on the loop, which a fork waits for by itself."""
+    """Wraps every entry into gRPC, except on the loop, for which a fork waits anyway."""
     if loop.is_here():
         yield
         return
@@ -66,14 +66,13 @@ def inside() -> Iterator[None]:
 
 
 def add(streams: Streams) -> None:
-    """Makes forks suspend `streams`; call it inside the gate, where the first is opened."""
+    """Makes forks suspend `streams`; call it inside the gate, when the first is opened."""
     _open.add(streams)
 
 
 def wake(streams: Streams) -> None:
-    """Starts the loop, and then resumes `streams`; once the gate is free, which is not waited for.
-    One thread does, however often this is called meanwhile; where none can be started, they give
-    up."""
+    """Starts the loop and then resumes `streams`, in a thread, once the gate is free. Further calls
+    meanwhile start no other thread. If none can be started, `streams` give up."""
     if streams in _waking:
         return
     _waking.add(streams)
@@ -90,22 +89,22 @@ def _suspend() -> None:
 
 
 def _before_fork() -> None:
-    with kernels.COMPILER:  # waited for here, where it is held, and not while all others stand
+    with kernels.COMPILER:  # wait here if it is held, before all other threads are stopped
         pass
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
     loop.stop(_suspend)
-    # Last: the loop may have needed it to get to its end. Whoever has it waits for none of ours.
+    # Last: the loop may need it to end. A thread that holds it does not wait for our locks.
     kernels.COMPILER.acquire()
 
 
 def _after_fork_in_parent() -> None:
     kernels.COMPILER.release()
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
-    found = list(_open)  # also what was opened while the loop ended
+    found = list(_open)  # including those opened while the loop ended
     if gate is not None:
         gate.release()
     if found:
-        # In a thread of its own: whoever forks may hold locks that this needs.
+        # In a separate thread: the thread that forks may hold locks that this needs.
         resuming = threading.Thread(target=_resume, args=(found,), name="dlm-resume", daemon=True)
         try:
             resuming.start()
@@ -119,13 +118,13 @@ def _resume(found: list[Streams]) -> None:
             for streams in found:
                 add(streams)  # the next fork may come before they are opened
             loop.running()
-    except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+    except Exception as exc:  # noqa: BLE001 - the messages that wait must fail
         for streams in found:
             _waking.discard(streams)
             streams.give_up(exc)
         return
     for streams in found:
-        _waking.discard(streams)  # first: who comes from here on finds a loop, or wakes it again
+        _waking.discard(streams)  # first: later callers find a loop, or wake it again
         try:
             streams.resume()
         except Exception as exc:  # noqa: BLE001 - the others must still be resumed
@@ -141,8 +140,8 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    """As before a fork, and for good: a thread that is inside gRPC while the interpreter takes
-    itself apart may crash it. What still asks, in daemon threads, waits at the gate."""
+    """As before a fork, but for good: a thread inside gRPC may crash the interpreter while it shuts
+    down. Daemon threads that still call wait at the gate."""
     _gate.acquire(timeout=_GATE_S)
     loop.stop(_suspend)
 
@@ -151,10 +150,10 @@ _registered = False
 
 
 def register() -> None:
-    """Has forks pass here; to be called once gRPC has a channel, for gRPC registers with its first.
+    """Registers the handlers; call it once gRPC has a channel, since gRPC registers with its first.
 
-    What was registered last runs first before a fork: our threads must be out of gRPC before it
-    stops its own, since one that it stopped may hold a lock that ours, or we, would wait for.
+    Before a fork, handlers run in reverse order: our threads must be out of gRPC before it stops
+    its own, since a stopped thread may hold a lock for which ours, or we, would wait.
     """
     global _registered
     if not _registered:

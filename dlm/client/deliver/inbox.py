@@ -1,7 +1,7 @@
-"""What others have for the loop: calls, replies and connections, taken one after another.
+"""The loop's inbox: calls, replies and connections, handled one after another.
 
 Callers, connections and helper threads leave steps here, and the loop carries them out. So no step
-finds a message, a lane or a server half changed.
+sees a message, a lane or a server half changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlm.client.deliver.message import Attempt, Message, as_dlm_error
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.errors import DlmError
 
-LOOK_S = 1.0  # between looks at lanes and messages, while there are any
+LOOK_S = 1.0  # between checks of lanes and messages, while there are any
 
 
 @dataclass(eq=False)
@@ -27,9 +27,9 @@ class Inbox:
 
     Args
         home     where steps run: the loop of the process
-        cut_off  ends a message of which a step raised
-        send     sends what one of the lanes that may has ready
-        look     looks at all that may be late; says when to look again
+        cut_off  ends a message whose step raised an error
+        send     sends the next message of a lane that has one ready
+        look     checks what may be late; returns when to check again
     """
 
     _links: Links
@@ -42,12 +42,12 @@ class Inbox:
     # -- in any thread ------------------------------------------------------------------------
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """Has the loop carry out a step."""
+        """Makes the loop carry out a step."""
         runtime = self._links.runtime
         runtime.inbox.append((step, args))
         now = time.monotonic()
-        # Whoever was to wake the loop may have been cut off by a signal's handler: then the next
-        # does, in a moment.
+        # A thread that should wake the loop may be interrupted by a signal handler: then the next
+        # one does, in a moment.
         if now >= runtime.woken_until:
             runtime.woken_until = now + loop.WAKE_S
             if not self._home.post(self._open):
@@ -60,16 +60,16 @@ class Inbox:
     # -- across forks -------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """See `fork.Streams`: connections keep what is in flight, and the inbox what has come."""
+        """See `fork.Streams`: connections keep messages in flight, and the inbox its steps."""
 
     def resume(self) -> None:
         """See `fork.Streams`."""
-        self._home.post(self._open)  # else the loop ends already for another fork
+        self._home.post(self._open)  # if False, the loop is ending for another fork
 
     def give_up(self, cause: Exception) -> None:
         """See `fork.Streams`: calls end; the rest waits for the next loop."""
         runtime = self._links.runtime
-        runtime.woken_until = 0.0  # first: what comes from here on wakes the loop again
+        runtime.woken_until = 0.0  # first: later steps wake the loop again
         inbox = runtime.inbox
         for _ in range(len(inbox)):
             try:
@@ -89,8 +89,8 @@ class Inbox:
         self._home.later(delay_s, self.step, step, *args)
 
     def look_by(self, at: float) -> None:
-        """Has lanes and messages looked at by then, and in a second at the latest: what is planned
-        holds a client that nobody has any more."""
+        """Schedules a check of lanes and messages by then, but within a second: a scheduled check
+        keeps alive a client that nobody references."""
         alarms = self._links.runtime.alarms
         if at < (alarms[-1] if alarms else inf):
             now = self._clock()
@@ -100,7 +100,7 @@ class Inbox:
 
     def _ring(self) -> None:
         self._links.runtime.alarms.pop()
-        next_at = self._clock() + LOOK_S  # where it raises
+        next_at = self._clock() + LOOK_S  # if it raises
         try:
             next_at = self._look()
         finally:
@@ -113,9 +113,9 @@ class Inbox:
             self._run(runtime)
 
     def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step; the outermost, where one leads to another, then all that came and
-        what can be sent: so what comes at once leaves together, and what fails at once takes no
-        stack."""
+        """Carries out a step. If steps nest, the outermost then handles all new steps and sends
+        what it can: so simultaneous parts are sent together, and immediate failures do not deepen
+        the stack."""
         runtime = self._links.runtime
         if runtime.busy:
             self._try(step, args)
@@ -136,7 +136,7 @@ class Inbox:
             runtime.busy = False
 
     def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """One step, whose failure harms no other."""
+        """Runs one step; its failure does not affect others."""
         try:
             step(*args)
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting

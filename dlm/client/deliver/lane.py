@@ -1,11 +1,11 @@
-"""When a message leaves: the lane of a shard, with what waits for it and what is in flight.
+"""Decides when a message is sent: the lane of a shard has its waiting parts and messages in flight.
 
-Nothing here waits or knows the time: the loop, which alone owns lanes, passes it in.
+Nothing here waits or knows the time: the loop, which alone uses lanes, passes it in.
 
-An idle shard is asked at once. While a message is in flight, parts of other calls gather, and leave
-together when it comes back: so batching needs no timer, and calls of many utterances share a
-message. One message in flight carries most; but it must not hold up the others when it stalls. So
-another leaves where the last left longer ago than the shard usually takes, up to `limit`.
+An idle shard is asked at once. While a message is in flight, parts of other calls gather, and are
+sent together when it comes back: so batching needs no timer, and calls of many utterances share a
+message. Usually one message is in flight; but if it stalls, it must not hold up the others. So
+another is sent when the last was sent longer ago than the shard usually takes, up to `limit`.
 
 =========  ======================================  =============================================
 event      while                                   then
@@ -18,11 +18,11 @@ time       the last message is older than usual    `take` gives what waits, up t
 time       what waits is past its deadline         `expire` gives it
 =========  ======================================  =============================================
 
-What waits is bounded: in queries, by what a few messages can carry; in time, by how fast the shard
-has answered lately (`pace.py`). If the queries ahead would take half of the time that a new call
-has left, the call is refused at once: waiting would only use up everyone's deadlines, and the
-caller still has time to do without. A message is never refused while nothing else is in flight, so
-a shard that was slow is found to be quick again.
+The queue is bounded: in queries, by the size of a few messages; in time, by how fast the shard has
+answered lately (`pace.py`). If the queries ahead would take half of the time that a new call has
+left, the call is refused at once: waiting would only use up everyone's deadlines, and its caller
+still has time for a fallback. A message is never refused while nothing else is in flight, so a
+shard that was slow is found to be fast again.
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """
@@ -35,16 +35,16 @@ from typing import Generic, Protocol, TypeVar
 
 from dlm.client.deliver.pace import PATIENCE, Pace
 
-MAX_QUEUED_ITEMS = 4096  # parts that wait, however small: each is a caller
-# What may wait for a shard: a few messages' worth, and however small these are, some queries.
+MAX_QUEUED_ITEMS = 4096  # waiting parts, however small: each is a caller
+# Queries that may wait for a shard: a few messages' worth, and a minimum if messages are small.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
 
 
 class Waiting(Protocol):
-    """What waits to be asked.
+    """Work that waits to be sent.
 
-    queries   how many it asks
+    queries   how many it has
     deadline  on the clock of `now`
     """
 
@@ -60,12 +60,12 @@ class Lane(Generic[T]):
 
     Args
         limit        messages in flight, at most
-        max_queries  of one message; what is longer goes alone
+        max_queries  of one message; larger work is sent alone
     Attributes
-        usual_s    how long a message of this shard usually takes
+        usual_s    how long a message to this shard usually takes
         waiting    oldest first; `queued` queries in all
         in_flight  number of the message -> its queries; `asked` in all
-        earliest   nothing that waits has a deadline before this
+        earliest   no waiting work has a deadline before this
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Lane(Generic[T]):
         self.in_flight: dict[int, int] = {}
         self.earliest = inf
         self.pace = Pace()
-        self._last = -inf  # when a message last left
+        self._last = -inf  # when a message was last sent
         self._next = 0
 
     @property
@@ -101,12 +101,12 @@ class Lane(Generic[T]):
         if not self.in_flight:
             return False
         if self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS:
-            return self.earliest > now  # what is late makes room
+            return self.earliest > now  # late work makes room
         ahead, pace = self.queued + self.asked + queries, self.pace
         return pace.seconds(ahead, now - pace.at) > PATIENCE * (deadline - now)
 
     def submit(self, work: T) -> None:
-        """`work` waits; whoever gives it has asked `refuses`."""
+        """Queues `work`; the caller has asked `refuses`."""
         self.waiting.append(work)
         self.queued += work.queries
         if work.deadline < self.earliest:
@@ -123,17 +123,17 @@ class Lane(Generic[T]):
         return late
 
     def ready_at(self) -> float:
-        """When a message may leave; inf where nothing waits or too many are in flight."""
+        """When a message may be sent; inf if nothing waits or too many are in flight."""
         if not self.waiting or len(self.in_flight) >= self.limit:
             return inf
         return self._last + self.usual_s if self.in_flight else -inf
 
     def due(self) -> float:
-        """When to look at what waits: it may leave, or is too late; inf where nothing waits."""
+        """When to look at the queue: work may be sent, or is too late; inf if nothing waits."""
         return min(self.ready_at(), self.earliest)
 
     def take(self, now: float) -> tuple[int, list[T]] | None:
-        """The next message, if one may leave: its number, for `done`, and its parts."""
+        """The next message, if one may be sent: its number, for `done`, and its parts."""
         if self.ready_at() > now:
             return None
         self.pace = self.pace.passed(now, busy=bool(self.in_flight))
@@ -153,12 +153,12 @@ class Lane(Generic[T]):
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
-        """A message came back, well or badly; False where it had already.
+        """A message came back, with or without answers; False if it had already.
 
         Args
-            answered  with answers, which tell the pace of the shard
-            gone      nobody took it: no server is there, or none lets this client in. How long that
-                      took is no pace, and what was known of the pace ends with the servers
+            answered  with answers, which show the shard's pace
+            gone      no server took it: none was reached, or none lets this client in. The time it
+                      took says nothing about the pace, and the known pace ends with the servers
         """
         queries = self.in_flight.pop(number, None)
         if queries is None:
@@ -172,11 +172,11 @@ class Lane(Generic[T]):
         return True
 
     def drop(self, number: int) -> None:
-        """A message is over that nothing is to be learnt from; it may be over already."""
+        """Ends a message that shows nothing about the pace; it may have ended already."""
         self.asked -= self.in_flight.pop(number, 0)
 
     def clear(self) -> list[T]:
-        """Nothing waits any more; what did."""
+        """Empties the queue; returns what was in it."""
         works = list(self.waiting)
         self.waiting.clear()
         self.queued, self.earliest = 0, inf

@@ -1,6 +1,6 @@
-"""What leaves, and when: parts of calls go into the lane of their shard, and messages come out.
+"""The lanes of a client: parts of calls go into the lane of their shard, and messages come out.
 
-Runs on the loop, but for `overload`. When a message may leave is decided in `lane`.
+Runs on the loop, except `overload`. `lane` decides when a message may be sent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Lanes:
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> Overloaded | None:
-        """In any thread: what a call is told at once where a shard has too much to do already,
-        before any work: whoever refuses many calls must have time left for those it answers.
+        """In any thread: the error for a call if a shard already has too much to do. It is found
+        before any work: a client that refuses many calls needs its time for those it answers.
 
         Args
             queries  of each shard of `snapshot`
@@ -51,17 +51,17 @@ class Lanes:
         return None
 
     def max_queries(self, snapshot: Snapshot) -> int:
-        """Queries of a message to the servers of a shard set."""
+        """Most queries in a message to the servers of a shard set."""
         return min(self._config.max_queries, snapshot.topology.max_queries)
 
     # -- in -----------------------------------------------------------------------------------
 
     def take(self, call: Call) -> None:
-        """The parts of a call go to their lanes, or none does."""
+        """Queues all parts of a call in their lanes, or none."""
         if self._links.closed:
             call.fail(closed_error())
             return
-        parts = call.parts  # a caller whose time is up lets go of them
+        parts = call.parts  # a caller whose time is up drops them
         if not parts or call.done():
             return
         runtime, now = self._links.runtime, self._clock()
@@ -79,7 +79,7 @@ class Lanes:
                     late = part.deadline - now
                     refused[part.shard] = _too_much(part.shard, lane, queries, late)
             if refused and not self._config.partial:
-                # What one shard answers is of no use where another refuses.
+                # The answers of one shard are useless if another refuses.
                 call.fail(next(iter(refused.values())))
                 return
         for part, lane in zip(parts, lanes, strict=True):
@@ -89,14 +89,14 @@ class Lanes:
                 self._submit(runtime, part, lane, now)
 
     def route(self, snapshot: Snapshot, part: Part) -> None:
-        """Queues a part where it belongs by the table of `snapshot`."""
+        """Queues a part in the lane that the table of `snapshot` gives."""
         runtime, now = self._links.runtime, self._clock()
         manifest, limit = snapshot.topology.manifest, self.max_queries(snapshot)
         pieces = router.route(part.groups, manifest.slots, manifest.shards, limit)
         for one in part.call.replace(part, pieces, snapshot.shard_set):
             try:
                 self._submit(runtime, one, self._lane(runtime, one), now)
-            except Exception as exc:  # noqa: BLE001 - the others must be asked, and this one ends
+            except Exception as exc:  # noqa: BLE001 - this part ends, the others are still sent
                 one.call.miss(one, as_dlm_error(exc, one.shard))
 
     def _submit(self, runtime: Runtime, part: Part, lane: Lane[Part], now: float) -> None:
@@ -121,7 +121,7 @@ class Lanes:
     # -- out ----------------------------------------------------------------------------------
 
     def next(self, runtime: Runtime) -> Message | None:
-        """A message that leaves now, if the lane that is looked at has one."""
+        """A message to send now, if the next lane has one."""
         place, lane = runtime.ready.popitem()
         try:
             return self._next(runtime, place, lane)
@@ -152,7 +152,7 @@ class Lanes:
         return message
 
     def _wanted(self, place: Place, snapshot: Snapshot | None, parts: list[Part]) -> list[Part]:
-        """Of parts that leave, those that are still to be asked there; all of one shard set, so of
+        """Of the parts taken from a lane, those still to be sent there; all of one shard set, so of
         one model."""
         wanted = []
         for part in parts:
@@ -182,7 +182,7 @@ class Lanes:
             _miss_late(part)
 
     def look(self, runtime: Runtime, now: float) -> float:
-        """Finds the lanes that have something to send, or to end, by now; when the next will."""
+        """Finds the lanes that have something to send or to end by now; returns the next time."""
         next_at = inf
         for place, lane in runtime.lanes.items():
             due = lane.due()
@@ -194,7 +194,7 @@ class Lanes:
 
 
 def _miss_late(part: Part) -> None:
-    late = DeadlineExceeded(f"shard {part.shard}: the deadline passed before the message left")
+    late = DeadlineExceeded(f"shard {part.shard}: the deadline passed before the message was sent")
     part.call.miss(part, late)
 
 
@@ -205,8 +205,8 @@ def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> Overl
     error = Overloaded(
         f"shard {shard} is overloaded: {lane.ahead} queries are ahead, in {len(lane.in_flight)} "
         f"messages in flight and {len(lane.waiting)} waiting parts. With the {queries} of this "
-        f"call that is {asked_s:.3g} s of work at the present pace; a call with {left_s:.3g} s "
-        f"left accepts {PATIENCE * left_s:.3g} s. Ask for less at once, or retry later"
+        f"call that is {asked_s:.3g} s of work at the current pace; a call with {left_s:.3g} s "
+        f"left accepts {PATIENCE * left_s:.3g} s. Send smaller calls, or retry later"
     )
     error.retry_after_s = work_s or None
     return error

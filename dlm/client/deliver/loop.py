@@ -1,7 +1,7 @@
-"""The thread of a process that its clients' streams live on: an event loop for grpc.aio.
+"""The thread with the event loop on which a process's clients have their grpc.aio streams.
 
-One thread for all streams of all clients: a message crosses to it once, whoever sends it, and what
-many threads send at once crosses together.
+All streams of all clients share one thread: a message crosses to it once, and messages that many
+threads send at the same time cross together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = EventLog(__name__)
 
 STOP_S = 5.0
 POLLER_S = 0.2
-# Whoever was to wake the loop may have been cut off by a signal's handler: then the next does.
+# A thread that should wake the loop may be interrupted by a signal handler: then the next one does.
 WAKE_S = 0.05
 
 
@@ -34,10 +34,10 @@ class Steps(Protocol):
     """Carries out steps on the loop, one after another."""
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """A step, from any thread: at once where this is the loop, or soon."""
+        """Runs a step, from any thread: at once on the loop, otherwise soon."""
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """On the loop: one in so many seconds."""
+        """On the loop: runs a step after `delay_s` seconds."""
 
 
 class Home(Protocol):
@@ -47,22 +47,22 @@ class Home(Protocol):
         """Whether this thread is it."""
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """There: calls `call` in so many seconds, after a fork too."""
+        """Only there: calls `call` after `delay_s` seconds, even after a fork."""
 
     def post(self, call: Callable[[], None]) -> bool:
-        """Has `call` run there; from any thread. False where nothing runs there any more."""
+        """Runs `call` there; from any thread. False if nothing runs there any longer."""
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._posted: deque[Callable[[], None]] = deque()
-        self._woken_until = 0.0  # somebody has woken it, until then at the latest
+        self._woken_until = 0.0  # a thread has woken it, until then at the latest
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
-        self.ending = False  # nothing that is posted or started runs any more
+        self.ending = False  # nothing that is posted or started runs any longer
         self._tasks: set[asyncio.Task[None]] = set()
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
         self.thread.start()
@@ -73,13 +73,13 @@ class LoopThread:
         self._loop.run_forever()
 
     def post(self, call: Callable[[], None]) -> bool:
-        """Has `call` run on the loop; from any thread. False where the loop has ended."""
+        """Runs `call` on the loop; from any thread. False if the loop has ended."""
         if self.ending:
             return False
         self._posted.append(call)
         now = time.monotonic()
         if now < self._woken_until:
-            return True  # whoever set it wakes the loop, which then runs all that was posted
+            return True  # the thread that set it wakes the loop, which then runs everything posted
         self._woken_until = now + WAKE_S
         try:
             self._loop.call_soon_threadsafe(self._run_posted)
@@ -88,7 +88,7 @@ class LoopThread:
         return True
 
     def _run_posted(self) -> None:
-        self._woken_until = 0.0  # first: what is posted from here on wakes the loop again
+        self._woken_until = 0.0  # first: later posts wake the loop again
         while self._posted:
             try:
                 self._posted.popleft()()
@@ -111,7 +111,7 @@ class LoopThread:
         self._loop.call_at(when, call, *args)
 
     def arm(self) -> None:
-        """On the loop: has the first of the process's timers run when it is due."""
+        """On the loop: schedules the first of the process's timers."""
         if not _timers:
             return
         when = _timers[0][0]
@@ -123,7 +123,7 @@ class LoopThread:
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, float("inf")
-        # A millisecond early is early enough: that is how well a loop keeps time.
+        # A millisecond early is fine: a loop's clock is no better.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
@@ -134,11 +134,11 @@ class LoopThread:
         self.arm()
 
     def stop(self, before: Callable[[], None] = lambda: None) -> None:
-        """Calls `before`, cancels what runs, lets it end, and ends the thread.
+        """Calls `before`, cancels all tasks, lets them end, and ends the thread.
 
         Args
-            before  called on the loop, so between two replies and never within one; here once
-                    more where the loop does not come to it
+            before  called on the loop, so between two replies and never within one; called here
+                    once more if the loop does not get to it
         """
 
         async def end() -> None:
@@ -147,10 +147,10 @@ class LoopThread:
             self.ending = True
             for task in self._tasks:
                 task.cancel()
-            # Those of gRPC too, which end with ours; they hold what `stop` wants gone.
+            # Those of gRPC too, which end with ours; they reference what `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
-            self._run_posted()  # what was posted just before the end
+            self._run_posted()  # calls posted just before the end
             self._loop.stop()
 
         def begin() -> None:
@@ -159,7 +159,7 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
         if is_here():
-            # It cannot end itself, so what is forked here cannot ask.
+            # The loop cannot end itself, so a child forked here cannot send anything.
             log.error("client.fork.on_loop", extra={"thread": self.thread.name})
         else:
             self.thread.join(STOP_S)
@@ -173,13 +173,13 @@ class LoopThread:
 _here = threading.local()
 _lock = threading.RLock()
 _running: LoopThread | None = None
-# What is to run later; only the loop touches it, and the loop that follows after a fork goes on.
+# The timers; only the loop touches them, and the next loop after a fork continues them.
 _timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 _order = itertools.count()
 
 
 def running() -> LoopThread:
-    """The loop of this process, started when first asked for; ask inside `fork.inside`."""
+    """The loop of this process, started on first use; call it inside `fork.inside`."""
     global _running
     with _lock:
         if _running is None or not _running.thread.is_alive():
@@ -190,36 +190,36 @@ def running() -> LoopThread:
 
 
 def post(call: Callable[[], None]) -> bool:
-    """Has `call` run on the loop; waits for nothing. False where no loop runs, or it ends."""
+    """Runs `call` on the loop; does not wait. False if no loop runs, or it is ending."""
     home = _running
     return home is not None and home.thread.is_alive() and home.post(call)
 
 
 def is_here() -> bool:
     """Whether this is the loop's own thread."""
-    return getattr(_here, "loop", False)  # that of one that is being stopped, too
+    return getattr(_here, "loop", False)  # also of a loop that is being stopped
 
 
 def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
-    """On the loop: has `call` run there in so many seconds, give or take a millisecond; after a
-    fork too, in the parent."""
+    """On the loop: runs `call` there after `delay_s` seconds, within a millisecond; even after a
+    fork, in the parent."""
     heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
     if _running is not None:
         _running.arm()
 
 
 def stop(before: Callable[[], None] = lambda: None) -> None:
-    """Ends the loop, if one runs; the next that asks starts another."""
+    """Ends the loop, if one runs; the next use starts another."""
     global _running
     ended = _running
     if ended is None:
         before()
     else:
         ended.stop(before)
-        _running = None  # only now: what still runs on it must start no other
+        _running = None  # only now: tasks that still run on it must not start another
         del ended
-        # gRPC's own thread for event loops ends with the last channel; a cycle may hold one. It
-        # goes on where the program uses grpc.aio by itself, which gRPC does not take through forks.
+        # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold
+        # one. It continues if the program itself uses grpc.aio, which does not survive forks.
         pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
         if pollers:
             gc.collect()

@@ -1,4 +1,4 @@
-"""A message, its attempts at servers, and its end; the loop alone has them."""
+"""A message, its attempts at servers, and its end; used only on the loop."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dlm.logs import EventLog
 
 log = EventLog(__name__)
 
-NAMED = 8  # servers of a shard, in an error
+NAMED = 8  # most servers listed in an error
 
 
 class Message:
     """Parts that travel together, from their lane to their end.
 
     Attributes
-        number   by which its lane knows it
-        groups   its queries; place_of, where those of its parts stand, if they share any
-        tried    addresses that it was sent to since it was last waited for
-        rounds   times that all of them were tried in vain, and were waited for
-        out      servers that have it now: one, or two where it was late
+        number   its number in its lane
+        groups   its queries; place_of, the places of its parts' queries, if they share any
+        tried    addresses that it was sent to since the last wait for servers
+        rounds   times that all servers were tried in vain, and waited for
+        out      servers that have it now: one, or two if it was late
         ended    answered, or given up
     """
 
@@ -73,17 +73,17 @@ class Message:
 
     @property
     def asks(self) -> Asks:
-        """What its parts ask, all the same."""
+        """The kind of its parts, which all have the same."""
         return self.parts[0].call.asks
 
 
 class Attempt:
-    """A message at one server, or on its way to it; `hedge` where it is the second that has it.
+    """A message at one server, or on its way to it; `hedge` if it is the second server.
 
-    sent      it has left
-    since     when it left; until there is a connection, when it was begun
-    late_at   when another server is asked as well; inf where none is
-    withdraw  says that its answer is not wanted any more
+    sent      it was sent
+    since     when it was sent; until there is a connection, when it was started
+    late_at   when another server is asked as well; inf for never
+    withdraw  reports that its answer is no longer wanted
     """
 
     __slots__ = (
@@ -101,10 +101,10 @@ class Attempt:
 
 @dataclass(eq=False)
 class Ends:
-    """Ends messages; nobody else does.
+    """Ends messages; nothing else does.
 
-    A message has ended once each of its parts has, and its place in the lane is free. What raises
-    here is ended by `cut_off`, which begins again: to end anything twice changes nothing.
+    A message has ended when all of its parts have, and its place in the lane is free. If something
+    here raises, `cut_off` starts over: ending anything twice changes nothing.
     """
 
     _config: ClientConfig
@@ -115,7 +115,7 @@ class Ends:
         """A server answered."""
         runtime = message.runtime
         message.ended = True
-        # Before its calls end: whoever waits for one may look at the counts at once.
+        # Before its calls end: a waiting caller may read the counters at once.
         if attempt.hedge:
             runtime.counts.stats.hedges_won += 1
         begin, place_of = 0, message.place_of
@@ -136,10 +136,10 @@ class Ends:
         self._close(message, answered=True)
 
     def fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
-        """No server will; what it has not answered is missed.
+        """No server will answer; its unanswered parts are missed.
 
         Args
-            counts  whether the cascade counts it; not where its parts were sent elsewhere
+            counts  whether the cascade counts it; not if its parts were sent elsewhere
         """
         if message.ended:
             return
@@ -152,7 +152,7 @@ class Ends:
         self._close(message, gone=isinstance(error, (ShardDown, AuthenticationError)))
 
     def cut_off(self, message: Message, error: DlmError) -> None:
-        """A step of it raised: whatever that had done by then, the message is over."""
+        """A step of it raised: whatever the step had done, the message is over."""
         message.ended = True
         for part in message.parts:
             part.call.miss(part, error)
@@ -164,18 +164,18 @@ class Ends:
         self._free(message)
 
     def _free(self, message: Message) -> None:
-        """What gathered meanwhile may leave."""
+        """Frees its place in the lane, so that waiting parts may be sent."""
         if message.lane.waiting:
             message.runtime.ready[message.place] = message.lane
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """Forgets a message that has ended, once no server has it any more."""
+        """Forgets a message that has ended, once no server has it any longer."""
         if message.ended and not message.out:
             message.runtime.under_way.discard(message)
 
     def count_failed(self, error: DlmError, queued: float) -> None:
-        """Tells the cascade of a message that nobody answered; not of one that had no time."""
+        """Reports an unanswered message to the cascade, unless it had no time."""
         watch = self._links.runtime.watch
         if watch is None:
             return
@@ -185,9 +185,9 @@ class Ends:
 
 
 def naming_shard(error: DlmError, message: Message) -> DlmError:
-    """A `ShardDown` with its shard, the servers of that, what was found, and what to do."""
+    """A `ShardDown` with its shard, the shard's servers, what was found, and what to do."""
     if type(error) is not ShardDown:
-        return error  # also where the client was closed
+        return error  # also if the client was closed
     topology, found = message.snapshot.topology, str(error).rstrip(".")
     servers = topology.addresses.get(message.shard, ())
     if servers:
@@ -202,10 +202,10 @@ def naming_shard(error: DlmError, message: Message) -> DlmError:
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
-    """What ends a message where something raised that is no `DlmError`; it is logged."""
+    """The error for a message if something other than a `DlmError` was raised; logs it."""
     if isinstance(error, DlmError):
         return error
-    # Where a partial model answers instead, nobody else is told.
+    # If a partial model answers instead, this is the only report.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
     wrapped = DlmError(f"{where}a message could not be encoded or decoded: {error!r}")

@@ -1,10 +1,10 @@
-"""How fast a shard answers: what waiting will cost, and when a message is late.
+"""How fast a shard answers: how long waiting will take, and when a message is late.
 
-Pure. Times are of the clock of `now`, in seconds. A lane keeps one `Pace`; each server has its
-`Usual`, by which a message is late and is asked of a second server.
+Pure. Times are on the clock of `now`, in seconds. A lane has one `Pace`; each server has a `Usual`,
+which decides when a message is late and goes to a second server as well.
 
 Paper: Dean and Barroso, The Tail at Scale, CACM 2013: a second request after the 95th percentile
-costs a few percent of load, and takes the tail off.
+adds a few percent of load, and removes the tail.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-# Busy seconds after which what was seen counts half: long beside one message, short beside the
-# minute in which an operator looks.
+# Busy seconds after which an observation counts half: much longer than one message, and much
+# shorter than the minute in which an operator reacts.
 HORIZON_S = 1.0
-# The first answers say nothing: they pay for making connections, and for what wakes up.
+# The first answers are ignored: they include connecting, and waking up.
 FIRST_ANSWERS = 8
-# Waiting may take this share of the time left, by the estimate; the rest covers its error.
+# By the estimate, waiting may take this share of the time left; the rest covers its error.
 PATIENCE = 0.5
 
 KEPT = 64  # answers that are remembered
-EACH = 8  # answers after which the figures are made anew
-FORGET_S = 5.0  # a server that answered nothing for so long is not known any more
+EACH = 8  # answers after which the figures are recomputed
+FORGET_S = 5.0  # the figures of a server that is silent for this long are forgotten
 PERCENTILE = 0.95
 # Under this no message is late: threads that compute keep the loop from its replies for as long.
 LEAST_S = 0.005
@@ -36,7 +36,7 @@ class Pace(NamedTuple):
     """Decayed sums over the time in which anything was in flight.
 
     answers  messages answered since the start
-    queries  queries in them, the older ones counting less
+    queries  queries in them, with older ones counting less
     busy_s   how long anything was in flight, likewise
     at       when that was last brought up to date
     """
@@ -47,13 +47,13 @@ class Pace(NamedTuple):
     at: float = 0.0
 
     def passed(self, now: float, busy: bool) -> Pace:
-        """Time has passed, with something in flight or nothing."""
+        """The pace after time has passed; `busy` if something was in flight."""
         answers, queries, busy_s, at = self
         if not busy:
             return Pace(answers, queries, busy_s, now)
         busy_s += now - at
         if busy_s > HORIZON_S:
-            # However long nothing came: half a horizon of it is kept, and as little of the queries.
+            # However long nothing came, keep half a horizon, and the queries in proportion.
             keep = 0.5 * HORIZON_S / busy_s
             return Pace(answers, queries * keep, busy_s * keep, now)
         return Pace(answers, queries, busy_s, now)
@@ -66,7 +66,7 @@ class Pace(NamedTuple):
         return Pace(answers, self.queries + queries, self.busy_s, self.at)
 
     def seconds(self, queries: int, since_s: float = 0.0) -> float:
-        """How long so many queries will take; 0 while too little is known.
+        """How long `queries` queries will take; 0 while too little is known.
 
         Args
             since_s  seconds that were busy after `at`
@@ -78,7 +78,7 @@ class Usual:
     """The latest answers of one server.
 
     Attributes
-        median_s, late_s  the median, and the percentile from which an answer is late; inf while
+        median_s, late_s  the median, and the percentile after which an answer is late; inf while
                           too few came
     """
 
@@ -91,7 +91,7 @@ class Usual:
         self.median_s = self.late_s = inf
 
     def note(self, took_s: float, now: float) -> None:
-        """An answer took so long."""
+        """Records the time of an answer."""
         if now - self._at > FORGET_S:
             self._times.clear()
             self._new = 0
@@ -112,6 +112,6 @@ class Usual:
 
 def late_after(servers: Iterable[Usual], now: float) -> float:
     """Seconds after which a message to a shard with these servers is late: the percentile of the
-    one that is fastest."""
+    fastest one."""
     late_s = min((one.late_s for one in servers if one.known(now)), default=UNKNOWN_S)
     return max(late_s, LEAST_S)

@@ -1,6 +1,6 @@
-"""Which of the servers of a shard is asked, and whether another may be asked again, or as well.
+"""Chooses the server of a shard, and decides whether another may be asked again, or as well.
 
-Plain data, which the loop owns; chance is passed in.
+Plain data, owned by the loop; randomness is passed in.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def choose(
     missed: frozenset[str] = frozenset(),
     tried: frozenset[str] = frozenset(),
 ) -> str | None:
-    """The server to ask: of two drawn at random the one with less to do (power of two choices).
+    """The server to ask: of two drawn at random, the less busy one (power of two choices).
 
     Args
-        replicas     addresses of those that hold the shard
+        replicas     addresses of the servers that hold the shard
         outstanding  queries in flight to each
-        avoided      not to be asked while there is any other
-        slow         not to be asked while there is any other that is not avoided either
-        missed       of the avoided, those where nobody was found lately: not to be asked even
-                     while there is another avoided one, which may drain and still answer
-        tried        by this message already: not to be asked while there is any other at all
+        avoided      asked only if there is no other
+        slow         asked only if all others are avoided
+        missed       avoided servers that were not reached lately: asked only after other avoided
+                     ones, which may be draining and still answer
+        tried        by this message: asked only after all others
     Returns
         None if there are none
     Paper
@@ -52,11 +52,11 @@ def choose(
 
 
 class TokenBucket:
-    """How many messages may be sent again, or to two servers: a share of those sent, and a burst.
+    """Limits how many messages are sent again, or to two servers: a share of all, plus a burst.
 
     Args
         share  of a token that each message earns
-        most   tokens that can be saved up; what a client begins with
+        most   tokens that can be saved; a client starts with all of them
     """
 
     __slots__ = ("_most", "_share", "saved")
@@ -66,11 +66,11 @@ class TokenBucket:
         self._most = self.saved = most
 
     def earn(self) -> None:
-        """A message was asked for the first time."""
+        """A message was sent for the first time."""
         self.saved = min(self.saved + self._share, self._most)
 
     def spend(self) -> bool:
-        """Takes a token; False where none is left."""
+        """Takes a token; False if none is left."""
         if self.saved < 1.0:
             return False
         self.saved -= 1.0
@@ -85,13 +85,13 @@ def may_hedge(
     *,
     all_slow: bool,
 ) -> bool:
-    """Whether a message that is late (`pace.late_after`) is asked of a second server as well; then
-    it is counted.
+    """Whether a late message (`pace.late_after`) goes to a second server as well; if so, it takes a
+    token.
 
     Args
-        replicas  addresses of those that hold the shard; tried, of these, who has it already
-        avoided   of these, who is not well, or slow beside another
-        bucket    what may be asked twice: a small part of all, and some at once
+        replicas  addresses of the servers that hold the shard; tried, those that have the message
+        avoided   those that are not well, or slower than another
+        bucket    limits how many are sent twice: a small share of all, plus a burst
         all_slow  whether every server of the shard is slow: more work would not make it faster
     """
     return not all_slow and bool(set(replicas) - avoided - set(tried)) and bucket.spend()

@@ -1,6 +1,6 @@
-"""What becomes of a message that failed, is late or lost: it is tried again, moved, or ended.
+"""Handles messages that failed, are late or lost: sends them again, moves them, or ends them.
 
-Runs on the loop, but for the look for a fresh table, on the helper thread.
+Runs on the loop, except for fetching a fresh table, on the helper thread.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dlm.errors import (
 )
 from dlm.wire.status import MOVING_REASONS
 
-MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
-# Between two rounds of a message that waits for a replica which is about to be there.
+MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
+# Between two rounds of a message that waits for a replica that is about to be ready.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
-# A message is lost so long after its deadline: connections end what they took by its deadline, give
-# or take what a busy machine needs.
+# A message is lost this long after its deadline: connections end messages by their deadline, plus
+# the time that a busy machine needs.
 LOST_S = 1.0
 
 
 @dataclass(eq=False)
 class Retries:
-    """Decides what is done about a message that failed or is late."""
+    """Handles messages that failed or are late."""
 
     _config: ClientConfig
     _links: Links
@@ -50,9 +50,9 @@ class Retries:
     _ends: Ends
 
     def failed(self, message: Message, error: DlmError) -> None:
-        """Ends a message that failed: by another server, or a fresh table, where that can help."""
+        """Tries another server or a fresh table for a failed message if that helps, or ends it."""
         if message.ended or message.out:
-            return  # another server has it still
+            return  # another server still has it
         runtime, now = message.runtime, self._clock()
         due = now - runtime.looked >= LOOK_AGAIN_S
         if self._ask_another(message, error, now) or self._ask_later(message, error, now):
@@ -63,7 +63,7 @@ class Retries:
                 runtime.helper.submit(self._look_for, message, error)
                 return
             if due and isinstance(error, (ShardDown, DeadlineExceeded)):
-                # It may have come back elsewhere; the next calls will know.
+                # It may have returned elsewhere; the next calls will know.
                 runtime.looked = now
                 runtime.helper.submit(self._table.refresh_quietly, message.snapshot)
         except (RuntimeError, ShardDown):
@@ -72,13 +72,13 @@ class Retries:
         self._ends.fail(message, error)
 
     def _ask_another(self, message: Message, error: DlmError, now: float) -> bool:
-        """Sends a message that failed to another replica, once; whether it did.
+        """Sends a failed message to another replica, once; whether it did.
 
-        Where the server said that it drains or warms up, to one after the other, and at no cost of
-        the budget: that is no failure, and there are only so many.
-        Also where what came was damaged: its host, or the way to it, may be what is wrong. Its
-        place in the lane stays its own. A Score changes nothing, so that it does no harm where
-        the first is answered after all.
+        If the server is draining or warming up, it tries one replica after another, outside the
+        budget: that is not a failure, and there are only so many.
+        It also retries after a damaged reply: the server's host, or the way to it, may be at fault.
+        The message keeps its place in the lane. A Score changes nothing, so it does no harm if the
+        first is answered after all.
         """
         runtime = message.runtime
         if (
@@ -95,12 +95,11 @@ class Retries:
         return True
 
     def _ask_later(self, message: Message, error: DlmError, now: float) -> bool:
-        """Has a message that no server takes asked again in a moment, while there is time; whether
-        it does.
+        """Sends a message that no server takes again soon, if there is time; whether it does.
 
-        Only where a server of the shard drains or warms up, or did so lately: somebody rolls them,
-        and one that has just become ready is not known to be so yet. Where servers are gone without
-        a word, callers learn it at once.
+        Only if a server of the shard is draining or warming up, or was lately: they are being
+        rolled, and one that has just become ready may not be known yet. If servers are silent,
+        callers get the error at once.
         """
         runtime = message.runtime
         pause = min(FIRST_PAUSE_S * 2.0**message.rounds, MAX_PAUSE_S)
@@ -116,7 +115,7 @@ class Retries:
         return True
 
     def _ask_now(self, message: Message, error: DlmError) -> None:
-        """After a pause: sends a message again, by the table of now."""
+        """After a pause: sends a message again, by the current table."""
         runtime = message.runtime
         if message.ended:
             return
@@ -134,11 +133,10 @@ class Retries:
             self._sender.send(message)
 
     def _look_for(self, message: Message, error: DlmError) -> None:
-        """On the helper thread: fetches the table, by which the parts are sent where they belong
-        now."""
+        """On the helper thread: fetches the table, and sends the parts by it."""
         try:
             if self._table.of(message.snapshot.model) is message.snapshot:
-                # Half of the time that is left, so that the other half is there for asking again.
+                # Half of the time left, so that the other half remains for asking again.
                 allowed = max((message.deadline - self._clock()) / 2, 0.05)
                 self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
@@ -148,8 +146,7 @@ class Retries:
             self._inbox.tell(self._move, message, error)
 
     def _move(self, message: Message, error: DlmError) -> None:
-        """Gives the place of a message back, and sends its parts where they belong by the table of
-        now."""
+        """Frees the place of a message, and sends its parts by the current table."""
         if message.ended:
             return
         fresh = self._table.of(message.snapshot.model)
@@ -168,7 +165,7 @@ class Retries:
         self._ends.fail(message, error, counts=False)
 
     def look(self, runtime: Runtime, now: float) -> float:
-        """Finds the messages that are late or lost by now; when the next will be."""
+        """Finds the messages that are late or lost by now; returns the next time."""
         next_at = inf
         for message in list(runtime.under_way):
             for attempt in list(message.out):
@@ -184,7 +181,7 @@ class Retries:
         return next_at
 
     def _lose(self, message: Message) -> None:
-        """Its deadline is long past: a connection was silent, or made for too long."""
+        """Ends a message whose deadline is long past: a connection was silent, or took too long."""
         lost = DeadlineExceeded(f"shard {message.shard}: a message got no reply and no error")
         for attempt in list(message.out):
             if attempt.withdraw is not None:
@@ -193,8 +190,8 @@ class Retries:
         self._ends.fail(message, lost)
 
     def _late(self, attempt: Attempt) -> None:
-        """A message is late: another server is asked as well, where one is well and few are late.
-        The first answer counts."""
+        """Sends a late message to another server as well, if one is well and few are late. The
+        first answer counts."""
         message = attempt.message
         if (
             message.ended
@@ -213,5 +210,5 @@ class Retries:
 
 
 def is_moving(error: DlmError) -> bool:
-    """Whether a server refused because it is being stopped or started."""
+    """Whether a server refused because it is stopping or starting."""
     return getattr(error, "reason", None) in MOVING_REASONS

@@ -1,4 +1,4 @@
-"""What a client owns in each process: connections, lanes, counters; made anew after a fork."""
+"""A client's state in each process: connections, lanes, counters; made anew after a fork."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dlm.logs import EventLog
 
 log = EventLog(__name__)
 
-LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
+LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A shard set, where its shards are, and its low orders."""
+    """A shard set, the places of its shards, and its low orders."""
 
     topology: Topology
     grams: LowGrams
@@ -61,29 +61,29 @@ class Snapshot:
         return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
 
 
-# What is called with a connection, or with what kept it from being made.
+# Called with a connection, or with the error that prevented it.
 Connected = Callable[[Connection | Exception], None]
-Tell = Callable[..., None]  # has the loop carry out a step, with its arguments; from any thread
+Tell = Callable[..., None]  # makes the loop carry out a step, with its arguments; from any thread
 
 
 def closed_error() -> ClientClosed:
-    """What whoever uses a closed client gets."""
+    """The error for use of a closed client."""
     return ClientClosed("this client is closed; open another")
 
 
-# Share of messages that may be sent again when they fail, and as many more at once.
+# Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
 # Share of messages that may be sent to a second server when they are late, likewise.
 HEDGED, HEDGE_BURST = 0.02, 100.0
 
 
 class Runtime:
-    """What one process owns: connections, a lane for each shard, and a thread for refreshing.
+    """The state of one process: connections, a lane per shard, and a thread for refreshing.
 
-    What is below "of the loop" is touched there alone; `lock` holds the rest, and neither calls nor
-    messages take it. It is reentrant, since a signal handler may ask while its own thread has it.
+    Fields below "of the loop" are used only there; `lock` guards the rest, and neither calls nor
+    messages take it. It is reentrant, since a signal handler may run while its own thread has it.
 
-    before  the watch of the parent process, whose mode goes on, until there is one here
+    before  the parent process's watch, whose mode stays, until there is one here
     """
 
     def __init__(self) -> None:
@@ -92,30 +92,30 @@ class Runtime:
         self.connections: dict[str, Connection] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
         self.refreshing: Future[Snapshot] | None = None
-        self.queued: Future[Snapshot] | None = None  # the last look that many may share
+        self.queued: Future[Snapshot] | None = None  # the last refresh, which many may share
         self.looked = -LOOK_AGAIN_S
         self.fetcher = ThreadPoolExecutor(1, thread_name_prefix="dlm-fetch")
-        self.fetching: Future[None] | None = None  # low orders of the model that comes next
-        self.fetched: dict[str, LowGrams] = {}  # these, until they are in use
+        self.fetching: Future[None] | None = None  # low orders of the next model
+        self.fetched: dict[str, LowGrams] = {}  # those fetched, until they are in use
         self.counts = ClientMetrics()
-        # What others have for the loop; somebody has woken it, until then at the latest.
+        # Steps for the loop; a thread has woken it, until then at the latest.
         self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.woken_until = 0.0
         # of the loop:
         self.lanes: dict[Place, Lane[Part]] = {}
-        self.ready: dict[Place, Lane[Part]] = {}  # that may have something to send
+        self.ready: dict[Place, Lane[Part]] = {}  # lanes that may have something to send
         self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
-        self.busy = False  # a step is carried out, which looks at these at its end
-        self.under_way: set[Any] = set()  # messages that have not ended, or that a server has still
-        self.alarms: list[float] = []  # when lanes and messages are looked at; the next is last
+        self.busy = False  # a step is running, which looks at these at its end
+        self.under_way: set[Any] = set()  # messages that have not ended, or that a server still has
+        self.alarms: list[float] = []  # when lanes and messages are checked; the next is last
         self.chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
         self.hedging = TokenBucket(HEDGED, HEDGE_BURST)
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.usual: defaultdict[str, Usual] = defaultdict(Usual)  # by address
-        self.missed: dict[str, float] = {}  # address -> when a message found nobody there
-        self.moving: dict[str, float] = {}  # address -> when it last refused to drain or warm up
-        self.outage: Outage | None = None  # of partial scores that are being given
+        self.missed: dict[str, float] = {}  # address -> when a message last failed to reach it
+        self.moving: dict[str, float] = {}  # address -> when it was last draining or warming
+        self.outage: Outage | None = None  # the current period of partial scores
         # of any thread, as single values:
         self.watch: CascadeMonitor | None = None
         self.before: CascadeMonitor | None = None
@@ -124,11 +124,11 @@ class Runtime:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to let go of: it never began, or has ended."""
+        """Whether there is nothing to release: it never began, or has ended."""
         return not self.connections and (self.watch is None or self.ended)
 
     def end(self) -> None:
-        """Lets go of everything; may wait for gRPC."""
+        """Releases everything; may wait for gRPC."""
         with self.lock:
             self.ended = True
             if self.watch is not None:
@@ -143,7 +143,7 @@ class Runtime:
         self.fetcher.shutdown(wait=False)
 
     def end_waiting(self) -> None:
-        """On the loop: what waits to be sent fails."""
+        """On the loop: fails the parts that wait to be sent."""
         for lane in list(self.lanes.values()):
             for part in list(lane.waiting):
                 part.call.fail(closed_error())
@@ -178,8 +178,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _let_go(runtime: Runtime) -> None:
-    """Nobody can use it any more. A collector may come here in any thread, with any lock held, so
-    nothing is waited for, and the thread that ends it is started by the loop."""
+    """Ends a runtime that nobody can use any longer. The garbage collector may call this in any
+    thread, with any lock held, so it waits for nothing, and the loop starts the thread that ends
+    it."""
     if runtime.process is not _process:
         _INHERITED.append(runtime)
     elif not runtime.is_idle and not loop.post(lambda: _end_later(runtime)):
@@ -194,7 +195,7 @@ def _end_later(runtime: Runtime) -> None:
 
 
 class Links:
-    """The runtime of whichever process asks, and the connections in it.
+    """The runtime of the current process, and its connections.
 
     Args
         connect  makes a connection to an address
@@ -209,14 +210,14 @@ class Links:
             _let_go(old)
 
     def _begin(self) -> Runtime:
-        """One that ends when these links are gone, though nobody closed them."""
+        """A runtime that ends when these links are collected without being closed."""
         runtime = Runtime()
         weakref.finalize(self, _let_go, runtime).atexit = False
         return runtime
 
     @property
     def runtime(self) -> Runtime:
-        """This process's own."""
+        """This process's runtime."""
         runtime = self._runtime
         if runtime.process is not _process:
             with _making:
@@ -229,36 +230,36 @@ class Links:
         return runtime
 
     def stats(self) -> Stats:
-        """The counters of this process, as they stand now."""
+        """The current counters of this process."""
         return self.runtime.counts.now()
 
     def check_open(self) -> None:
-        """Raises ClientClosed where the client is closed."""
+        """Raises ClientClosed if the client is closed."""
         if self.closed:
             raise closed_error()
 
     def connection(self, address: str) -> Connection:
-        """The connection to `address`, made when first asked for."""
+        """The connection to `address`, made on first use."""
         runtime = self.runtime
         with runtime.lock:
             self.check_open()
             found = runtime.connections.get(address)
         if found is not None:
             return found
-        # Outside the lock: it may resolve a name, for seconds, and whoever closes the client would
-        # wait. Where another thread was faster, its own is used: this one has opened nothing yet.
+        # Outside the lock: resolving a name may take seconds, and closing the client would wait. If
+        # another thread was faster, its connection is used: this one has opened nothing yet.
         made = self._connect(address)
         with runtime.lock:
             self.check_open()
             return runtime.connections.setdefault(address, made)
 
     def reach(self, address: str, tell: Tell, then: Connected) -> None:
-        """On the loop: calls `then` there with the connection to `address`, once there is one. It
-        is made in a thread: to resolve a name may take seconds.
+        """On the loop: calls `then` there with the connection to `address`, once there is one. A
+        thread makes it, since resolving a name may take seconds.
 
         Args
-            tell  has the loop carry out a step; from any thread. Each who waits is told by one of
-                  its own: what one raises harms no other
+            tell  makes the loop carry out a step; from any thread. Each `then` is a separate step,
+                  so an exception in one does not affect the others
         """
         runtime = self.runtime
         found = runtime.connections.get(address)
@@ -278,7 +279,7 @@ class Links:
             made: Connection | Exception
             try:
                 made = self.connection(address)
-            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
                 made = exc
             tell(reached, made)
 
@@ -288,22 +289,22 @@ class Links:
             reached(exc)
 
     def renew(self, address: str) -> None:
-        """On the loop: gives up the connection to `address`; what follows goes over another."""
+        """On the loop: gives up the connection to `address`; later messages use another."""
         found = self.runtime.connections.pop(address, None)
         if found is None:
             return
-        try:  # what closes a channel may wait for whoever opens it
+        try:  # closing a channel may wait for the thread that opens it
             threading.Thread(target=found.close, name="dlm-close", daemon=True).start()
         except RuntimeError:  # no thread can be started
             found.close()
 
     def forget_lanes(self, shard_sets: Set[str]) -> None:
-        """Has the idle lanes of all other shard sets forgotten."""
+        """Forgets the idle lanes of all other shard sets."""
         runtime = self.runtime
         loop.post(lambda: runtime.forget(shard_sets))
 
     def close(self) -> None:
-        """Closes every connection; what waits to be sent fails, and so does what is in flight."""
+        """Closes every connection; parts that wait and messages in flight fail."""
         runtime = self.runtime
         with runtime.lock:
             self.closed = True

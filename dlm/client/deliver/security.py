@@ -1,4 +1,4 @@
-"""The address of a server, TLS and tokens: how channels are made, and what each call carries.
+"""Server addresses, TLS and tokens: how channels are made, and the credentials of each call.
 
 A token is sent only over TLS or to an address of this machine. A channel uses a proxy only if a
 setting says so, and then only over TLS.
@@ -34,18 +34,18 @@ from dlm.wire.secret import (
 
 logger = EventLog(__name__)
 
-# A bare "host:port" of any other form may be read by gRPC as a scheme that nobody meant.
+# gRPC may read a bare "host:port" of any other form as an unintended scheme.
 HOST_PORT = re.compile(
     r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
 )
 MAX_PORT = 65_535
-# gRPC's own, of which each names host and port, or several of them: "ipv4:1.2.3.4:5,1.2.3.5:5".
+# gRPC's schemes that take a host and port, or several: "ipv4:1.2.3.4:5,1.2.3.5:5".
 _LISTS = re.compile(r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)")
-# Those whose rest has no port.
+# Its schemes without a port.
 _PORTLESS = re.compile(r"(?:unix:|unix-abstract:|xds:).+", re.DOTALL)
 RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
 Metadata = tuple[tuple[str, str], ...]
-Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
+Token = Callable[[], Metadata]  # the metadata of a call, with the file's current token
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ClientSecurity:
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key", "token_file"):
-            # Absolute: a copy in another process may stand in another folder.
+            # Absolute: a copy in another process may have another working directory.
             if value := getattr(self, name):
                 object.__setattr__(self, name, str(Path(value).absolute()))
         if bool(self.cert) != bool(self.key):
@@ -94,7 +94,7 @@ class ClientSecurity:
             )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
-        """These settings; those of `base` fill the gaps."""
+        """These settings, with gaps filled from `base`."""
         values = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         if self.token or self.token_file:
             values |= {"token": self.token, "token_file": self.token_file}
@@ -103,10 +103,10 @@ class ClientSecurity:
         return ClientSecurity(**values)
 
     def target(self, address: str) -> str:
-        """What gRPC connects to for `address`.
+        """The gRPC target for `address`.
 
         That is `address`, unless a token would travel without TLS: then it is the loopback
-        addresses that `address` resolves to, so that what was checked is what is used.
+        addresses that `address` resolves to, so the checked addresses are the ones used.
 
         Raises  ConfigError  others could read the token in transit, or a proxy is set without TLS
         """
@@ -138,10 +138,10 @@ def open_channel(
     security: ClientSecurity = PLAIN,
     token: Token | None = None,
 ) -> grpc.Channel:
-    """A channel to `address` that does what `security` says; it connects at the first call.
+    """A channel to `address` with these credentials; it connects at the first call.
 
     Args
-        token  what `read_token` returned, if several channels share it
+        token  returned by `read_token`, if several channels share it
     Raises
         ConfigError  a file is missing or unusable, or others could read the token in transit
     """
@@ -160,7 +160,7 @@ def open_aio_channel(
 def _open(
     kind: Any, address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity
 ) -> Any:
-    """A channel of gRPC's, by the functions of its module `kind`."""
+    """A gRPC channel, by the functions of the module `kind`."""
     target = security.target(address)
     options = (*options, ("grpc.enable_http_proxy", int(security.use_proxy)))
     if not security.ca:
@@ -173,7 +173,7 @@ def _open(
 def check_address(address: object) -> str:
     """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either.
 
-    gRPC itself reads a port above 65535 as another port, and many typing errors as names.
+    gRPC itself reads a port above 65535 as another port, and many typos as names.
 
     Raises
         ConfigError  what is wrong with it; the caller adds where it was found
@@ -192,7 +192,7 @@ def check_address(address: object) -> str:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with "host:port"; "" where it is right."""
+    """What is wrong with "host:port"; "" if nothing is."""
     if "://" in text:
         return 'expected "host:port", without a scheme and "//"'
     host, colon, port = text.rpartition(":")
@@ -218,8 +218,8 @@ def _refusal(address: object, fault: str) -> ConfigError:
 def _local_target(address: str) -> str | None:
     """The gRPC target of the loopback addresses that `address` stands for, or None.
 
-    None too where any of them is of another machine, where another DNS server is to be asked, and
-    for schemes whose addresses come from elsewhere (xds).
+    Also None if any address is on another machine, if another DNS server is to be asked, and for
+    schemes whose addresses come from elsewhere (xds).
     """
     if address.startswith(("unix:", "unix-abstract:")):
         return address
@@ -238,7 +238,7 @@ def _local_target(address: str) -> str | None:
         found |= dict.fromkeys((ip, match["port"]) for ip in resolved)
     if all(ip.version == 4 for ip, _ in found):
         return "ipv4:" + ",".join(f"{ip}:{port}" for ip, port in found)
-    # One target holds addresses of one family; an IPv4 address has a form in the other.
+    # A target has addresses of one family; an IPv4 address can be written as IPv6.
     pairs = ((ip if ip.version == 6 else f"::ffff:{ip}", port) for ip, port in found)
     return "ipv6:" + ",".join(f"[{ip}]:{port}" for ip, port in pairs)
 
@@ -249,7 +249,7 @@ def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
 
 
 def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
-    """The addresses of `host` as this machine resolves it; none where it does not in time."""
+    """The addresses of `host` as this machine resolves it; none if it takes too long."""
     with suppress(ValueError):
         return (ipaddress.ip_address(host),)
     found: list[str] = []
@@ -291,7 +291,7 @@ def _read(path: str) -> bytes:
 
 
 def read_token(security: ClientSecurity) -> Token | None:
-    """Gives the metadata that carries the token, for each call; None without a token.
+    """A function that returns the metadata with the token, for each call; None without a token.
 
     A token file is read again when it changes. If it is unusable by then, the old token stays.
 
@@ -305,7 +305,7 @@ def read_token(security: ClientSecurity) -> Token | None:
 
 
 class _TokenFile:
-    """The token in a file, as it stands there now; from any thread."""
+    """The current token in a file; from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -329,7 +329,7 @@ class _TokenFile:
 
 
 class _TokenCall:
-    """A method of a channel, called with a token each time."""
+    """A channel's method, called with the token each time."""
 
     def __init__(self, method: Any, token: Token) -> None:
         self._method = method
@@ -350,8 +350,8 @@ class _TokenCall:
 class _TokenChannel(grpc.Channel):  # type: ignore[misc]
     """A channel whose calls carry a token.
 
-    Not gRPC's interceptors: they would change how a closed channel fails, and its call credentials
-    want TLS even to this machine.
+    It does not use gRPC's interceptors, which would change how a closed channel fails, or its call
+    credentials, which require TLS even to this machine.
     """
 
     def __init__(self, channel: grpc.Channel, token: Token) -> None:

@@ -1,6 +1,6 @@
-"""A message on its way to a server: which one, and over which connection.
+"""Sends a message to a server: chooses the server, and the connection.
 
-Runs on the loop. Which server is asked is decided in `replicas`.
+Runs on the loop. `replicas` decides which server is asked.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dlm.client.plan.topology import dedupe_faults
 from dlm.errors import DlmError, ShardDown
 from dlm.tracing import Tracer
 
-AVOID_S = 1.0  # for so long, a server where a message found nobody is asked after all others
+AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
 
 
 class Outcomes(NamedTuple):
-    """Who is told, on the loop, what comes of a message.
+    """Callbacks, on the loop, for the outcome of a message.
 
-    replied  of an attempt: the bytes of its reply, or an error; once
-    failed   of a message that could not be sent
+    replied  for an attempt: the bytes of its reply, or an error; once
+    failed   for a message that could not be sent
     """
 
     replied: Callable[[Attempt, bytes | None, DlmError | None], None]
@@ -43,7 +43,7 @@ class Sender:
     """Sends messages to servers.
 
     Args
-        tracer  None where calls are no spans
+        tracer  None if calls are not traced
     """
 
     _config: ClientConfig
@@ -92,12 +92,12 @@ class Sender:
         )
         if address is None:
             known = "; ".join(dedupe_faults(snapshot.topology.faults.items()))
-            raise ShardDown("no server is known to hold it" + (f" ({known})" if known else ""))
+            raise ShardDown("no known server holds it" + (f" ({known})" if known else ""))
         return address
 
     def unwell(self, message: Message) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Servers where nobody was found lately; these and all others that are to be avoided; and
-        those that are far slower than another that could answer the message."""
+        """Servers that were not reached lately; these and all others to avoid; and those that are
+        far slower than another that could answer the message."""
         runtime, now = message.runtime, self._clock()
         missed = avoided = frozenset(a for a, at in runtime.missed.items() if now - at < AVOID_S)
         usual = {a: runtime.usual[a] for a in message.replicas}
@@ -109,7 +109,7 @@ class Sender:
         return missed, avoided, slow
 
     def _reached(self, attempt: Attempt, made: Connection | Exception) -> None:
-        """There is a connection now, or none can be made."""
+        """Continues when there is a connection, or none can be made."""
         if isinstance(made, Exception):
             self._inbox.step(self._fail, attempt, made)
         else:
@@ -155,8 +155,8 @@ class Sender:
         self._reply(attempt, None, as_dlm_error(cause, attempt.message.shard))
 
     def _trace(self, message: Message) -> Metadata:
-        """The context of the first call in the message that is sampled: a server's span has one
-        parent, so of calls that share a message one shows it."""
+        """The trace context of the first sampled call in the message: a server's span has one
+        parent, so only one of the calls that share a message shows it."""
         spans = []
         for part in message.parts:
             part.call.messages += 1
@@ -165,5 +165,5 @@ class Sender:
         return () if sampled is None or self._tracer is None else self._tracer.metadata(sampled)
 
     def _reply(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
-        """Any thread may bring one; one that is raised after it was given counts for nothing."""
+        """Records a reply, from any thread; an error after a reply is ignored."""
         self._inbox.carry_out(self.outcomes.replied, attempt, data, error)

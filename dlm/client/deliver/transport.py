@@ -1,12 +1,12 @@
 """Bytes to a shard server and back.
 
-Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare
-goes over gRPC's synchronous stack. Both survive forks (`fork`).
+Scores travel on streams that stay open (`exchange`), on an event loop in a thread; rare calls use
+gRPC's synchronous stack. Both survive forks (`fork`).
 
-Whoever sends a score never waits here: it does not enter gRPC, whose gate others may hold for long
-(a fork, say). A stream that is not open yet is opened on the loop, and the message waits for it.
+Sending a score never waits here: it does not enter gRPC, whose gate may be held for long, as by a
+fork. A stream that is not open yet is opened on the loop, and the message waits for it.
 
-One file past 500 lines: both ways to a server share a connection, its credentials and its forks.
+This file exceeds 500 lines: both ways to a server share a connection, its credentials and forks.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.secret import digest
 
 MAX_REPLY_BYTES = 64 << 20
-# Where nobody was found, nobody is looked for again this soon: each look costs a connection; and
-# where another connection lives, a message too.
+# Pause before a server that was not reached is tried again: each attempt costs a connection, and
+# beside another live connection a message, too.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
-# The file of the token is looked at so often while messages are sent; a look costs microseconds.
+# The token's file is checked this often while messages are sent; a check costs microseconds.
 TOKEN_LOOK_S = 0.25
-# After its deadline, a call that gRPC has not ended is taken for lost.
+# A call that gRPC has not ended this long after its deadline is considered lost.
 END_S = 5.0
-# A new token is used for new streams at once, but open ones stay so long: servers read their own
-# files within a second, and one that does not know it yet still knows the old one.
+# A new token is used for new streams at once, but open ones stay for this long: servers reread
+# their own files within a second, and one that does not know it yet still knows the old one.
 TOKEN_SETTLE_S = 2.0
 
 OPTIONS = (
@@ -54,13 +54,13 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # A server that comes back is found again within two seconds. The "min" is how long one attempt
-    # may take, whatever its name: a busy server needs more than a moment to shake hands.
+    # A server that comes back is found again within two seconds. Despite its name, "min" is the
+    # time allowed for one attempt: a handshake with a busy server takes a while.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # A host that vanished without a word is noticed within 20 s while it is asked something
-    # (servers permit a ping every 5 s); only then is the connection made anew.
+    # A host that vanished silently is noticed within 20 s while messages are sent (servers permit a
+    # ping every 5 s); only then is a new connection made.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
@@ -87,8 +87,8 @@ class Connection(Protocol):
         Args
             metadata  the trace context for the server; usually empty
         Returns
-            a function that withdraws the request: if it has not left yet, it is not sent. `reply`
-            is called all the same. None if requests cannot be withdrawn
+            a function that withdraws the request: if it was not sent yet, it is not sent. `reply`
+            is still called. None if requests cannot be withdrawn
         """
 
     def context_block(
@@ -97,7 +97,7 @@ class Connection(Protocol):
         """Sends a ContextBlockRequest in the same way."""
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """What the server holds of `shard_set`, or of its default; the checksum is verified."""
+        """The server's shards of `shard_set`, or of its default; the checksum is verified."""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """The chunks of a file."""
@@ -115,29 +115,29 @@ class Connection(Protocol):
 
 
 def _mark(token: Metadata) -> bytes:
-    """What tells tokens apart and shows none."""
+    """A mark that distinguishes tokens without showing them."""
     return digest(repr(token).encode())
 
 
 class GrpcConnection:
-    """A `Connection` over gRPC channels of its own, opened when they are needed.
+    """A `Connection` over its own gRPC channels, opened when they are needed.
 
     Args
-        streams  Exchange streams at most, each over a channel of its own: workers that share a
-                 port share the load by connections. The second is opened when the first is busy.
+        streams  most Exchange streams, each over its own channel: workers that share a port share
+                 the load by connections. The second is opened when the first is busy.
         security  TLS and the token, see `ClientSecurity`
     """
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
-        # Judged once: a name that resolves to another machine later is not looked up again.
+        # Checked once: a name that later resolves to another machine is not looked up again.
         self._target = security.target(address)
         self._security = security
         self._token = read_token(security)
         self._most = streams
         self._closed = False
         self._streams: list[Exchange | None] = [None]  # of the loop, as the next
-        self._retired: list[Exchange] = []  # of a token that is not the file's any more
+        self._retired: list[Exchange] = []  # with a token that is no longer the file's
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # to be sent once there is a stream
@@ -148,7 +148,7 @@ class GrpcConnection:
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def _open(self) -> dict[str, Callable[..., Any]]:
-        """What starts the calls that are rare, by name; their channel is opened for the first.
+        """Functions that start the rare calls, by name; the first opens their channel.
 
         Call it inside the gate.
         """
@@ -228,7 +228,7 @@ class GrpcConnection:
                 continue
             try:
                 stream = self._stream()
-            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
                 tell(sent.reply, None, self._unsent(exc))
                 continue
             if stream is None:
@@ -244,21 +244,21 @@ class GrpcConnection:
         return error
 
     def _send_alone(self, sent: Sent, metadata: Metadata) -> None:
-        """As a call of its own, since the metadata of a stream are sent when it opens.
+        """Sends a message as a separate call, since a stream's metadata are sent when it opens.
 
-        For the few messages whose trace is sampled: it costs three times a message of a stream.
+        For the few messages whose trace is sampled: it costs three times a message on a stream.
         """
         method, request, reply = sent.alone
         try:
             data = self._call(method, request, sent.deadline - time.monotonic(), metadata)
-        except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+        except Exception as exc:  # noqa: BLE001 - those that wait must get it
             reply(None, self._unsent(exc))
         else:
             reply(data, None)
 
     def _stream(self) -> Exchange | None:
-        """On the loop: the stream with the least load; None where the loop ends for a fork, which
-        what is held waits for."""
+        """On the loop: the stream with the least load; None if the loop is ending for a fork, after
+        which held messages are sent."""
         first = self._streams[0]
         if (
             first is not None
@@ -299,7 +299,7 @@ class GrpcConnection:
         if home.ending:
             return None
         if found is not None:
-            self._retire(found)  # takes nothing new, and may still answer
+            self._retire(found)  # takes nothing new, but may still answer
         token = self._token() if self._token else ()
         found = Exchange(
             home,
@@ -321,8 +321,8 @@ class GrpcConnection:
         return open_aio_channel(self._target, OPTIONS, self._security)
 
     def _retire_old(self, now: float) -> None:
-        """Streams that were opened with another token than its file holds by now take nothing new:
-        the server ends them when that is taken away."""
+        """Retires streams whose token is no longer in its file: the server ends them when that
+        token is removed."""
         if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
             return
         self._token_looked = now
@@ -340,9 +340,9 @@ class GrpcConnection:
         return _mark(self._token() if self._token else ())
 
     def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
-        """Sends a message again whose stream the server ended, since a Score changes nothing: if
-        the token is another by now than the one that stream was opened with; or else once, as a
-        call of its own, if gRPC lost the reason, which that call will tell."""
+        """Sends a message again if the server ended its stream, since a Score changes nothing: if
+        the token has changed since that stream was opened; otherwise once, as a separate call, if
+        gRPC lost the reason, which that call will show."""
         if not sent.wanted:
             return False
         changed = self._mark() != mark
@@ -366,8 +366,8 @@ class GrpcConnection:
         self._held_beats += self._beats.suspend()
 
     def resume(self) -> None:
-        """See `fork.Streams`: sends again what was in flight."""
-        loop.post(self._send_held)  # else the loop ends already for another fork
+        """See `fork.Streams`: sends the messages that were in flight."""
+        loop.post(self._send_held)  # if False, the loop is ending for another fork
         loop.post(self._send_beats)
 
     def give_up(self, cause: Exception) -> None:
@@ -400,7 +400,7 @@ class GrpcConnection:
             raise self._error(exc) from exc
         finally:
             with inside():
-                call.cancel()  # a reader that stops half-way must not keep the server busy
+                call.cancel()  # a reader that stops early must not keep the server busy
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """See `Connection.heartbeat`."""
@@ -430,13 +430,13 @@ class GrpcConnection:
     def _send_beats(self) -> None:
         """On the loop."""
         home = loop.running()
-        while self._held_beats and not home.ending:  # else after the fork
+        while self._held_beats and not home.ending:  # otherwise after the fork
             beat = self._held_beats.pop()
             try:
                 self._open()  # gRPC's own part in forks comes before ours
                 fork.add(self)
                 self._beats.send(home, beat)
-            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            except Exception as exc:  # noqa: BLE001 - those that wait must get it
                 tell(beat.reply, None, self._unsent(exc))
 
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
@@ -453,7 +453,7 @@ class GrpcConnection:
         with inside(), self._opening:
             if self._channel is not None:
                 self._channel.close()
-        loop.post(self._close_streams)  # else the loop has ended, and these with it
+        loop.post(self._close_streams)  # if False, the loop has ended, and these with it
         self.give_up(self._closed_error())
 
     def _close_streams(self) -> None:
@@ -469,14 +469,14 @@ class GrpcConnection:
         timeout_s: float,
         metadata: Metadata = (),
     ) -> Any:
-        """The call, under way."""
+        """The call, in progress."""
         try:
             with inside():
                 return self._open()[method](request, timeout=timeout_s, metadata=metadata or None)
         except ValueError as exc:
             raise self._closed_error() from exc
         except RuntimeError as exc:
-            # No thread can be started. gRPC would not notice what comes over this channel any more.
+            # No thread can be started, so gRPC would no longer notice replies on this channel.
             with self._opening:
                 self._methods = {}
             raise self._unsent(exc) from exc
@@ -490,7 +490,7 @@ class GrpcConnection:
     ) -> bytes:
         call = self._start(method, request, timeout_s, metadata)
         try:
-            # Ends by itself at its deadline, unless gRPC's thread for it is gone.
+            # It ends at its deadline, unless gRPC's thread for it has ended.
             return self._bytes(call.result(timeout_s + END_S))
         except grpc.FutureTimeoutError as exc:
             with inside():
@@ -502,7 +502,7 @@ class GrpcConnection:
             raise self._closed_error() from exc
 
     def _bytes(self, data: Any) -> bytes:
-        if data is None:  # well ended, as gRPC sees it: the frame of the message was damaged
+        if data is None:  # a success for gRPC, but the message's frame was damaged
             raise ProtocolError(f"{self.address} answered without a message")
         return bytes(data)
 

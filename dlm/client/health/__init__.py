@@ -1,1 +1,1 @@
-"""Whether servers are there, and which model answers."""
+"""Whether servers can be reached, and which model answers."""

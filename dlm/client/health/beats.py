@@ -1,8 +1,8 @@
-"""Heartbeats to one server: calls of their own, over a channel that lives on the loop.
+"""Heartbeats to one server: separate calls, over a channel on the loop.
 
-Not over gRPC's synchronous stack, which starts a thread whenever it was idle, and wakes another for
-each answer: that took four times the processor time, and starting a thread holds up the loop while
-others compute.
+They do not use gRPC's synchronous stack, which starts a thread whenever it was idle, and wakes
+another for each answer: that took four times the processor time, and starting a thread delays the
+loop while other threads compute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlm.errors import DlmError, ProtocolError, ShardDown
 
 
 class SentBeat(NamedTuple):
-    """A heartbeat on its way; `deadline` is on `monotonic`."""
+    """A heartbeat in flight; `deadline` is on `monotonic`."""
 
     request: bytes
     deadline: float
@@ -31,12 +31,11 @@ class SentBeat(NamedTuple):
 
 
 class Beats:
-    """All of it runs on the loop. The channel is opened for the first heartbeat, and ends with the
-    loop at the latest.
+    """Runs on the loop. The channel is opened for the first heartbeat, and ends at the latest with
+    the loop.
 
     Guarantees
-        `reply` of each heartbeat is called once, on the loop, or the heartbeat is in what `suspend`
-        gives back
+        `reply` of each heartbeat is called once, on the loop, or `suspend` returns the heartbeat
     """
 
     def __init__(self, address: str, open_channel: Callable[[], grpc.aio.Channel]) -> None:
@@ -45,12 +44,12 @@ class Beats:
         self._out: dict[int, SentBeat] = {}
         self._number = 0
         self._unsent: deque[int] = deque()
-        self._home: LoopThread | None = None  # whose loop the channel lives on
+        self._home: LoopThread | None = None  # the thread of the channel's loop
         self._task: asyncio.Task[None] | None = None
         self._some = asyncio.Event()
 
     def send(self, home: LoopThread, beat: SentBeat) -> None:
-        """Asks for an answer by the deadline."""
+        """Sends a heartbeat, to be answered by its deadline."""
         self._number += 1
         self._out[self._number] = beat
         self._unsent.append(self._number)
@@ -61,12 +60,12 @@ class Beats:
             self._task = home.start(self._run(home, self._some))
 
     def suspend(self) -> list[SentBeat]:
-        """Before a fork: what is on its way, to be sent again after it."""
+        """Before a fork: returns the heartbeats in flight, to be sent again after it."""
         out, self._out = list(self._out.values()), {}
         return out
 
     def close(self) -> None:
-        """Ends what is on its way."""
+        """Ends the heartbeats in flight."""
         if self._task is not None:
             self._task.cancel()
         for beat in self.suspend():
@@ -83,7 +82,7 @@ class Beats:
     async def _run(self, home: LoopThread, some: asyncio.Event) -> None:
         error = self._closed()
         try:
-            # Here: a loop that ends cancels what was not begun, and must leave no channel open.
+            # Opened here: a loop that ends cancels unstarted tasks, and must leave no channel open.
             async with self._open_channel() as channel:
                 method = channel.unary_unary(f"/{SERVICE}/Heartbeat")
                 while True:
@@ -93,10 +92,10 @@ class Beats:
                             home.start(self._ask(method, number, self._out[number]))
                     some.clear()
                     await some.wait()
-        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+        except Exception as exc:  # noqa: BLE001 - the heartbeats must end
             error = exc if isinstance(exc, DlmError) else self._failed(exc)
         finally:
-            # Nothing may hold the channel once this ends: see `loop.stop`.
+            # Nothing may reference the channel once this ends: see `loop.stop`.
             method = channel = None
             if self._some is some:
                 self._home = self._task = None
@@ -111,11 +110,11 @@ class Beats:
         try:
             left_s = max(beat.deadline - time.monotonic(), 0.0)
             data = await method(beat.request, timeout=left_s, metadata=beat.metadata or None)
-            if data is None:  # well ended, as gRPC sees it: the frame of the message was damaged
+            if data is None:  # a success for gRPC, but the message's frame was damaged
                 error = ProtocolError(f"{self._address} answered without a message")
         except grpc.RpcError as exc:
             error = error_of_call(exc, self._address)
-        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+        except Exception as exc:  # noqa: BLE001 - the heartbeats must end
             error = self._failed(exc)
         finally:
             if self._out.pop(number, None) is not None:

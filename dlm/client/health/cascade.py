@@ -1,12 +1,12 @@
 """Carries out what `membership` and `modes` decide: heartbeats, canaries, and the mode of a client.
 
-All of it runs on the loop, one step after another: ticks, which are timers of the loop, and what
-comes in between (an answer to a heartbeat, the end of a canary, a message that found nobody). So
-the machines need no lock. What other threads read (`mode`, `avoided`, `gone`, `slow`) are single
-values, replaced whole.
+Everything runs on the loop, one step after another: ticks, which are timers of the loop, and events
+in between (an answer to a heartbeat, the end of a canary, a message that did not reach its server).
+So the state machines need no lock. Values for other threads (`mode`, `avoided`, `gone`, `slow`) are
+replaced as a whole.
 
-Nothing here waits: what may resolve a name, read a file or ask a server goes to a thread, which the
-host starts.
+Nothing here waits: anything that may resolve a name, read a file or ask a server goes to a thread
+that the host starts.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ from dlm.wire._pb import shard_pb2 as pb
 log = EventLog(__name__)
 
 TICK_S = 0.05
-# Between ticks while all is well and nothing is awaited: each takes the interpreter from threads
-# that work.
+# Between ticks while all is well and nothing is awaited: each interrupts working threads.
 CALM_S = 0.2
-# A tick that comes so late tells that this process stood still (it was stopped, its machine slept,
-# or gave its cores to others): what is late then, and for as long after it, is not the servers'
-# fault. Seconds.
+# A tick that is this late shows that this process was paused (it was stopped, or its machine slept
+# or was busy): late replies then, and for as long afterwards, are not the servers' fault. Seconds.
 STOOD_STILL_S = 0.25
-# A server that said so long ago that it drains or warms up is still on its way back: longer than a
-# start takes whose kernels are compiled already. Seconds.
+# For this long, a server that reported draining or warming up is expected back: longer than a start
+# with compiled kernels takes. Seconds.
 MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
 # Why a server's health changed, as the log has it: a closed set.
@@ -51,11 +49,11 @@ _REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.U
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """What a client knows of a server.
+    """What a client knows about a server.
 
     ready    whether it can be asked, by its last heartbeat; false while it is down
-    delay_s, baseline_s  shortest round trip of the last heartbeats, and what it is compared with;
-                         None until one is answered
+    delay_s, baseline_s  shortest round trip of the last heartbeats, and its baseline; None until
+                         one is answered
     """
 
     address: str
@@ -92,32 +90,32 @@ class CascadeStatus:
 
 
 class Host(Protocol):
-    """What a client lets its cascade do; all of it on the loop, and nothing waits."""
+    """The actions of a cascade, given by its client; they run on the loop and do not wait."""
 
     @property
     def steps(self) -> loop.Steps:
-        """Where the cascade runs. Asked of the host each time: who holds it holds the client."""
+        """Where the cascade runs. Asked for each time: a stored one would keep the client alive."""
 
     def known(self) -> Topology | None:
-        """The shard set in use and where its shards are; None before any was found."""
+        """The shard set in use and the places of its shards; None before one is found."""
 
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """Sends a heartbeat, over a connection that may have to be made first; `reply` is called
-        once, on any thread, or never."""
+        """Sends a heartbeat, making the connection first if needed; `reply` is called once, on any
+        thread, or never."""
 
     def renew(self, address: str) -> None:
-        """Gives up the connection; what follows goes over another."""
+        """Gives up the connection; later messages use another."""
 
     def refresh_later(self) -> None:
-        """Has the servers asked anew what they hold, in the background."""
+        """Asks the servers again what they hold, in the background."""
 
     def follow(self) -> None:
-        """Has them asked where the operator may have named another default; cheap to call."""
+        """The same if the operator may have named another default; cheap to call."""
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
-        """Asks every shard something, the whole way; tells whether all of them answered."""
+        """Sends queries to every shard, all the way; `done` gets whether all of them answered."""
 
 
 class CascadeMonitor:
@@ -126,10 +124,10 @@ class CascadeMonitor:
     `pause_s` is the time to the next tick, if no bad news comes.
 
     Args
-        host       held weakly: a client that nobody closed is collected all the same
-        may_switch whether there is a small model to go over to
-        before     of the parent process, after a fork: its mode goes on
-        mode       what a client without one begins in
+        host       held weakly: a client that nobody closed is still collected
+        may_switch whether there is a small model to switch to
+        before     of the parent process, after a fork: its mode stays
+        mode       the initial mode without `before`
     """
 
     def __init__(
@@ -146,13 +144,13 @@ class CascadeMonitor:
     ) -> None:
         self._host = weakref.ref(host)
         self._beating = beating
-        # Without a small model failures are counted, and however many they are, nothing follows.
+        # Without a small model, failures are counted but have no effect.
         self._switching = switching if may_switch else replace(switching, failing=1.0)
         self._may_switch = may_switch
         self._clock, self._chance = clock, chance
         now = clock()
         if before is not None:
-            # Only what concerns the mode: a canary that is out was the parent's.
+            # Only the mode's state: a canary in flight was the parent's.
             old: Cascade = before._cascade
             due = now + old.wait_s if old.mode is Mode.SMALL else old.due
             first = old._replace(until=float("-inf"), due=due, passed=0)
@@ -162,23 +160,23 @@ class CascadeMonitor:
         else:
             first = Cascade(since=now - switching.stable_s)
         self._cascade: Cascade = first
-        # Not `since`, by which the first stay counts as a stable one.
+        # Not `since`, so that the first stay counts as a stable one.
         self._entered: float = now if before is None else before._entered
         self._topology: Topology | None = None  # as of the last tick
         self._members: dict[str, Member] = {}
         self._shards: dict[str, int] = {}
         self._ended = self._failed = 0  # messages since the last tick
-        self.slow_shards: frozenset[int] = frozenset()  # that only slow servers answer for
+        self.slow_shards: frozenset[int] = frozenset()  # with only slow servers
         self._looked = self._ticked = now
         self._next = inf  # when the next tick is planned
-        self._outdated: Topology | None = None  # of before a server was started anew
+        self._outdated: Topology | None = None  # from before a server was restarted
         self._blameless_until = now
-        self._listens = False  # whether a tick that was late waits for what came meanwhile
+        self._listens = False  # whether a late tick waits for events that came meanwhile
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
-        self.slow: frozenset[str] = frozenset()  # beside another server of their shard
+        self.slow: frozenset[str] = frozenset()  # compared with another server of their shard
         self.gone: frozenset[int] = frozenset()
-        self.moving: frozenset[str] = frozenset()  # drained or warmed up when last heard of
+        self.moving: frozenset[str] = frozenset()  # draining or warming up by their last report
         self.switches: Counter[tuple[Mode, str]] = Counter()
         self.canaries: Counter[bool] = Counter()
         self.pause_s = TICK_S
@@ -187,11 +185,11 @@ class CascadeMonitor:
     # -- in any thread ------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Its next tick is its last, and does nothing."""
+        """Ends it: its next tick does nothing, and is the last."""
         self._stopped = True
 
     def status(self) -> CascadeStatus:
-        """How things stand."""
+        """The current status."""
         cascade, members = self._cascade, dict(self._members)
         messages, failed = cascade.failing()
         servers = [
@@ -219,7 +217,7 @@ class CascadeMonitor:
     # -- on the loop --------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begins to beat."""
+        """Starts the heartbeats."""
         self._plan(self._clock())
 
     def count(self, failed: bool) -> None:
@@ -230,17 +228,17 @@ class CascadeMonitor:
             self._soon()
 
     def lost(self, address: str) -> None:
-        """A message found nobody there."""
+        """A message did not reach the server."""
         if (host := self._host()) is not None:
             self._member(host, address, membership.Unreachable(), self._clock())
             self._soon()
 
     def _soon(self) -> None:
-        """Bad news, of which there may be much."""
+        """Plans a tick soon after bad news, however much of it comes."""
         self._plan(self._ticked + TICK_S)
 
     def _plan(self, at: float) -> None:
-        """The next tick comes at `at`, unless an earlier one is planned."""
+        """Plans the next tick at `at`, unless an earlier one is planned."""
         host = self._host()
         if host is not None and at < self._next:
             self._next = at
@@ -249,12 +247,12 @@ class CascadeMonitor:
     def _alarm(self, planned: float) -> None:
         host, now = self._host(), self._clock()
         if planned != self._next or self._stopped or host is None:
-            return  # an earlier one was planned since; or there is nobody to watch for
+            return  # an earlier one was planned since; or the host is gone
         self._next = inf
         late_s = now - planned
         if late_s > STOOD_STILL_S:
             self._blameless_until = max(self._blameless_until, now + late_s)
-            if not self._listens:  # first what came meanwhile: it may be in this loop's hands
+            if not self._listens:  # first the events that came meanwhile: the loop may have them
                 self._listens = True
                 self._plan(now + TICK_S)
                 return
@@ -266,7 +264,7 @@ class CascadeMonitor:
         self._plan(self._clock() + self.pause_s)
 
     def tick(self, host: Host) -> None:
-        """Steps every machine to now."""
+        """Steps every state machine to now."""
         now = self._ticked = self._clock()
         topology = self._topology = host.known()
         replicas = {} if topology is None else topology.addresses
@@ -287,7 +285,7 @@ class CascadeMonitor:
             any(self._members[a].usable for a in replicas.get(shard, ()))
             for shard in range(topology.manifest.shards)
         )
-        # Of a model of order 2 or less the client has all, and asks nobody.
+        # The client has all of a model of order 2 or less, and asks no server.
         asks = topology is not None and topology.manifest.order > 2
         slow = bool(asks and self._may_switch and self.slow_shards)
         self._switch(host, modes.ReachabilityTick(reachable, slow), now)
@@ -301,7 +299,7 @@ class CascadeMonitor:
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
-            # They may have come back elsewhere, and while the small model answers no message asks.
+            # They may have returned elsewhere; while the small model answers, no message asks.
             self._looked = now
             host.refresh_later()
         host.follow()
@@ -343,7 +341,7 @@ class CascadeMonitor:
                 host.renew(address)
             elif isinstance(action, membership.Restarted):
                 log.info("client.server.restarted", extra={"address": address})
-                # It may hold other models, or name another default; until the look succeeds.
+                # It may hold other models, or name another default; asked until that succeeds.
                 self._outdated, self._looked = self._topology, now
                 host.refresh_later()
             else:
@@ -376,8 +374,8 @@ class CascadeMonitor:
         found: pb.HeartbeatReply | None,
         error: DlmError | None,
     ) -> None:
-        """Any thread may bring an answer; one that is refused or garbled counts as one that was
-        missed, in its time."""
+        """Records an answer, from any thread; a refused or garbled heartbeat counts as missed when
+        its time is over."""
         if found is not None and error is None:
             ready = found.state == pb.SERVER_STATE_READY
             self._here(self._member, address, membership.Beat(sequence, found.instance, ready))
@@ -410,7 +408,7 @@ class CascadeMonitor:
             self._canary_done(number, False)
 
     def _canary_done(self, number: int, answered: bool) -> None:
-        """Any thread may say so."""
+        """Records the end of a canary, from any thread."""
         self._here(self._canary_ended, modes.CanaryDone(number, answered))
 
     def _canary_ended(self, host: Host, event: modes.CanaryDone, now: float) -> None:
@@ -418,7 +416,7 @@ class CascadeMonitor:
         self._switch(host, event, now)
 
     def _here(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step with an event of now, on the loop, whatever thread this is."""
+        """Carries out a step on the loop, with the current time, from any thread."""
         host = self._host()
         if host is not None and not self._stopped:
             host.steps.carry_out(step, host, *args, self._clock())

@@ -1,8 +1,8 @@
-"""Whether a server can be asked, and whether the way to it has become slow: heartbeats.
+"""Heartbeats: whether a server can be asked, and whether the way to it has become slow.
 
 Pure: `step(state, event, now)` returns the next state of one server (or one of its workers) and
 what to do. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a
-busy kernel; `modes.py` counts how messages fare.
+busy kernel; `modes.py` counts failed messages.
 
 =======  =================================  ===================================================
 health   event                              then
@@ -23,16 +23,16 @@ any      another process answers            Restarted, and as an answered beat
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
 that does not count as a failure.
 
-The fault may be in the connection: one that a firewall has forgotten, or whose framing was damaged,
-stays silent for as long as it lives, while the server answers on any other. So the connection is
+The fault may be in the connection: one that a firewall has dropped, or whose framing was damaged,
+stays silent as long as it lives, while the server answers on any other. So the connection is
 replaced when its server is down.
 
-*Delay* is the shortest of the last five round trips. A lost packet, a connection that is made anew,
-a busy core or a decoder's thread that holds the interpreter makes some of them a hundred times as
-long; a slow way makes all of them long. (A mean would be long for half a minute after each, and
-the more a client computes, as it does on its small model, the slower its servers would seem.) It is
-compared with its own baseline, which follows it with a time constant of minutes. So a way that has
-become twice as long for good is slow for some minutes, and then simply longer: no state is a trap.
+*Delay* is the shortest of the last five round trips. A lost packet, a new connection, a busy core
+or a thread that holds the interpreter makes some of them a hundred times as long; a slow way makes
+all of them long. (A mean would stay long for half a minute after each, and the more a client
+computes, as with its small model, the slower its servers would seem.) It is compared with its own
+baseline, which follows it with a time constant of minutes. So a way that has permanently become
+twice as long is slow for some minutes, and then normal: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -48,7 +48,7 @@ from dlm.errors import ConfigError
 
 
 class Liveness(StrEnum):
-    """What is known of a server."""
+    """Health of a server, by its heartbeats."""
 
     UP = "up"
     SUSPECT = "suspect"
@@ -57,16 +57,16 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Beating:
-    """How often a server is asked whether it is there, and what is made of the answers."""
+    """How often heartbeats are sent, and how their answers are judged."""
 
     # Seconds between heartbeats, 0.01 to 60. 0.5: a dead host is known in two to three seconds;
-    # a thousand clients cost a server 2,000 beats a second, some percent of a core.
+    # a thousand clients send a server 2,000 beats per second, some percent of a core.
     interval_s: float = 0.5
 
     # Seconds that a beat may take, 0.01 to 60. 1: a lost packet is sent again after 0.2 to 0.4 s.
     timeout_s: float = 1.0
 
-    # Part of the interval by which each is longer or shorter at random, 0 to 0.9: so that clients
+    # Share of the interval by which each is randomly longer or shorter, 0 to 0.9: so that clients
     # that started together do not beat together.
     jitter: float = 0.2
 
@@ -80,8 +80,8 @@ class Beating:
     # Delay above this many times its baseline is slow, above 1 to 100. 2: the paper's "doubles".
     slow_ratio: float = 2.0
 
-    # ... if it is also so many seconds longer, 0 to 10. 0.02: a delay of 0.2 ms doubles whenever
-    # a core is busy, and a client at work adds some 10 ms; no decoder notices.
+    # ... if it is also longer by this many seconds, 0 to 10. 0.02: a delay of 0.2 ms doubles
+    # whenever a core is busy, and a working client adds some 10 ms; no decoder notices.
     slow_floor_s: float = 0.02
 
     # Seconds in which the baseline goes two thirds of the way to the delay, 1 to 86,400. 600.
@@ -103,9 +103,9 @@ class Beating:
                 raise ConfigError(f"beating.{name} is {value}; it must be from {low} to {high}")
 
 
-TRIPS = 5  # whose shortest is the delay: so many agree that a way is slow; one, that it is not
+TRIPS = 5  # whose shortest is the delay: slow only if all agree, not slow if one is short
 FIRST_BEATS = 8  # until which the baseline is the delay itself
-# Beats missed until the next new connection: longer than a busy server needs to shake hands.
+# Beats missed before each further new connection: longer than a handshake with a busy server.
 RENEW_AFTER = 10
 
 
@@ -123,7 +123,7 @@ class Tick:
 class Beat:
     """A heartbeat was answered.
 
-    sequence  of the Probe; an answer to another than the one that is out counts for nothing
+    sequence  of the Probe; answers to any but the current one are ignored
     instance  drawn by the server process at its start
     ready     whether it answers queries
     """
@@ -135,24 +135,24 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A message found nobody at the address: at once, not after a deadline."""
+    """A message did not reach the address: it failed at once, not after a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Action: send a heartbeat, and say what comes of it by `Beat`."""
+    """Action: send a heartbeat, and report its answer by `Beat`."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Action: give up the connection, and make another for the next beat and all that follows."""
+    """Action: give up the connection, and make another for the next beat and all later messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Action: say so in the log and the metrics, and to whoever chooses among replicas."""
+    """Action: report the change to the log, the metrics, and the choice among replicas."""
 
     before: Liveness
     after: Liveness
@@ -168,23 +168,23 @@ Action: TypeAlias = Probe | Renew | Changed | Restarted
 
 
 class Member(NamedTuple):
-    """What is known of one server.
+    """State of one server.
 
-    health     as far as heartbeats tell
-    ready      whether it said that it answers queries
+    health     by its heartbeats
+    ready      whether it reported that it answers queries
     run        beats missed in a row, or answered in a row while DOWN
     silent     beats missed in a row, whatever the health
     due        when the next beat is sent
     sequence   of the last beat
-    sent       when the beat that is out was sent; -inf where none is
+    sent       when the beat in flight was sent; -inf for none
     instance   of the process that answered last; None before any did
     beats      answered since the start
     trips      the last round trips, the oldest first
     delay_s    the shortest of them; meaningless before the first
-    baseline_s what it is compared with
+    baseline_s the long-term delay, for comparison
     measured   when the last round trip ended
     Guarantees
-        at most one beat is out; one that is not answered ends in `timeout_s`, so the next goes out
+        at most one beat is in flight; an unanswered one ends in `timeout_s`, so the next is sent
     """
 
     health: Liveness = Liveness.SUSPECT
@@ -203,12 +203,12 @@ class Member(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether it may be asked before all that are not."""
+        """Whether it is asked before servers that are not usable."""
         return self.ready and self.health is Liveness.UP
 
     @property
     def ratio(self) -> float:
-        """Delay over its baseline; 1 while that is not known."""
+        """Delay over its baseline; 1 while unknown."""
         return self.delay_s / self.baseline_s if self.beats >= FIRST_BEATS else 1.0
 
     def is_slow(self, config: Beating) -> bool:
@@ -217,8 +217,8 @@ class Member(NamedTuple):
 
 
 def behind(delay_s: float, least_s: float, config: Beating) -> bool:
-    """Whether a way with this delay is slow beside one with `least_s`, by the same measure as a way
-    that has become slow."""
+    """Whether a way with this delay is slow compared with one with `least_s`, by the same criterion
+    as a way that has become slow."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
@@ -265,7 +265,7 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
 def _missed(state: Member, now: float, config: Beating) -> Member:
     if state.health is Liveness.DOWN:
         return state._replace(run=0, sent=-inf)
-    # The first tells little but that more should be known soon.
+    # The first one only shows that more should be known soon.
     due = now if state.health is Liveness.UP else state.due
     run = state.run + 1
     health = Liveness.DOWN if run >= config.down_after else Liveness.SUSPECT
@@ -282,7 +282,7 @@ def measured(state: Member, trip_s: float, now: float, config: Beating) -> Membe
     if beats <= FIRST_BEATS:
         baseline = delay
     else:
-        # Beats that nobody answered are no delay: a silence of hours moves it by one beat's worth.
+        # Unanswered beats are not delays: hours of silence move the baseline by one beat's worth.
         passed = min(now - state.measured, config.interval_s + config.timeout_s)
         baseline = state.baseline_s - expm1(-passed / config.baseline_s) * (
             delay - state.baseline_s

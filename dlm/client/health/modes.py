@@ -15,9 +15,9 @@ SMALL  `canaries` answered in a row                FULL, with an empty window
 SMALL  a canary fails, or says nothing in time     counted anew; `wait_s` doubles
 =====  ==========================================  =============================================
 
-While SMALL, no other message flows. A stay in FULL that was shorter than `stable_s` makes the next
-wait twice as long, up to `max_wait_s`; a longer one makes it short again: so servers that flap are
-left alone, and every path leads back to FULL once faults end.
+While SMALL, no other messages are sent. A stay in FULL shorter than `stable_s` doubles the next
+wait, up to `max_wait_s`; a longer one resets it: so flapping servers are left alone, and every path
+leads back to FULL once faults end.
 
 Only *logical* messages are counted: one that a replica answered in the end has not failed.
 
@@ -46,18 +46,18 @@ class Mode(StrEnum):
 class Switching:
     """When to switch to the small model and back."""
 
-    # Seconds over which messages are counted, 1 to 3,600. 10: at a thousand messages a second
+    # Seconds over which messages are counted, 1 to 3,600. 10: at a thousand messages per second,
     # 0.1 % are ten failures.
     window_s: float = 10.0
 
     # Share of the messages that may fail, 0 to 1. 0.001: the paper's.
     failing: float = 0.001
 
-    # Failures in the window without which nothing happens, 1 to 1,000,000. 5: a lost packet, or
-    # one utterance at a bad moment, is no reason to leave the full model.
+    # Least failures in the window for a switch, 1 to 1,000,000. 5: a lost packet, or one utterance
+    # at a bad moment, is not a reason to leave the full model.
     min_failures: int = 5
 
-    # Seconds that a message must have been given for a late one to count, 0 to 3,600. 0.05: a
+    # Least time, in seconds, that a late message must have had to count, 0 to 3,600. 0.05: a
     # shorter deadline says nothing about the network or a busy server.
     fair_s: float = 0.05
 
@@ -73,7 +73,7 @@ class Switching:
     # Canaries that must be answered in a row, 1 to 1,000.
     canaries: int = 3
 
-    # Seconds until the first canary, and the most that this grows to; 0.01 to 3,600.
+    # Seconds until the first canary, and the most to which this grows; 0.01 to 3,600.
     wait_s: float = 1.0
     max_wait_s: float = 30.0
 
@@ -104,14 +104,14 @@ class Switching:
             )
 
 
-BUCKETS = 10  # of a window: what is older than the window goes a tenth of it at a time
+BUCKETS = 10  # per window: old counts are dropped a tenth of the window at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Logical messages ended since the last of these events.
+    """Logical messages that ended since the last such event.
 
-    failed  of them
+    failed  those that failed
     """
 
     ended: int
@@ -123,7 +123,7 @@ class ReachabilityTick:
     """Time has passed.
 
     reachable  whether every shard has a server that can be asked
-    slow       whether a shard has none but slow ones
+    slow       whether a shard has only slow ones
     """
 
     reachable: bool = True
@@ -140,18 +140,17 @@ class CanaryDone:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Action: ask every shard something, the whole way, and say what comes of it."""
+    """Action: send queries to every shard, all the way, and report the result."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Action: new utterances go to this model from now on.
+    """Action: new utterances use this model from now on.
 
     reason  "failures", "delay" or "recovered": a closed set, for logs and metrics
-    messages, failed  in the window that was left with FULL; what comes after begins with an empty
-                      one
+    messages, failed  in the window when FULL was left; the next one begins empty
     """
 
     to: Mode
@@ -168,16 +167,16 @@ class Cascade(NamedTuple):
     """State of one client.
 
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
-    slow_from since when a way is slow; inf where none is
+    slow_from since when a way is slow; inf for none
     since     when the mode was entered
-    wait_s    from entering SMALL, or from a canary that failed, to the next canary
-    due       when the next canary may go
+    wait_s    from entering SMALL, or from a failed canary, to the next canary
+    due       when the next canary may be sent
     passed    canaries answered in a row
     canary    number of the last canary
-    until     when the canary that is out has failed; -inf where none is
-    reason    why the mode was entered, as of `Switch`; "" where it is that of the start
+    until     when the canary in flight counts as failed; -inf for none
+    reason    why the mode was entered, as in `Switch`; "" for the initial mode
     Guarantees
-        at most one canary is out, and only in SMALL; messages are counted in FULL alone
+        at most one canary is in flight, and only in SMALL; messages are counted only in FULL
     """
 
     mode: Mode = Mode.FULL

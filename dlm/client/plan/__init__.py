@@ -1,1 +1,1 @@
-"""Turns a batch into messages to shards, and knows where the shards are."""
+"""Turns a batch into messages to shards, and tracks where the shards are."""

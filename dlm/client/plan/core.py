@@ -1,8 +1,8 @@
 """One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
 
-Both clients use this core, from any thread, and wait until the loop ends their call. What belongs
-to one process (connections, lanes, counters) is in `runtime` and is made anew after a fork; the
-rest (low orders, settings) is shared with the child.
+Both clients use this core, from any thread, and wait until the loop ends their call. The state of
+one process (connections, lanes, counters) is in `runtime` and is made anew after a fork; the rest
+(low orders, settings) is shared with the child.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from dlm.wire._pb import shard_pb2 as pb
 log = EventLog(__name__)
 
 Clock = Callable[[], float]
-SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss any of the shards
+SURELY_EVERYWHERE = 8  # contexts per shard: with this many, a call almost surely needs all shards
 
 
 class Core(Scorer, Host):
     """Scores batches of ids against a cluster; its base classes describe their methods.
 
     Args
-        endpoints  says where the servers are; asked again whenever the table is stale
-        model      which of the models they hold; see `topology.Census.choose`
+        endpoints  returns the servers; called again whenever the table is stale
+        model      which of their models to use; see `topology.Census.choose`
         connect    makes a connection to an address
         clock      seconds, monotonic
         home       where its messages are sent and end
@@ -117,13 +117,13 @@ class Core(Scorer, Host):
         return deadline_s
 
     def connection(self, address: str) -> Connection:
-        """The connection to `address`, made when first asked for."""
+        """The connection to `address`, made on first use."""
         return self._links.connection(address)
 
     # -- the cascade --------------------------------------------------------------------------
 
     def watch(self) -> CascadeMonitor | None:
-        """See `Counted`; begins where that is of use, see `ClientConfig.heartbeats`."""
+        """See `Counted`; started if it is useful, see `ClientConfig.heartbeats`."""
         runtime = self._runtime
         if runtime.watch is None and not self._links.closed:
             wanted = self.config.heartbeats
@@ -179,7 +179,7 @@ class Core(Scorer, Host):
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
         def send(made: Connection | Exception) -> None:
-            if not isinstance(made, Exception):  # else the beat is missed, in its time
+            if not isinstance(made, Exception):  # otherwise the beat counts as missed later
                 made.heartbeat_later(request, timeout_s, reply)
 
         self._links.reach(address, self._delivery.tell, send)
@@ -196,10 +196,10 @@ class Core(Scorer, Host):
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `Host`: an utterance's worth of queries to each shard."""
         snapshot = self.table.known
-        assert snapshot is not None  # else no shard is reachable
+        assert snapshot is not None  # otherwise no shard would be reachable
         manifest = snapshot.topology.manifest
         groups = canary_queries(manifest)
-        # As what was let in before: a canary is never refused for what this client has to do.
+        # Like a call that was let in: a canary is never refused because this client is busy.
         pieces = router.route(
             groups, manifest.slots, manifest.shards, self._delivery.max_queries(snapshot)
         )
@@ -255,19 +255,19 @@ class Core(Scorer, Host):
 
         Args
             model  the model that the ids belong to
-            held   what the caller opened its handle on: if no server holds that model any more,
-                   its low orders answer, provided the partial model is on
+            held   the snapshot on which the caller's handle was opened: if no server holds its
+                   model any longer, its low orders answer, provided the partial model is on
             moves_on  whether the handle can switch to the next model instead
-            more   these belong to a call that was partly let in, and are not refused
-            ahead  queries that this call will ask after these
-            asks   with BLOCKS, `words` counts the words already fetched of those stored after
-                   each context, and the result is that of `BlockCall`
+            more   these belong to a call that was partly let in, so they are not refused
+            ahead  queries of this call that follow these
+            asks   with BLOCKS, `words` counts the words already fetched for each context, and the
+                   result is that of `BlockCall`
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
         Raises
             QueryError     at once, if the queries cannot have an answer
-            StaleShardSet  at once, if no server holds the model any more
+            StaleShardSet  at once, if no server holds the model any longer
             with the result: UnavailableError, ProtocolError
         """
         begun = time.perf_counter()
@@ -316,7 +316,7 @@ class Core(Scorer, Host):
             counts_of.call(OK, time.perf_counter() - begun)
             return call
         watch = self.watch()
-        if watch is None:  # else its ticks do
+        if watch is None:  # otherwise its ticks do
             self.table.follow()
         planned_s = time.perf_counter() - begun
         call.future.add_done_callback(lambda done: counts_of.call(_result_of(done), planned_s))

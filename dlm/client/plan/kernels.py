@@ -1,6 +1,6 @@
-"""A caller's two compiled steps, `plan` and `finish`, and what they are made of.
+"""A caller's two compiled steps, `plan` and `finish`, and their parts.
 
-Arrays in, arrays out, no Python object; `plan`, which takes longest, without the GIL.
+Arrays in, arrays out, no Python objects; `plan`, which takes longest, releases the GIL.
 """
 
 # mypy: disable-error-code="assignment"
@@ -13,7 +13,8 @@ from dlm.index.search.kernels import score_lengths
 from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
-# Held by whoever runs a kernel for the first time in this process; `fork` must not leave it so.
+# Held by a thread that runs a kernel for the first time in this process; `fork` must not copy it
+# held.
 COMPILER = global_compiler_lock
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -26,14 +27,14 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
     Shapes
         contexts  (K, W)  uint32  most recent word in the last column; unused columns come first
         lengths   (K,)    uint8   words of each context, at most W
-        counts    (K,)    uint32  words asked of each; contexts may repeat
+        counts    (K,)    uint32  words for each; contexts may repeat
         words     (Q,)    uint32  Q = sum(counts)
     Returns
-        context_lengths  (C,)  uint8   of each distinct context that is asked anything
+        context_lengths  (C,)  uint8   of each distinct context that has words
         context_words    (sum(context_lengths),)  uint32
-        word_counts      (C,)  uint32  distinct words asked of each
+        word_counts      (C,)  uint32  distinct words for each
         asked            (U,)  uint32  the words, group after group
-        place            (Q,)  int64   where in `asked` each query's word stands
+        place            (Q,)  int64   the place in `asked` of each query's word
     Cost      two hash tables, O(K * W + Q)
     Trusts    lengths <= W, sum(counts) == Q: checked in lowgrams.check_queries
     """
@@ -140,7 +141,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
 
 @kernel("uint8[:], uint32[:]", nogil=False)
 def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
-    """Whether two of these contexts are the same; the first two as in `QueryGroups`."""
+    """Whether any two of these contexts are equal; arrays as in `QueryGroups`."""
     contexts = len(context_lengths)
     size = 16
     while size < 2 * contexts:
@@ -175,9 +176,9 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:]", nogil=False)
 def regroup(context_lengths, context_words, word_counts, words):  # type: ignore[no-untyped-def]
-    """Several groupings, one behind the other, as one: `group_queries` of what they ask.
+    """Several groupings, concatenated, as one: `group_queries` of their queries.
 
-    Shapes   as in `QueryGroups`, but that contexts may repeat
+    Shapes   as in `QueryGroups`, but contexts may repeat
     """
     rows = len(context_lengths)
     width = np.int64(0)
@@ -197,9 +198,9 @@ def regroup(context_lengths, context_words, word_counts, words):  # type: ignore
 def regroup_large(  # type: ignore[no-untyped-def]
     context_lengths, context_words, word_counts, words
 ):
-    """`repeats` and `regroup` without the GIL, for what takes longer than to get it back.
+    """`repeats` and `regroup` without the GIL, for work that takes longer than getting it back.
 
-    Returns   whether contexts repeat, else the rest is empty; and what `regroup` does
+    Returns   whether contexts repeat, and the result of `regroup`, which is empty if they do not
     """
     shared = repeats(context_lengths, context_words)
     if not shared:
@@ -215,16 +216,16 @@ def regroup_large(  # type: ignore[no-untyped-def]
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, word_counts, words, remote, slots, shards
 ):
-    """The groups that a shard must answer, shard after shard, in their order within each.
+    """The groups that shards must answer, shard after shard, in their order within each.
 
     Shapes
         the first four as in QueryGroups
-        remote  (C,)     uint8   1: a shard must answer; then a context of two words or more
+        remote  (C,)     uint8   1: a shard must answer; only for contexts of two words or more
         slots   (4096,)  uint16         the shard of each slot, below `shards`
     Returns
         edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
         context_lengths, context_words, word_counts, words  of the remote groups, shard after shard
-        at      (U,)  int64  where each of these words stood
+        at      (U,)  int64  the original place of each of these words
     """
     contexts = len(context_lengths)
     shard_of = np.empty(contexts, np.int64)
@@ -276,8 +277,8 @@ def route_groups(  # type: ignore[no-untyped-def]
 def plan(  # type: ignore[no-untyped-def]
     view, order, size, contexts, lengths, counts, words, slots, shards
 ):
-    """What a call asks of whom: checks it, groups it, answers what low orders can, and routes the
-    rest. All of a caller's work before its parts leave.
+    """Checks a call, groups its queries, answers those that low orders can, and routes the rest:
+    all of a caller's work before its parts are sent.
 
     Args
         view   columns of the low orders
@@ -285,13 +286,13 @@ def plan(  # type: ignore[no-untyped-def]
     Shapes
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
-        valid   False where lengths, counts or ids are out of range; then the rest means nothing
-        remote_asked  of the words asked, repeats included, those that a shard must answer
+        valid   False if lengths, counts or ids are out of range; the rest is then meaningless
+        remote_asked  number of words, repeats included, that a shard must answer
         place   (Q,) int64, which of the U distinct queries each is
         log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; of
                 those that low orders answer
         edges, context_lengths, context_words, word_counts, words, at  as from `route_groups`
-    Trusts  shapes fit each other, but for sum(counts)
+    Trusts  shapes agree, except for sum(counts)
     """
     valid = True
     for i in range(contexts.shape[0]):
@@ -352,7 +353,7 @@ def plan(  # type: ignore[no-untyped-def]
     )
 
 
-# What follows takes microseconds and holds the GIL: to get it back among many callers takes longer.
+# These take microseconds and hold the GIL: getting it back among many callers takes longer.
 
 
 @kernel(
@@ -362,13 +363,13 @@ def plan(  # type: ignore[no-untyped-def]
 def finish(  # type: ignore[no-untyped-def]
     place, at, log10_prob, matched, ngram, state, known_prob, known
 ):
-    """Gives each query its answer: that of the low orders, or that of a shard.
+    """Gives each query its answer, from the low orders or from a shard.
 
     Shapes
-        place (Q,), known_prob (U,), known (3, U)  as `plan` made them
+        place (Q,), known_prob (U,), known (3, U)  from `plan`
         at  (n,) int64: of the U distinct queries, those that the next four, each (n,), answer
-    Returns  (Q,) float32 and (3, Q) uint8, as known_prob and known, which are filled
-    Trusts   places lie within the arrays: `plan` made them, and a message's answers were counted
+    Returns  (Q,) float32 and (3, Q) uint8, like known_prob and known, which are filled
+    Trusts   places are within the arrays: `plan` made them, and a message's answers were counted
     """
     for i in range(len(at)):
         k = at[i]
@@ -390,7 +391,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], int64", nogil=False)
 def are_word(words, word):  # type: ignore[no-untyped-def]
-    """Which of `words` (Q,) are that one: (Q,) bool."""
+    """Which of `words` (Q,) equal `word`: (Q,) bool."""
     out = np.empty(len(words), np.bool_)
     for q in range(len(words)):
         out[q] = words[q] == word
@@ -399,7 +400,7 @@ def are_word(words, word):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:], uint8[:]", nogil=False)
 def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyped-def]
-    """What still matters after each query's word.
+    """The state after each query's word.
 
     Shapes
         contexts (K, W) uint32 right-aligned; counts (K,) uint32; words, state_length (Q,) of

@@ -56,10 +56,10 @@ Source: TypeAlias = tuple[int, Connection]
 Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
-PUT_TRIES = 20  # each fails only where another process moved a copy there or away meanwhile
-LEAST_S = 1.0  # seconds that one of many servers gets at least, if they are left
-LEFT_S = 24 * 3600.0  # after so long, an unfinished download of another shard set is removed
-KEEP_FREE_BYTES = 64 << 20  # of the disk, for others
+PUT_TRIES = 20  # each fails only if another process moved a copy there or away meanwhile
+LEAST_S = 1.0  # least seconds for each of many servers, if that much is left
+LEFT_S = 24 * 3600.0  # after this long, an unfinished download of another shard set is removed
+KEEP_FREE_BYTES = 64 << 20  # to leave on the disk for others
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
@@ -74,7 +74,7 @@ class LowGrams:
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest) -> LowGrams:
-        """Maps a folder that is whole; raises `ShardFormatError` where it is not."""
+        """Maps a complete folder; raises `ShardFormatError` if it is not complete."""
         found = layout.read_manifest(directory)
         if found.shard_set != manifest.shard_set:
             raise ShardFormatError(
@@ -84,7 +84,7 @@ class LowGrams:
         return cls(directory, manifest, low, open_vocabulary(directory, manifest))
 
     def score(self, groups: QueryGroups) -> tuple[Answers, NDArray[np.bool_]]:
-        """Answers from the low orders; and for each context whether they are not enough."""
+        """Answers from the low orders, and for each context whether a shard is needed."""
         answers, needs_shard = run_kernel(self.low.view, self.manifest.order, groups)
         return answers, needs_shard.astype(np.bool_)
 
@@ -130,14 +130,14 @@ def fetch(
     """The low orders of `manifest`, from the cache or else from any of the servers.
 
     Args
-        sources    (shard, connection) of each server; `shuffle` puts them in the order in which
-                   they are asked, so that clients that start together do not all ask one
-        timeout_s  for all of it; at most half of that is spent waiting for another process that
-                   fetches the same. A partial download is kept, and the next try resumes it
+        sources    (shard, connection) of each server; `shuffle` sets the order in which they are
+                   asked, so that clients that start together do not all ask the same one
+        timeout_s  in total; at most half is spent waiting for another process that fetches the
+                   same. A partial download is kept, and the next try resumes it
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
-        UnavailableError  no server gave them in time
-        ProtocolError     what they gave is not what the manifest says
+        UnavailableError  no server sent them in time
+        ProtocolError     the files do not match the manifest
     """
     sources = list(sources)
     shuffle(sources)
@@ -147,7 +147,7 @@ def fetch(
         try:
             return LowGrams.open(home, manifest)
         except ShardFormatError:
-            pass  # not there, or damaged: fetched below, under the lock
+            pass  # missing or damaged: fetched below, under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
         return download.run()
     except OSError as exc:
@@ -159,7 +159,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Download:
-    """Fetches low orders into a folder beside `home`, and gives that the name when it is whole.
+    """Fetches low orders into a folder beside `home`, and renames it when it is complete.
 
     until  on `clock`: when the time is over
     """
@@ -180,15 +180,15 @@ class _Download:
             while not (locked := try_lock(lock.fileno())) and self.clock() < turn_until:
                 self.sleep(LOCK_POLL_S)
             if not locked:
-                # A process that holds the lock and does nothing keeps nobody out: this one then
-                # fetches into a folder of its own.
+                # A process that holds the lock and does nothing must not block others: this one
+                # then fetches into its own folder.
                 with scratch_folder(home.parent, home.name) as own:
                     return self._fetch_into(own / "part")
             part = home.with_name(home.name + ".part")  # what is in it is not fetched again
             try:
                 return self._fetch_into(part)
             except UnavailableError:
-                raise  # the next try goes on from what came by now
+                raise  # the next try resumes from what has arrived
             except BaseException:
                 shutil.rmtree(part, ignore_errors=True)
                 raise
@@ -201,7 +201,7 @@ class _Download:
         try:
             return LowGrams.open(home, manifest)  # another process was faster
         except ShardFormatError:
-            pass  # a damaged one stays until there is a whole one to put there
+            pass  # a damaged one stays until a complete one can replace it
         _make_room(home.parent, part, manifest)
         part.mkdir(exist_ok=True)
         for kind in FILES:
@@ -215,7 +215,7 @@ class _Download:
         try:
             grams = LowGrams.open(part, manifest)
         except ShardFormatError as exc:
-            # Their checksums are right, so whoever made the manifest made them so.
+            # Their checksums match, so they were unusable when the manifest was made.
             raise ProtocolError(
                 f"the servers of shard set {manifest.shard_set} sent unusable low orders: "
                 f"{plain(str(exc))}"
@@ -224,7 +224,7 @@ class _Download:
         return replace(grams, directory=home)
 
     def _fetch_in_time(self, kind: str, part: Path) -> None:
-        """One file. Servers let few clients download at once, and say so: comes again later."""
+        """Fetches one file. If a server has too many downloads already, tries again later."""
         pause_s = RETRY_S
         while True:
             try:
@@ -245,7 +245,7 @@ class _Download:
                 pause_s = min(2 * pause_s, 2.0)
 
     def _fetch_file(self, kind: str, part: Path) -> None:
-        """One file, from where an earlier try stopped; a server that fails is passed over.
+        """Fetches one file, from where an earlier try stopped; skips a server that fails.
 
         None of several servers may take all the time that is left.
         """
@@ -258,8 +258,8 @@ class _Download:
         )
         if path.exists() and _is_whole(path, entry):
             return
-        # Each server twice: a stream that breaks goes on where it stopped; and if the beginning
-        # that another left turns out to be wrong, the same server is asked for all of it.
+        # Each server twice: a broken stream resumes where it stopped; and if the beginning from
+        # another server turns out to be wrong, the same server is asked for the whole file.
         for place, (shard, connection) in enumerate(self.sources):
             for _ in range(2):
                 left_s = self.until - self.clock()
@@ -272,7 +272,7 @@ class _Download:
                 try:
                     self._receive(kind, shard, connection, path, share_s)
                 except DlmError as exc:
-                    # Whether to come again depends on a server that may do better later.
+                    # Trying again makes sense only if some server may do better later.
                     if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
                         last = exc
                     continue
@@ -290,7 +290,7 @@ class _Download:
     def _receive(
         self, kind: str, shard: int, connection: Connection, path: Path, timeout_s: float
     ) -> None:
-        """Appends to `path` what it lacks of the file, or what comes of it in time."""
+        """Appends the rest of the file to `path`, or as much of it as comes in time."""
         until, entry = self.clock() + timeout_s, self.manifest.file(kind)
         shard_set = self.manifest.shard_set_bytes
         with path.open("ab") as out:
@@ -324,9 +324,9 @@ class _Download:
 
 
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
-    """Removes abandoned downloads of other shard sets that are old, or whose room is needed.
+    """Removes abandoned downloads of other shard sets that are old, or whose space is needed.
 
-    Raises  OSError  there is too little room even so
+    Raises  OSError  there is still too little space
     """
     begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
     needed = sum(manifest.file(kind).bytes for kind in FILES) - begun + KEEP_FREE_BYTES
@@ -335,7 +335,7 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
             with contextlib.suppress(OSError):
                 if other != part and other.stat().st_mtime <= time.time() - age_s:
                     with other.with_suffix(".lock").open("w") as lock:
-                        if try_lock(lock.fileno()):  # else a process is filling it
+                        if try_lock(lock.fileno()):  # otherwise a process is filling it
                             shutil.rmtree(other, ignore_errors=True)
         free = shutil.disk_usage(cache_dir).free
         if free >= needed:
@@ -343,15 +343,15 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
     raise OSError(
         errno.ENOSPC,
         f"shard set {manifest.shard_set} needs {needed} bytes, "
-        f"{KEEP_FREE_BYTES} of them to spare, and {free} are free",
+        f"{KEEP_FREE_BYTES} of them as a reserve, but only {free} are free",
     )
 
 
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
-    """Gives a whole copy its name, unless a whole one has it already.
+    """Renames a complete copy to `home`, unless there is a complete one already.
 
-    Others may do the same at any moment, with the lock or without, so nothing is removed by that
-    name: what seems damaged is moved aside first, and looked at again where nobody else is.
+    Other processes may do the same at any moment, with or without the lock, so nothing is removed
+    by that name: a copy that seems damaged is first moved aside, and checked again there.
     """
     for tries_left in reversed(range(PUT_TRIES)):
         try:
@@ -367,7 +367,7 @@ def _put(part: Path, home: Path, manifest: Manifest) -> None:
                 move(home, aside / "damaged")
             except FileNotFoundError:
                 continue  # another process was faster
-            if _is_whole_copy(aside / "damaged", manifest):  # another process had mended it
+            if _is_whole_copy(aside / "damaged", manifest):  # another process had replaced it
                 with contextlib.suppress(OSError):
                     move(aside / "damaged", home)
 

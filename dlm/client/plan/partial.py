@@ -1,8 +1,8 @@
-"""The partial model: what the low orders alone say, for queries that no shard answers in time.
+"""The partial model: scores from only the low orders, for queries that no shard answers in time.
 
 It is the order-2 reduction of the same model, P(w | v): so it is normalised like any model, and a
-sentence may hold scores of both. A score says which model it is of (`query.PARTIAL`). What matters
-to the right is not known without the shard, so the state after the word is not minimised.
+sentence may mix scores of both. A score names its model (`query.PARTIAL`). Without the shard it is
+not known how much context still matters, so the state after the word is not minimised.
 
 Paper: DLM 3.4 ("if the message times out, we estimate the probability locally using the cached
 2-grams").
@@ -18,15 +18,15 @@ from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import DlmError, QueryError, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
 
-QUIET_S = 10.0  # without a partial score, after which an answered message ends an outage
+QUIET_S = 10.0  # after this long without a partial score, an answered message ends an outage
 
 
 class Outage(NamedTuple):
-    """A time in which partial scores were given; pure, times are the caller's.
+    """A period in which partial scores were given; pure, with the caller's times.
 
-    began, last  times of the first and of the latest
+    began, last  times of the first and the latest
     queries      that the partial model answered
-    error        kind of the error that it is logged with
+    error        kind of the error in its log line
     """
 
     began: float
@@ -36,26 +36,26 @@ class Outage(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """From the first to the latest."""
+        """Seconds from the first to the latest."""
         return self.last - self.began
 
     def extended(self, queries: int, now: float) -> Outage:
-        """The outage, with so many more queries."""
+        """The outage with further queries."""
         return self._replace(last=now, queries=self.queries + queries)
 
     def lasts(self, error: DlmError) -> bool:
-        """Whether this error makes of an outage one that does not end by itself: servers are back,
-        and none holds the model of the handle."""
+        """Whether this error shows that the outage will not end by itself: servers are back, but
+        none holds the handle's model."""
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
-        """Whether an answered message ends it: while some are answered and some are not, it goes
-        on, so that a log has one line at its begin and one at its end."""
+        """Whether an answered message ends it. While only some are answered it continues, so that
+        the log has one line at its beginning and one at its end."""
         return now - self.last >= QUIET_S
 
 
 def allows_fallback(error: DlmError) -> bool:
-    """Whether the partial model may answer instead: where servers failed, not where the caller did.
+    """Whether the partial model may answer instead: if servers failed, not if the caller did.
 
     A server counts as failed if it has another model, sends nonsense or no longer lets this client
     in. So does anything else that keeps a message of this process from being answered.
@@ -64,13 +64,13 @@ def allows_fallback(error: DlmError) -> bool:
 
 
 def score(grams: LowGrams, groups: QueryGroups) -> Answers:
-    """Answers by the last word of each context alone.
+    """Answers by only the last word of each context.
 
     Args
         groups  contexts of one word or more
     Guarantees
         log10_prob is that of the model reduced to order 2, bit for bit; matched_order and
-        ngram_length are at most 2; state_length is what a context and its word can reach
+        ngram_length are at most 2; state_length is the longest that a context and its word allow
     """
     lengths = groups.context_lengths
     ends = np.cumsum(lengths, dtype=np.int64)

@@ -20,15 +20,15 @@ from dlm.errors import QueryError
 from dlm.index.layout import Manifest
 from dlm.ngram.query import QueryGroups
 
-# Among more contexts than these, repeats are looked for without the GIL: that takes longer than to
-# get the GIL back.
+# With more contexts than this, repeats are searched for without the GIL: that takes longer than
+# getting the GIL back.
 MANY_CONTEXTS = 2000
 
 
 class Piece(NamedTuple):
     """Part of a call that goes to one shard in one message.
 
-    Shapes   at (U,) int64: where, among the distinct queries of the call, each of these stands
+    Shapes   at (U,) int64: the place of each of these among the distinct queries of the call
     """
 
     shard: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Distinct queries grouped by context, and where each original query's answer will stand.
+    """Distinct queries grouped by context, and the place of each original query's answer.
 
     Shapes   place (Q,) int64: query q is answered at groups.words[place[q]]
     """
@@ -47,9 +47,9 @@ class Grouped(NamedTuple):
 
 
 class CallPlan(NamedTuple):
-    """A call's distinct queries: what low orders answer, and what is asked of shards.
+    """A call's distinct queries: the answers of low orders, and the queries to shards.
 
-    remote_asked  of the words asked, repeats included, those that a shard must answer
+    remote_asked  number of words, repeats included, that a shard must answer
     pieces        for the shards, in their order
     Shapes
         place (Q,) int64: which of the U distinct queries each is; log10_prob (U,) float32 and known
@@ -78,12 +78,12 @@ def plan(
 
     Args
         grams     the low orders of the model; manifest, the shard set whose slots are used
-        max_queries  queries of a piece at most; a group too large is split
+        max_queries  most queries in a piece; larger groups are split
     Shapes
         contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
         counts (K,) uint32; words (Q,) uint32, Q = sum(counts)
     Raises
-        QueryError  shapes that do not fit each other, lengths or ids out of range
+        QueryError  shapes that do not agree, lengths or ids out of range
     """
     order, size = manifest.order, manifest.vocabulary_size
     rows = len(lengths)
@@ -110,7 +110,7 @@ def group(
     counts: NDArray[np.uint32],
     words: NDArray[np.uint32],
 ) -> Grouped:
-    """Groups queries by context and asks each only once; see `kernels.group_queries`."""
+    """Groups queries by context and drops repeats; see `kernels.group_queries`."""
     *groups, place = kernels.group_queries(contexts, lengths, counts, words)
     return Grouped(QueryGroups(*groups), place)
 
@@ -118,12 +118,12 @@ def group(
 def route(
     groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
 ) -> list[Piece]:
-    """The messages that ask `groups`, each to the shard that owns it.
+    """The messages for `groups`, each for the shard that owns it.
 
     Args
         groups       of contexts of two words or more
         slots        (4096,) uint16: shard of each slot, below `shards`
-        max_queries  queries in one message at most; a group too large is split
+        max_queries  most queries in a message; larger groups are split
     """
     remote = np.ones(len(groups.word_counts), np.uint8)
     routed = kernels.route_groups(
@@ -139,7 +139,7 @@ def route(
 
 
 def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
-    """What `kernels.route_groups` returned, in messages."""
+    """Splits the result of `kernels.route_groups` into messages."""
     edges, lengths, context_words, counts, words, at = routed
     pieces = []
     (c, w, q), *ends = edges.tolist()
@@ -159,7 +159,7 @@ def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
 
 
 def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
-    """Where each stretch begins, and the end of the last: (C + 1,)."""
+    """The start of each run, and the end of the last: (C + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out
@@ -192,15 +192,15 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Several groupings as one, contexts and queries that they share asked once.
+    """Several groupings as one, with shared contexts and queries only once.
 
     Returns
-        the queries, and (Q,) where that of each query of the parts in turn stands; None where they
-        share nothing, which is nearly always so, and stand as they stood
+        the queries, and (Q,) the place of each query of the parts, in order; None if they share
+        nothing, which is nearly always so, and keep their places
     """
     if len(parts) == 1:
         return parts[0], None
-    # As bytes: to join arrays NumPy lets go of the GIL, which is slow to come back.
+    # As bytes: to join arrays, NumPy releases the GIL, which is slow to come back.
     joined = (
         np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
         np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),

@@ -1,10 +1,10 @@
 """Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
 
 One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
-second thread fetches the low orders of the next model, while calls go on with what is there.
+second thread fetches the low orders of the next model, while calls continue with the current one.
 
-A handle is pinned to its model. So a table may hold several: the one that new handles get, and
-those that handles were opened on, for as long as servers hold them.
+A handle is pinned to its model. So a table may have several: the one for new handles, and those of
+open handles, as long as servers hold them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Table:
     """The snapshots in use.
 
     Args
-        endpoints  says where the servers are, and which model is the default; asked again whenever
-                   the table is stale
-        model      which of the models they hold, whatever the default; see `topology.Census`
+        endpoints  returns the servers and the default model; called again whenever the table is
+                   stale
+        model      which of their models to use, whatever the default; see `topology.Census`
         clock      seconds, monotonic
     Attributes
-        known      what new handles get; None before any was found
+        known      the snapshot for new handles; None before one is found
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Table:
         self.model = check_model(model)
         self.known: Snapshot | None = None
         self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
-        self._gone = False  # no server holds what is known
+        self._gone = False  # no server holds `known`
         self._missed: frozenset[str] = frozenset()  # models that handles ask for in vain
         self._kept: frozenset[str] = frozenset()  # settings that changed without effect
         self._unread = ""  # why the last look failed
@@ -76,7 +76,7 @@ class Table:
         return self._refresh_shared() if known is None else known
 
     def of(self, model: str) -> Snapshot | None:
-        """Where a model is that handles were opened on; None where no server holds it any more."""
+        """The snapshot of an open handle's model; None if no server holds it any longer."""
         known = self.known
         if known is None or known.model != model:
             return self._others.get(model)
@@ -88,13 +88,13 @@ class Table:
         return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """For a new handle: as `snapshot`; where servers no longer hold it, what takes its
-        place, once that is fetched.
+        """For a new handle: as `snapshot`; if servers no longer hold that model, its replacement,
+        once that is fetched.
 
         Args
-            unlike  a model that servers refused by now
+            unlike  a model that servers have refused since
         Raises
-            StaleShardSet  it is not there in time; else as `snapshot`
+            StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
         """
         self.follow()
         known = self.snapshot()
@@ -108,7 +108,7 @@ class Table:
                 fetching.result(max(end - self._clock(), 0.0))
         except (FutureTimeout, CancelledError, RuntimeError) as exc:
             raise StaleShardSet(
-                f"no server holds model {known.model} any more, and the model that replaces it was "
+                f"no server holds model {known.model} any longer, and its replacement was "
                 f"not ready within {timeout_s:.3g} s; retry"
             ) from exc
         except DlmError as exc:
@@ -118,7 +118,7 @@ class Table:
         return self.snapshot()
 
     def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
-        """A refresh that has not begun yet, shared by all who ask before it begins."""
+        """A refresh that has not begun yet, shared by all that request one before it begins."""
         runtime = self._links.runtime
         with runtime.lock:
             queued = runtime.queued
@@ -129,8 +129,8 @@ class Table:
     def follow(self) -> None:
         """Refreshes in the background if the default model may have changed.
 
-        Called by new handles, and by heartbeats, or calls where there are none: a client that keeps
-        one handle for days must read its operator's cluster.toml too, and log what is wrong there.
+        Called by new handles, and by heartbeats, or by calls if there are none: a client that keeps
+        one handle for days must also read its operator's cluster.toml, and log its errors.
         """
         known = self.known
         if known is None:
@@ -138,17 +138,17 @@ class Table:
         now, runtime = self._clock(), self._links.runtime
         if now - self._stamp_seen >= STAMP_S:
             self._stamp_seen = now
-            if self.endpoints.stamp() != self._stamp:  # until a look has read it
+            if self.endpoints.stamp() != self._stamp:  # until a refresh has read it
                 self.refresh_later()
                 return
-        # Heartbeats go to the servers in use alone, not to others that are listed.
+        # Heartbeats go only to the servers in use, not to others that are listed.
         watched = runtime.watch is not None and not known.topology.faults
         if not watched and now - self._read_at >= FOLLOW_S:
             self._read_at = now
             self.refresh_later()
 
     def follow_later(self) -> None:
-        """On the loop: the same on the helper thread, since a file may be far away."""
+        """On the loop: the same on the helper thread, since reading a file may take long."""
         now = self._clock()
         if self.known is None or now - self._follows < STAMP_S:
             return
@@ -157,7 +157,7 @@ class Table:
             self._links.runtime.helper.submit(self.follow)
 
     def refresh_later(self) -> None:
-        """Refreshes in the background, unless that is under way already."""
+        """Refreshes in the background, unless a refresh is in progress."""
         runtime = self._links.runtime
         with runtime.lock:
             if runtime.looking or self._links.closed:
@@ -200,10 +200,10 @@ class Table:
         the background, and the model is used once they are there.
 
         Args
-            timeout_s  for finding the servers; connect_s where not given
+            timeout_s  for finding the servers; by default connect_s
         """
         runtime, known = self._links.runtime, self.known
-        stamp = self.endpoints.stamp()  # before what it stands for is read
+        stamp = self.endpoints.stamp()  # before the servers are read
         try:
             if stamp != self._stamp:
                 self._note_settings(self.endpoints.kept())
@@ -257,7 +257,7 @@ class Table:
 
     def _note_kept(self, named: str | None, manifest: Manifest) -> None:
         """Logs, once, that the model in use stays, because servers do not hold all shards of the
-        one that the operator names."""
+        operator's default."""
         if any(one.startswith(named or "") for one in (manifest.model, manifest.shard_set)):
             named = None
         if named is not None and named != self._unserved:
@@ -265,7 +265,7 @@ class Table:
         self._unserved = named
 
     def note_gone(self, model: str, error: DlmError) -> None:
-        """Logs, once per model, that a handle is open on one that no server holds. If its low
+        """Logs, once per model, that a handle is open on a model that no server holds. If its low
         orders answer, no call fails, so nothing else shows it."""
         with self._links.runtime.lock:
             if model in self._missed:
@@ -284,7 +284,7 @@ class Table:
         return found
 
     def _grams(self, model: str) -> LowGrams | None:
-        """The low orders of a model, if they are here already."""
+        """The low orders of a model, if they were fetched already."""
         snapshot = self.of(model)
         return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
 
@@ -298,7 +298,7 @@ class Table:
         return fetch(topology.manifest, sources, config.cache_dir, config.connect_s)
 
     def _fetch_behind(self, topology: Topology) -> None:
-        """Fetches the low orders of another model while calls go on, and then looks again."""
+        """Fetches the low orders of another model while calls continue, then refreshes again."""
         runtime, model = self._links.runtime, topology.manifest.model
 
         def get() -> None:
@@ -319,7 +319,7 @@ class Table:
                 runtime.fetching = runtime.fetcher.submit(get)
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
-        """The endpoints, each with the shard that it last said it holds, if the file gives none."""
+        """The endpoints, each with the shard that it last reported if the file gives none."""
         known = {} if stale is None else stale.topology.addresses
         held = {address: shard for shard, addresses in known.items() for address in addresses}
         return [
@@ -328,9 +328,9 @@ class Table:
         ]
 
     def refresh_quietly(self, snapshot: Snapshot | None) -> None:
-        """As `refresh`, if `snapshot` is still in use; what goes wrong is logged."""
+        """As `refresh`, if `snapshot` is still in use; logs errors."""
         try:
-            # A model that no server holds stays in use until the next one was fetched.
+            # A model that no server holds stays in use until the next one is fetched.
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
                 self.refresh(snapshot, self._config.deadline_s)
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
@@ -365,5 +365,5 @@ def _unread(cause: Exception) -> DlmError:
 
 def other_model(found: str, expected: str) -> StaleShardSet:
     """The error for a handle on a model that the servers no longer hold."""
-    now = "no server holds it any more" if found == expected else f"the servers hold {found} now"
+    now = "no server holds it any longer" if found == expected else f"the servers now hold {found}"
     return StaleShardSet(f"this handle was opened on model {expected}; {now}. Open a new utterance")

@@ -1,4 +1,4 @@
-"""Which shard set to use, and where its shards are: what each server says it holds."""
+"""Which shard set to use, and where its shards are, as servers report them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from dlm.wire.status import plain
 Connect = Callable[[str], Connection]
 Clock = Callable[[], float]
 NO_LIMIT = 1 << 32
-MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is not of this kind
-MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
-# Of a manifest on the wire: to parse it takes longer than to send it.
+MAX_SHARD_SETS = 64  # per server; one with more is not a dlm server
+MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
+# Of a manifest on the wire: parsing it takes longer than sending it.
 MAX_MANIFEST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A shard set and where each of its shards answers.
+    """A shard set and the addresses of its shards.
 
-    addresses    shard -> addresses of its replicas; a shard that no server is known to hold is
-                 missing
+    addresses    shard -> addresses of its replicas; a shard without a known server is missing
     faults       address -> what is wrong with a server that is not in it
-    max_queries  queries that each of its servers takes in one message
+    max_queries  queries that each of its servers accepts in one message
     """
 
     manifest: Manifest
@@ -51,10 +50,10 @@ class Topology:
 
 
 def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
-    """What is wrong with servers, one text per fault; servers with the same fault share it.
+    """Texts of servers' faults; servers with the same fault share one.
 
     Args
-        faults  (address, what is wrong); the text may name the address
+        faults  (address, text); the text may name the address
     """
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
@@ -70,12 +69,12 @@ def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
 
 @dataclass(slots=True)
 class _FoundShardSet:
-    """A shard set that servers hold, and where.
+    """A shard set that servers hold, and their addresses.
 
-    addresses    shard -> addresses of those that say so
+    addresses    shard -> addresses of servers that report it
     holders      every address that holds any shard of it
-    defaults     servers that mean it where a call names no shard set
-    max_queries  that every server that holds it takes in one message
+    defaults     servers whose default it is
+    max_queries  that every server that holds it accepts in one message
     """
 
     manifest: Manifest
@@ -85,18 +84,17 @@ class _FoundShardSet:
     max_queries: int = NO_LIMIT
 
     def is_whole(self, more: Collection[int] = ()) -> bool:
-        """Whether every shard has a server, those in `more` counted too."""
+        """Whether every shard has a server, including shards in `more`."""
         return len({*self.addresses, *more}) >= self.manifest.shards
 
     @property
     def is_named(self) -> bool:
-        """Whether every server that holds it means it where a call names none."""
+        """Whether it is the default of every server that holds it."""
         return 0 < self.defaults == len(self.holders)
 
 
 class FalseDescription(ProtocolError):
-    """A server's description is wrong: its manifest cannot be read, or contradicts itself or the
-    rest."""
+    """A server's description is wrong: its manifest cannot be read or is contradictory."""
 
 
 def read_description(
@@ -105,7 +103,7 @@ def read_description(
     """The manifest in a server's description of a shard set.
 
     Args
-        asked  the shard set that was asked for; empty for the server's default
+        asked  the requested shard set; empty for the server's default
         known  the manifest, if the same bytes were read before
     Raises
         FalseDescription
@@ -131,7 +129,7 @@ def read_description(
 
 
 class Census:
-    """What the servers say of themselves, put together."""
+    """The servers' descriptions, put together."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -142,7 +140,7 @@ class Census:
         self._read: dict[bytes, Manifest] = {}
 
     def read(self, address: str, reply: pb.DescribeReply, asked: bytes = b"") -> Manifest:
-        """As `read_description`, each manifest once; from any thread."""
+        """As `read_description`, but parses each manifest once; from any thread."""
         found = read_description(address, reply, asked, self._read.get(reply.manifest))
         self._read[reply.manifest] = found
         return found
@@ -173,20 +171,20 @@ class Census:
 
         Args
             prefer   the one that is in use
-            model    that the client was given: no other will do
-            default  that the operator names: a client in use waits until all its shards answer
+            model    that the client was given: it accepts no other
+            default  that the operator names: a running client waits until all its shards answer
         Returns
-            the one complete shard set that all its servers name as their default. Where there is
-            none, or several: the one in use if it is complete, else the one of which most shards
-            answer, and among equals the default of most servers. A server that is silent stands
-            behind those that answer for the shard that the endpoints give for it, so that asking it
-            fails and later works
+            the one complete shard set that all its servers name as their default. If there is none,
+            or several: the one in use if it is complete, else the one with most shards answering,
+            and among equals the default of most servers. A silent server comes after those that
+            answer for the shard that the endpoints give for it, so that asking it fails now and
+            works later
         Raises
-            ShardDown      no server answers, or none that does holds `model` while others are
+            ShardDown      no server answers, or none that answers holds `model` while others are
                            silent
-            ProtocolError  servers answer, and none with a description that can be read
-            ConfigError    every server answers, and none holds `model`; or it stands for several;
-                           or what the client is to show of itself cannot be read
+            ProtocolError  servers answer, but none with a readable description
+            ConfigError    every server answers, and none holds `model`; or it matches several; or
+                           the client's own credentials cannot be read
             AuthenticationError  every server refuses this client
         """
         wanted = self._beginning(model)
@@ -196,7 +194,7 @@ class Census:
                 wanted = {prefer: self.held[prefer]}
         if not wanted:
             self._miss(model or default)
-        # A server that is silent for a moment holds what it held: no reason to leave a set.
+        # A server that is briefly silent still holds its shards: not a reason to leave a set.
         silent = {e.shard for e in self.silent if e.shard is not None}
 
         def is_whole(name: str) -> bool:
@@ -219,13 +217,13 @@ class Census:
         )
 
     def of(self, snapshot_model: str, prefer: str) -> Topology | None:
-        """Where a model that handles are open on is served; None where it is not any more."""
+        """Where the model of open handles is served; None if it no longer is."""
         if not any(held.manifest.model == snapshot_model for held in self.held.values()):
             return None
         return self.choose(prefer, snapshot_model)
 
     def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
-        """The shard sets whose id, or the id of whose model, begins so; all where None is given.
+        """The shard sets whose id, or whose model's id, begins with `model`; all for None.
 
         Raises  ConfigError  they are of several models
         """
@@ -237,13 +235,13 @@ class Census:
         models = sorted({held.manifest.model for held in wanted.values()})
         if model is not None and len(models) > 1:
             raise ConfigError(
-                f"several models that the servers hold have ids that start with {model}: "
+                f"the servers hold several models whose ids start with {model}: "
                 f"{', '.join(models)}. Give more digits"
             )
         return wanted
 
     def _topology(self, chosen: _FoundShardSet) -> Topology:
-        """A shard set, with its silent servers behind those that answer."""
+        """A shard set, with silent servers after those that answer."""
         manifest, faults = chosen.manifest, dict(self.faults)
         for shard_set, held in self.held.items():
             for address in held.holders - chosen.holders:
@@ -279,9 +277,9 @@ class Census:
 def _describe(
     endpoint: Endpoint, connect: Connect, timeout_s: float, census: Census, clock: Clock
 ) -> list[pb.DescribeReply | DlmError]:
-    """What a server says of its default shard set, then of each other one, in `timeout_s` in all.
+    """A server's description of its default shard set, then of each other, within `timeout_s`.
 
-    Manifests are read here, so that what that takes is part of the time.
+    Manifests are read here, so that this counts towards the time.
     """
     until = clock() + timeout_s
     replies: list[pb.DescribeReply | DlmError] = []
@@ -300,7 +298,7 @@ def _describe(
                 wanted += others[:MAX_SHARD_SETS]
             census.read(endpoint.address, reply, shard_set)
         except ConfigError:
-            raise  # not the server's fault, and the same for each
+            raise  # not the server's fault, and the same for every server
         except DlmError as exc:
             replies.append(exc)
         else:
@@ -318,9 +316,9 @@ def take_census(
     """Asks every server what it holds.
 
     Args
-        timeout_s  for all that one server describes
+        timeout_s  for all descriptions by one server
     Raises
-        ConfigError  what the client is to show of itself cannot be read
+        ConfigError  the client's own credentials cannot be read
     """
     census = Census()
     with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:

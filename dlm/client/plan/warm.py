@@ -1,8 +1,8 @@
-"""Compiles what a call will need, before any call's deadline runs.
+"""Compiles everything that a call needs, before any call has a deadline.
 
 On a machine where dlm has never run, numba compiles each kernel when it is first called: tens of
-seconds in all. A decoder gives its calls two. So a client that connects first makes a small call of
-its own through every function that a real one uses, doing the server's part itself.
+seconds in total. A decoder gives its calls two. So when a client connects, it first makes a small
+call through every function that a real one uses, and does the server's part itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlm.wire import kernels as checks
 
 CONTEXTS = 3
 
-# What a client runs, with servers or without; see jit.compile_ahead.
+# The kernels of a client, with or without servers; see jit.compile_ahead.
 KERNELS = (
     *shard.KERNELS,
     *blocks.KERNELS,
@@ -47,10 +47,10 @@ KERNELS = (
 
 
 def warm_up(grams: LowGrams) -> None:
-    """Takes a call from queries to answers, whose arrays are of the kinds that traffic brings.
+    """Takes a call from queries to answers, with the kinds of arrays that real calls have.
 
-    They pass through the codec: a kernel is compiled anew for arrays that cannot be written, as
-    those over received bytes.
+    They pass through the codec: a kernel is compiled again for read-only arrays, such as those over
+    received bytes.
     """
     manifest = grams.manifest
     width = manifest.order - 1
@@ -60,7 +60,7 @@ def warm_up(grams: LowGrams) -> None:
     words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
     plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
     call = Call(manifest.model, plan._replace(pieces=[]), inf)
-    if width >= 2:  # a shard is named by two words
+    if width >= 2:  # two words determine a shard
         groups = QueryGroups(lengths, contexts.reshape(-1), counts, words)
         pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
         call = Call.of_pieces(manifest.model, pieces, inf)
@@ -94,7 +94,7 @@ def warm_up(grams: LowGrams) -> None:
 
 
 def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
-    """The way of a ContextBlock, with a server that stores nothing."""
+    """The path of a ContextBlock, with a server that stores nothing."""
     asked = QueryGroups(
         groups.context_lengths,
         groups.context_words,
@@ -110,7 +110,7 @@ def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
     BLOCKS.decode(codec.encode_block_reply(request, nothing), manifest, 0, asked, checksum)
 
 
-# Of a canary: contexts a shard, words a context. An utterance's worth at one position.
+# Of a canary: contexts per shard, words per context, as for one position of an utterance.
 CANARY_CONTEXTS, CANARY_WORDS = 8, 5
 _DRAWN = 1 << 14
 
@@ -118,7 +118,7 @@ _DRAWN = 1 << 14
 def canary_queries(manifest: Manifest) -> QueryGroups:
     """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
 
-    None for a model of order 2 or less, which the low orders answer alone. A shard that owns so few
+    Empty for a model of order 2 or less, which the low orders answer. A shard that owns so few
     slots that none was drawn is left out.
     """
     none = np.zeros(0, np.uint32)

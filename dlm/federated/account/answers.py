@@ -1,4 +1,4 @@
-"""The answers of `dlm privacy` as plain values: sensitivities, guarantees and losses by name."""
+"""The results of `dlm privacy` as plain values: sensitivities, guarantees and losses by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from dlm.federated.noise.participation import (
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
 UNCORRELATED = (
-    "the numbers hold only if each user was drawn by itself with this probability in each round; a "
-    "fixed report goal, or whoever is available, is not that"
+    "the numbers hold only if each user was drawn independently with this probability in each "
+    "round, not with a fixed report goal or from the users available"
 )
 
 
@@ -34,7 +34,7 @@ class Sensitivity(NamedTuple):
     Fields
         value     for the worst pattern of participation
         is_exact  False: an upper bound
-        made_for  the mechanism's parameters, in words
+        made_for  a description of the mechanism's parameters
     """
 
     value: float
@@ -56,17 +56,17 @@ def sensitivity_of(
     """The sensitivity of a mechanism by its name.
 
     Args
-        blt          `BltParameters`; of BLT Table 4, made for the nearest gap, if None
+        blt          `BltParameters`; by default those of BLT Table 4 with the nearest gap
         bands        of banded mechanisms; the gap if None
         column_norm  of the banded matrix that the noise multiplier refers to; ours have 1
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
-            f"a column norm of {column_norm:g} is given for {name}; it is for "
-            f"{', '.join(BANDED)}, whose columns all have one norm"
+            f"a column norm of {column_norm:g} is given for {name}; it applies only to "
+            f"{', '.join(BANDED)}, whose columns all have the same norm"
         )
     if not (column_norm > 0 and math.isfinite(column_norm)):
-        raise ConfigError(f"the column norm is {column_norm}, not a finite number above 0")
+        raise ConfigError(f"the column norm is {column_norm}; it must be finite and above 0")
     times = check_participation(rounds, gap, max_part)
     if name in ("gaussian", "tree", "tree-full"):
         return Sensitivity(named_sensitivity(name, rounds, gap, max_part), True, "")
@@ -81,8 +81,8 @@ def sensitivity_of(
     if column_norm != 1.0:
         made_for += f", columns of norm {column_norm:g}"
     apart = width <= gap or times == 1
-    # All columns of BandMF have norm 1, and those of BandToep that are whole; where columns of one
-    # user do not meet, it does not matter what their entries are.
+    # All columns of BandMF have norm 1, and so have the complete ones of BandToep; if one user's
+    # columns do not overlap, their entries do not matter.
     whole = name == "bandmf" or (name == "bandtoep" and (times - 1) * gap + width <= rounds)
     if apart and whole:
         return Sensitivity(column_norm * math.sqrt(times), True, made_for)
@@ -118,8 +118,8 @@ def guarantee_of(
     if max_part < most:
         notes.append(
             f"{most} participations fit into {rounds} rounds with this separation: the numbers "
-            f"hold if no user took part more than {max_part} times, which must be enforced or "
-            "measured"
+            f"hold only if no user took part more than {max_part} times, which must be enforced "
+            "or measured"
         )
     if not found.is_exact:
         notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
@@ -155,11 +155,11 @@ def sampled_guarantee_of(
     """
     if name != "gaussian":
         raise ConfigError(
-            f"sampling amplifies the privacy of independent noise; for {name}, whose noise is "
-            "correlated over rounds, give --min-sep and --max-part"
+            f"sampling amplifies the privacy of independent noise only; the noise of {name} is "
+            "correlated over rounds. Give --min-sep and --max-part"
         )
     if rounds < 1:
-        raise ConfigError(f"rounds is {rounds}, not at least 1")
+        raise ConfigError(f"rounds is {rounds}; it must be 1 or more")
     names = ("epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
     epsilons = dict.fromkeys(names, math.inf)
     if noise_multiplier != 0:  # without noise there is nothing to account for
@@ -208,11 +208,11 @@ def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
     """
     if name not in ("gaussian", "tree", "tree-full", "blt"):
         raise ConfigError(
-            f"{name} is another matrix for each gap, and bears other noise: plan with tree or blt, "
-            "then compare by `dlm privacy mechanism`"
+            f"{name} has a different matrix for each gap, and tolerates different noise: plan with "
+            "tree or blt, then compare with `dlm privacy mechanism`"
         )
 
-    @functools.cache  # many report goals have one gap
+    @functools.cache  # many report goals share a gap
     def sensitivity(rounds: int, gap: int, max_part: int) -> float:
         if name != "blt":
             return named_sensitivity(name, rounds, gap, max_part)

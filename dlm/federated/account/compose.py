@@ -26,7 +26,7 @@ class StageRecord:
     Args
         stage             "unigrams", "pieces", "network", or what a run calls it
         mechanism         name, as `make_mechanism` takes it; "none" for a raw stage
-        noise_multiplier  of the independent draws over the clip norm; None: no noise was added
+        noise_multiplier  of the independent draws over the clip norm; None without noise
         rounds            rounds released
         gap               smallest difference between rounds of a user's participations, observed or
                           enforced (`gap_from_min_sep` converts the papers' MinS)
@@ -43,7 +43,7 @@ class StageRecord:
         noise             "float", or "discrete": whole steps of a grid
         rounding          of "discrete": factor by which the grid raises the sensitivity, at least 1
         simulated         the noise came from a configured seed, so it protects nobody
-        extras            more for the report; not accounted for
+        extras            further facts for the report; not accounted for
     """
 
     stage: str
@@ -72,8 +72,8 @@ class StageRecord:
             refuse_unless_poisson(self.sampling)
             if self.mechanism != "gaussian":
                 raise PrivacyError(
-                    f"stage {self.stage}: amplification by sampling is accounted for with "
-                    f"independent noise alone, not with {self.mechanism}"
+                    f"stage {self.stage}: amplification by sampling needs independent noise; "
+                    f"{self.mechanism} is correlated over rounds"
                 )
             if not 0 < self.sampling_rate <= 1:
                 raise ConfigError(
@@ -88,7 +88,7 @@ class StageRecord:
         if not (self.norm_inflation >= 1 and self.rounding >= 1):
             raise ConfigError(f"stage {self.stage}: rounding cannot shrink norms")
         if min(self.rounds, self.gap, self.max_part) < 1:
-            raise ConfigError(f"stage {self.stage}: rounds, gap and max_part are at least 1")
+            raise ConfigError(f"stage {self.stage}: rounds, gap and max_part must be 1 or more")
 
     @property
     def raw(self) -> bool:
@@ -112,8 +112,8 @@ class StageRecord:
             return self.sensitivity
         if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
             raise ConfigError(
-                f"stage {self.stage}: the sensitivity of {self.mechanism} hangs on its parameters; "
-                "give the mechanism's own"
+                f"stage {self.stage}: the sensitivity of {self.mechanism} depends on its "
+                "parameters; give the mechanism's own"
             )
         from dlm.federated.noise.participation import named_sensitivity
 
@@ -136,7 +136,7 @@ class StageRecord:
         try:
             return cls(**{**values, "restarts": tuple(values.get("restarts", ()))})
         except TypeError as exc:
-            raise ConfigError(f"this is no record of a stage: {exc}") from exc
+            raise ConfigError(f"not a record of a stage: {exc}") from exc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class PrivacyNumbers:
     Args
         rho        zCDP, without amplification by sampling; infinite with a raw stage
         epsilons   by accountant: "gaussian" (exact, without sampling) or "pld" (with sampling),
-                   "rdp" with sampling, "zcdp" (holds for any noise); with discrete noise neither
+                   "rdp" (with sampling), "zcdp" (holds for any noise); discrete noise has neither
                    "gaussian" nor "pld"
         epsilon    the smallest of the tight ones
         notes      what a reader must know before trusting them
@@ -169,7 +169,7 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     and for sampled stages by Renyi divergences of whole orders, which equal the Gaussian's.
 
     Raises
-        ConfigError   no stage at all
+        ConfigError   no stage
         PrivacyError  a stage asks for amplification that its cohorts do not allow
     """
     if not stages:
@@ -179,7 +179,7 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
         if stage.raw:
             notes.append(
                 f"stage {stage.stage} released sums without noise: it has no guarantee, so epsilon "
-                "is infinite for whatever is built from it"
+                "is infinite for everything built from it"
             )
         if stage.simulated:
             notes.append(
@@ -217,8 +217,8 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
 
 def discrete_note(stage: StageRecord) -> str:
     """The grid, the generator and the cost of discrete noise, in one sentence."""
-    grid = stage.extras.get("grid", "a grid that is not told")
-    generator = stage.extras.get("generator", "a generator that is not told")
+    grid = stage.extras.get("grid", "an unknown grid")
+    generator = stage.extras.get("generator", "an unknown generator")
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"
     return (
         f"stage {stage.stage}: noise is discrete Gaussian, drawn exactly, in steps of {grid}, by "

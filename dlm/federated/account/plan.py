@@ -15,7 +15,7 @@ from dlm.errors import ConfigError
 from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of, zcdp_epsilon
 from dlm.federated.noise.participation import min_sep_from_gap, most_participations
 
-# (rounds, gap, max_part) -> sensitivity; a wider gap, which allows less, has none that is larger
+# (rounds, gap, max_part) -> sensitivity, which does not rise with the gap
 Sensitivity = Callable[[int, int, int], float]
 GRID = 200  # report goals shown between the least and the most
 
@@ -47,12 +47,12 @@ class NoisePlan:
 
     Args
         chosen            the setting
-        keeps_utility     noise and report goal have the simulation's proportion; otherwise the
-                          noise was raised beyond it and the model will be worse
+        keeps_utility     the ratio of noise to report goal is the simulation's; otherwise the
+                          noise is larger and the model will be worse
         timer_hours       how long a device waits, in whole days since devices come at night; None
                           if the duration of a round is not given
-        considered        some settings of increasing report goal, with noise in the simulation's
-                          proportion, such as for a plot
+        considered        some settings by increasing report goal, as for a plot, with the
+                          simulation's ratio
     """
 
     chosen: Extrapolated
@@ -72,14 +72,14 @@ def extrapolate(
     delta: float,
     sensitivity: Sensitivity,
 ) -> Extrapolated:
-    """What `rounds` rounds of `report_goal` users guarantee if users take turns.
+    """The guarantee of `rounds` rounds of `report_goal` users if users take turns.
 
     Guarantees
         the number of participations is the most that the gap allows, not rounds / MinS
     """
     gap = min(population // report_goal, rounds)
     if gap < 1:
-        raise ConfigError(f"{report_goal} users a round are more than the {population} there are")
+        raise ConfigError(f"{report_goal} users per round exceed the population of {population}")
     max_part = most_participations(rounds, gap)
     rho = rho_of(sensitivity(rounds, gap, max_part), noise_multiplier)
     return Extrapolated(
@@ -104,7 +104,7 @@ def make_plan(
 
     Args
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
-        largest_goal                     most users a round that the system can take
+        largest_goal                     most users per round that the system can handle
         round_minutes                    how long a round takes, for the timer; > 0
     Paper
         GDP 2.5 (2)-(4): noise from a simulation, goal and noise raised together, and if that is
@@ -119,7 +119,7 @@ def make_plan(
         numbers["round minutes"] = round_minutes
     for name, value in numbers.items():
         if not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} is {value}, not a finite number > 0")
+            raise ConfigError(f"{name} is {value}; it must be finite and above 0")
     largest_goal = min(largest_goal, population)
     least = min(simulated_goal, largest_goal)
     considered = tuple(
@@ -133,8 +133,8 @@ def make_plan(
         sensitivity,
     )  # fmt: skip
     notes = [
-        "an extrapolation: the gap assumes that users come in turn, one in population / report "
-        "goal rounds; account again with the gap and participations that were observed"
+        "an extrapolation: the gap assumes that users take turns, each once in population / report "
+        "goal rounds; account again with the observed gap and participations"
     ]
     if best is not None:
         noise = simulated_noise * best / simulated_goal
@@ -157,12 +157,12 @@ def make_plan(
         )
     timer = None
     if round_minutes is not None:
-        # A day is the least step: devices come at night, so less does not keep them apart.
+        # A day is the least step: devices come at night, so a shorter timer does not separate them.
         timer = max(24.0, 24.0 * math.floor(chosen.gap * round_minutes / 60 / 24))
         if timer > chosen.gap * round_minutes / 60:
             notes.append(
                 f"a timer of a day is longer than {chosen.gap} rounds of {round_minutes:g} minutes:"
-                " users run out before a day is over. Expect rounds to wait"
+                " users run out within a day. Expect rounds to wait"
             )
     return NoisePlan(chosen, target_rho, delta, best is not None, timer, considered, tuple(notes))
 
@@ -178,10 +178,10 @@ def _least_goal(
 ) -> int | None:
     """The least report goal from `least` to `largest` that meets the target; None if none does.
 
-    Noise that is in proportion to the goal lowers rho, and rho rises where a larger goal makes the
-    gap smaller: over all goals it is a saw, over those of one gap it falls, so that there the least
-    goal follows from the noise that it needs. A range of goals holds none if its widest gap with
-    its largest goal's noise, which no goal of it beats, does not meet the target.
+    Noise grows with the goal and lowers rho, but rho rises where a larger goal makes the gap
+    smaller: it falls over the goals of one gap, where the least goal follows from the noise needed,
+    and jumps between gaps. A range has no goal if its widest gap with its largest goal's noise,
+    which no goal in it beats, misses the target.
     """
 
     def gap_of(goal: int) -> int:
@@ -202,7 +202,7 @@ def _least_goal(
             return within(middle + 1, last) if found is None else found
         needed = math.ceil(noise_for(reach, target_rho) / noise_a_user)
         found = min(max(first, needed), last)
-        # Rounding may put the quotient a user off.
+        # The quotient may be off by one user from rounding.
         while not meets(found):
             found += 1
         while found > first and meets(found - 1):

@@ -30,7 +30,7 @@ class Recheck:
     """The result of accounting for a record's stages again.
 
     Fields
-        follows  whether the stated numbers agree with it; None if it was not possible
+        follows  whether the stated numbers agree with it; None if they cannot be recomputed
         text     in words
     """
 
@@ -43,14 +43,14 @@ def recheck(record: Provenance) -> Recheck:
 
     Guarantees
         a record fails if its epsilon or rho differs from that of its stages by more than a relative
-        1e-6, or if a sensitivity is below that of the stated participation. Sensitivities of
+        1e-6, or if a sensitivity is too small for the stated participation. Sensitivities of
         matrices that the record does not contain (BLT, BandMF, BandToep, BandFHU) are trusted
     """
     stated = record.guarantee or record.simulated
     if stated is None:
         return Recheck(None, "not recomputed: the record states no epsilon")
     if not record.stages:
-        return Recheck(None, "not recomputed: the record names no stage that touched users")
+        return Recheck(None, "not recomputed: the record has no stage that touched users")
     try:
         from dlm.federated.account.compose import StageRecord, compose
 
@@ -79,7 +79,7 @@ def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
 
 
 def _too_small(stages: list[StageRecord]) -> list[str]:
-    """Stated sensitivities that are too small, for mechanisms whose own is known by name."""
+    """Stated sensitivities that are too small, for mechanisms without parameters."""
     from dlm.federated.noise.participation import named_sensitivity
 
     found = []

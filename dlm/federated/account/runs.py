@@ -59,7 +59,7 @@ class Together:
     Fields
         guarantee  None exactly if there are `reasons`
         simulated  what it would be without a configured seed; None if that does not apply
-        reasons    why there is none
+        reasons    why there is no guarantee
         worst      indices of the runs that together give some users the largest epsilon
         notes      what a reader must know before trusting it
     """

@@ -31,7 +31,7 @@ def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float
 
 
 def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
-    """Natural logarithm of the moment `moment` of the privacy loss of one round.
+    """Natural logarithm of the moment `moment` of one round's privacy loss.
 
     Paper
         Mironov, Talwar and Zhang 2019, section 3.3, at the order `moment + 1`
@@ -64,8 +64,8 @@ def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[n
     """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp".
 
     Args
-        whole_orders  of "rdp": at whole orders alone, where the divergences of sampled discrete
-                      Gaussian noise are those of the Gaussian (`log_moment`)
+        whole_orders  of "rdp": only at whole orders, where sampled discrete Gaussian noise has the
+                      divergences of the Gaussian (`log_moment`)
     """
     import dp_accounting
 
@@ -89,8 +89,8 @@ def refuse_unless_poisson(sampling: str) -> None:
 
 def _check(q: float, noise_multiplier: float, delta: float) -> None:
     if not 0 < q <= 1:
-        raise ConfigError(f"the sampling probability is {q}, not in (0, 1]")
+        raise ConfigError(f"the sampling probability is {q}; it must be above 0 and at most 1")
     if not noise_multiplier > 0:
-        raise ConfigError(f"the noise multiplier is {noise_multiplier}, not > 0")
+        raise ConfigError(f"the noise multiplier is {noise_multiplier}; it must be above 0")
     if not 0 < delta < 1:
-        raise ConfigError(f"delta is {delta}, not between 0 and 1")
+        raise ConfigError(f"delta is {delta}; it must be between 0 and 1")

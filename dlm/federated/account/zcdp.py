@@ -33,14 +33,14 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    ratio = sensitivity / noise_multiplier  # squared as a product, which ends in infinity
+    ratio = sensitivity / noise_multiplier  # squared as a product, which overflows to infinity
     return ratio * ratio / 2
 
 
 def noise_for(sensitivity: float, rho: float) -> float:
     """The noise multiplier that gives `rho`: the inverse of `rho_of`."""
     if not rho > 0:
-        raise ConfigError(f"rho is {rho}, not a number > 0")
+        raise ConfigError(f"rho is {rho}; it must be above 0")
     return sensitivity / math.sqrt(2 * rho)
 
 
@@ -72,7 +72,7 @@ def gaussian_epsilon(rho: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(rho, 0.0) <= delta:
         return 0.0
-    # The difference of two nearly equal tails loses digits: in logarithms, none.
+    # The difference of two nearly equal tails loses digits, so use logarithms.
     mu = math.sqrt(2 * rho)
 
     def excess(epsilon: float) -> float:
@@ -119,11 +119,11 @@ def rho_for_epsilon(
     """
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ConfigError(f"epsilon is {epsilon}, not a finite number > 0")
+        raise ConfigError(f"epsilon is {epsilon}; it must be finite and above 0")
     high = 1.0
     while of(high, delta) < epsilon:
         high *= 2
-    # In logarithms, since a small delta and epsilon leave little; at the lower end epsilon is 0.
+    # In logarithms, since a small delta and epsilon need a tiny rho; at the low end epsilon is 0.
     found = brentq(
         lambda x: of(math.exp(x), delta) - epsilon,
         math.log(1e-300), math.log(high), xtol=1e-13, rtol=1e-13,
@@ -132,13 +132,13 @@ def rho_for_epsilon(
 
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
-    """Noise multiplier of the updates where counts for the clip norm share the budget.
+    """Noise multiplier of the updates when counts for the clip norm share the budget.
 
     Args
         noise_multiplier  z, that of the two releases together
         clip_noise        sigma_b, standard deviation on the number of updates within the norm
     Raises
-        PrivacyError      2 sigma_b <= z: the counts alone cost more than the whole
+        PrivacyError      2 sigma_b <= z: the counts by themselves use up the budget
     Paper                 GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
     """
     if not (noise_multiplier > 0 and clip_noise > 0):
@@ -148,16 +148,16 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
     rest = noise_multiplier**-2 - (2 * clip_noise) ** -2
     if rest <= 0:
         raise PrivacyError(
-            f"no noise on the updates gives {noise_multiplier} together with a standard deviation "
-            f"of {clip_noise:g} on the clip counts, which alone give {2 * clip_noise:g}: raise the "
-            "deviation or, where it is a twentieth of the report goal, that to more than "
+            f"a noise multiplier of {noise_multiplier} is impossible with a standard deviation of "
+            f"{clip_noise:g} on the clip counts, which by itself amounts to {2 * clip_noise:g}: "
+            "raise the deviation; if it is a twentieth of the report goal, raise the goal above "
             f"{10 * noise_multiplier:g}; or fix the clip norm"
         )
     return float(rest**-0.5)
 
 
 def joined_noise(update_noise: float, clip_noise: float) -> float:
-    """The one noise multiplier that updates and clip counts amount to: `split_noise` backwards."""
+    """The noise multiplier of updates and clip counts together: the inverse of `split_noise`."""
     return float((update_noise**-2 + (2 * clip_noise) ** -2) ** -0.5)
 
 
@@ -180,4 +180,4 @@ def inflated_norm(clip_norm: float, dimension: int, scale: float, *, alpha: floa
 
 def _check_delta(delta: float) -> None:
     if not (0 < delta < 1) or not np.isfinite(delta):
-        raise ConfigError(f"delta is {delta}, not between 0 and 1")
+        raise ConfigError(f"delta is {delta}; it must be between 0 and 1")

@@ -1,7 +1,7 @@
 """Noise whose running sums are small: the mechanisms of DP-FTRL and of DP-FedAvg.
 
-`make_mechanism` builds one by name; `mechanism.Mechanism` is what all of them answer. What is named
-here is imported when it is first asked for: exact draws (`discrete_gaussian`) need no JAX.
+`make_mechanism` builds one by name; `mechanism.Mechanism` is their interface. Names are imported on
+first use, because exact draws (`discrete_gaussian`) do not need JAX.
 """
 
 from __future__ import annotations

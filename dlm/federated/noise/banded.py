@@ -1,8 +1,8 @@
 """Banded matrix factorisation (BandMF): the banded C of least RmsLoss, not Toeplitz.
 
-Columns have norm 1 and at most `bands` rows, so that a user whose participations are at least
-`bands` rounds apart adds sqrt(participations). The noise of a round needs that of the `bands - 1`
-rounds before, which are kept: with a gap of hundreds of rounds, hundreds of models.
+Columns have norm 1 and at most `bands` rows, so the sensitivity for participations at least `bands`
+rounds apart is sqrt(participations). The noise of a round needs that of the `bands - 1` rounds
+before, which are kept: with a gap of hundreds of rounds, hundreds of models.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, chec
 from dlm.federated.noise.participation import banded_sensitivity
 from dlm.federated.noise.toeplitz import ring_step, square_root_coefs
 
-# Above it, an optimisation takes more than a few gigabytes and hours.
+# Above this, an optimisation takes more than a few gigabytes and hours.
 MOST_ROUNDS = 5_000
 
 
 class BandMF(Base):
-    """Noise that is correlated over `bands` rounds, by a row of coefficients for each round.
+    """Noise correlated over `bands` rounds, with one row of coefficients per round.
 
     Shapes
         rows  (rounds, bands)  rows[t, d] = C[t, t - d]; 0 where d > t
@@ -44,7 +44,7 @@ class BandMF(Base):
         return ring_step(state, jnp.asarray(self.rows, jnp.float32)[state.round])
 
     def truncated(self, rounds: int) -> BandMF:
-        """The same noise, for a run that stops earlier."""
+        """The same noise, for a shorter run."""
         if rounds > self.rounds:
             raise ConfigError(f"this matrix is for {self.rounds} rounds; {rounds} were asked for")
         return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
@@ -65,7 +65,7 @@ class BandMF(Base):
         return out
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Exactly for gaps of half the bands and more; below, an upper bound."""
+        """Exact for gaps of at least half the bands; an upper bound for smaller ones."""
         return banded_sensitivity(self.gram(), gap, max_part)[0]
 
     def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
@@ -90,8 +90,8 @@ def optimise_bandmf(
 ) -> BandMF:
     """The banded matrix with columns of norm 1 and least RmsLoss, kept on disk once found.
 
-    It is first solved with fewer rounds and bands of the same proportion, a second's work; that
-    shape, stretched, is where the search begins.
+    It is first solved with proportionally fewer rounds and bands, which takes a second; the search
+    starts from that solution, stretched.
 
     Paper
         Choquette-Choo et al. 2023 (banded), section 4
@@ -99,8 +99,8 @@ def optimise_bandmf(
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(
-            f"BandMF for {rounds} rounds would be optimised over matrices of {rounds} x {rounds}; "
-            f"above {MOST_ROUNDS} rounds use bandtoep or blt, or a shorter run"
+            f"BandMF for {rounds} rounds needs matrices of {rounds} x {rounds}; the most is "
+            f"{MOST_ROUNDS} rounds. Use bandtoep or blt, or a shorter run"
         )
     settings = {"mechanism": "bandmf", "rounds": rounds, "bands": bands}
     found = cached(settings, 2, lambda: _optimise(rounds, bands, progress))
@@ -125,7 +125,7 @@ def _solve(
     """(bands, rounds) the columns of the best C, from their diagonal entry down.
 
     Args
-        tolerance  a step that lowers the squared error by less than this part of it is the last
+        tolerance  the search stops at a step that lowers the squared error by less than this share
     """
     inside = _inside(rounds, bands)
     if bands == 1:
@@ -135,9 +135,9 @@ def _solve(
         start = _stretched(coarse, rounds, bands)
     else:
         start = square_root_coefs(bands)[:, None] * inside
-    # A late column enters few running sums: the loss bends less along it, and a search would leave
-    # the last sums, where MaxLoss is, as they were. Columns are scaled to norm 1 in the loss, so
-    # that their norms here are free: a smaller one makes a step longer.
+    # A late column is in few running sums: the loss bends less along it, and a search would hardly
+    # change the last sums, which have MaxLoss. The loss scales columns to norm 1, so their norms
+    # here are free: a smaller norm makes a step longer.
     start = start / np.linalg.norm(start, axis=0) * np.sqrt(1 - np.arange(rounds) / rounds)
     steps = 0
 
@@ -164,15 +164,15 @@ def _solve(
 
 
 def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
-    """(bands, rounds) where a column has an entry: it ends with the matrix."""
+    """(bands, rounds) mask of a column's entries: columns end with the matrix."""
     return np.arange(rounds) < rounds - np.arange(bands)[:, None]
 
 
 def column_loss(columns: Floats) -> tuple[float, Floats]:
-    """(mean squared error of the running sums, its slope by `columns`), columns scaled to norm 1.
+    """(mean squared error of the running sums, gradient by `columns`), columns scaled to norm 1.
 
-    With B = A C^-1 that is the sum of the squares of B over the rounds, and its slope by C is
-    -2 B^T (C^-1 B^T)^T, of which the band is needed. All in blocks of about `bands` rows.
+    With B = A C^-1 the error is the sum of the squares of B over the rounds; its gradient by C is
+    the band of -2 B^T (C^-1 B^T)^T. Computed in blocks of about `bands` rows.
     """
     bands, rounds = columns.shape
     norms = np.linalg.norm(columns, axis=0)
@@ -182,7 +182,7 @@ def column_loss(columns: Floats) -> tuple[float, Floats]:
     solved = _solve_lower(dense, sums.T.copy(), bands)
     slope = np.zeros_like(columns)
     block = max(bands, 64)
-    for first in range(0, rounds, block):  # rows of C, and of the slope by C
+    for first in range(0, rounds, block):  # rows of C, and of the gradient by C
         last = min(first + block, rounds)
         begin = max(first - bands + 1, 0)
         product = sums[first:, first:last].T @ solved[begin:last, first:].T
@@ -220,10 +220,10 @@ def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
 
 
 def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
-    """A solution for fewer rounds as a start for more: its ratio to the square root is smooth."""
+    """A start for more rounds from a solution for fewer; its ratio to the square root is smooth."""
     small_bands, small_rounds = columns.shape
     ratio = columns / square_root_coefs(small_bands)[:, None]
-    for d in range(1, small_bands):  # columns that end early go on as the last one that does not
+    for d in range(1, small_bands):  # columns that end early continue like the last full one
         ratio[d, small_rounds - d :] = ratio[d, small_rounds - d - 1]
     ratio /= ratio[0].copy()
     down, part = _between(bands, small_bands)
@@ -234,7 +234,7 @@ def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
 
 
 def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
-    """For each of `many` places: which of `few` is before it, and how far it is to the next."""
+    """For each of `many` places: the one of `few` before it, and the fraction to the next."""
     place = np.arange(many) * (few - 1) / (many - 1)
     before = np.minimum(place.astype(np.int64), few - 2)
     return before, place - before

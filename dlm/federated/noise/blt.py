@@ -1,8 +1,8 @@
-"""Buffered linear Toeplitz noise (BLT): correlated over all rounds, remembered in a few buffers.
+"""Buffered linear Toeplitz noise (BLT): correlated over all rounds, with only a few buffers.
 
 C is lower triangular Toeplitz with coefficients 1 and sum_i scale_i decay_i^(t - 1), t = 1, 2, ...
-The noise of a round is a fresh draw less what the buffers hold, and each buffer decays (BLT
-equation 3, Algorithm 3). C^-1 has the same form with other parameters.
+The noise of a round is a fresh draw minus the scaled buffers, and each buffer decays (BLT equation
+3, Algorithm 3). C^-1 has the same form with other parameters.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dlm.federated.noise.participation import (
 
 @dataclasses.dataclass(frozen=True)
 class BltParameters:
-    """A BLT, and what it was made for.
+    """The parameters of a BLT, and the setting they were made for.
 
     Shapes
-        decay  (buffers,)  theta of BLT 2.4, each in (0, 1], falling
+        decay  (buffers,)  theta of BLT 2.4, each in (0, 1], decreasing
         scale  (buffers,)  omega, each > 0, their sum < 1
     """
 
@@ -50,8 +50,8 @@ class BltParameters:
         ):
             raise ConfigError(
                 f"a BLT with decays {self.decay} and scales {self.scale} has coefficients that "
-                "rise or are negative, so that its sensitivity is not known: decays must be in "
-                "(0, 1], scales above 0 with a sum of at most 1"
+                "rise or are negative, so its sensitivity is not known: decays must be in (0, 1], "
+                "scales above 0 with a sum of at most 1"
             )
 
     def coefs(self, rounds: int) -> Floats:
@@ -61,7 +61,7 @@ class BltParameters:
         return np.concatenate([[1.0], powers @ scale])
 
     def inverse_coefs(self, rounds: int) -> Floats:
-        """(rounds,) first column of C^-1, by the stream itself."""
+        """(rounds,) first column of C^-1, computed by the stream itself."""
         decay, scale = np.array(self.decay), np.array(self.scale)
         out = np.zeros(rounds)
         buffers = np.zeros(len(decay))
@@ -72,10 +72,10 @@ class BltParameters:
 
 
 class Blt(Base):
-    """BLT noise for `rounds` rounds; its parameters may have been optimised for others.
+    """BLT noise for `rounds` rounds; its parameters may have been optimised for another number.
 
     Guarantees
-        `buffer_count` buffers and nothing else of the model's size are kept between rounds
+        only `buffer_count` buffers of the model's size are kept between rounds
     """
 
     name = "blt"
@@ -101,7 +101,7 @@ class Blt(Base):
         return np.array(self.parameters.decay), np.array(self.parameters.scale)
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Exactly, by BLT Theorem 3.1."""
+        """Exact, by BLT Theorem 3.1."""
         return toeplitz_sensitivity(self.parameters.coefs(self.rounds), self.rounds, gap, max_part)
 
     def prefix_variances(self) -> Floats:
@@ -114,9 +114,9 @@ def _prefix_variances(parameters: BltParameters, rounds: int) -> Floats:
     return np.cumsum(np.cumsum(parameters.inverse_coefs(rounds)) ** 2)
 
 
-# What trained the keyboards of BLT Table 4, each by the gap it was optimised for; its Appendix A,
-# whose numbers the text lost, worked out again: made for (rounds, gap, participations), MaxLoss,
-# from the start of `_starts` that meets the table's last printed digit.
+# The mechanisms that trained the keyboards of BLT Table 4, by the gap each was optimised for. The
+# numbers of its Appendix A are missing in the text; they were recomputed for (rounds, gap,
+# participations) and MaxLoss, from the start of `_starts` that reproduces the table's last digit.
 PRODUCTION = {
     100: BltParameters(
         (0.98974, 0.7352033, 0.167809), (0.2050288, 0.2335745, 0.0695948), "n=2000 gap=100 k=10"
@@ -135,7 +135,7 @@ PRODUCTION = {
 
 
 def nearest_production(gap: int) -> BltParameters:
-    """The one of `PRODUCTION` whose gap is nearest to `gap` in proportion."""
+    """The one of `PRODUCTION` with the nearest gap, by ratio."""
     return PRODUCTION[min(PRODUCTION, key=lambda made_for: abs(np.log(made_for / gap)))]
 
 
@@ -144,18 +144,18 @@ def optimise_blt(
 ) -> BltParameters:
     """The BLT of least loss for that participation, kept on disk once found.
 
-    Several starts end in different optima. The largest error hardly tells some of them apart that
-    differ much in the mean error: of those within a hundredth of the least loss found, the one
-    whose other loss is least is taken.
+    Different starts end in different optima, and some with nearly the same largest error differ
+    much in the mean error. Of those within 1 % of the least loss, the one with the least other loss
+    is chosen.
 
     Args
-        error  "max" or "mean": whether MaxLoss or RmsLoss is optimised (BLT 3.3)
+        error  "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3)
     """
     times = check_participation(rounds, gap, max_part)
     if buffers < 1 or buffers > 10:
-        raise ConfigError(f"a BLT of {buffers} buffers: 1 to 10 can be optimised, 2 to 4 do")
+        raise ConfigError(f"buffers is {buffers}; it must be between 1 and 10, and 2 to 4 suffice")
     if error not in ("max", "mean"):
-        raise ConfigError(f"a BLT is optimised for the max or the mean error, not {error!r}")
+        raise ConfigError(f"error is {error!r}; a BLT is optimised for 'max' or 'mean'")
     settings = {
         "mechanism": "blt", "rounds": rounds, "gap": gap, "max_part": times,
         "buffers": buffers, "error": error,
@@ -171,7 +171,7 @@ def optimise_blt(
 def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> dict[str, Any]:
     candidates = []
     for start in _starts(rounds, gap, buffers):
-        done = minimize(  # at the edge of doubles it stops early, which is as well
+        done = minimize(  # at the edge of doubles it stops early, which is fine
             log_loss, start, args=(rounds, gap, times, error), jac=True, method="BFGS",
             options={"gtol": 1e-7, "maxiter": 400},
         )  # fmt: skip
@@ -179,7 +179,7 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
         scale = _scales(decay, inverse)
         try:
             made = BltParameters(tuple(map(float, decay)), tuple(map(float, scale)))
-        except ConfigError:  # an end at the edge, where rounding leaves what is allowed
+        except ConfigError:  # an end at the edge, where rounding exceeds the bounds
             continue
         blt = Blt(rounds, made)
         losses = [blt.max_loss(gap=gap, max_part=times), blt.rms_loss(gap=gap, max_part=times)]
@@ -192,7 +192,7 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
 
 
 def _starts(rounds: int, gap: int, buffers: int) -> list[Floats]:
-    """Where to begin: decays spread evenly in order of magnitude from a slowest one."""
+    """Starting points: decays spaced evenly on a log scale, from a slowest one."""
     out = []
     for slowest in (1e-6, 1 / rounds, 1 / gap):
         leaks = np.geomspace(min(slowest, 0.2), 0.6, 2 * buffers)
@@ -202,10 +202,10 @@ def _starts(rounds: int, gap: int, buffers: int) -> list[Floats]:
 
 
 def _decays(x: Floats) -> tuple[Floats, Floats]:
-    """(decays of C, decays of C^-1) from numbers without bounds.
+    """(decays of C, decays of C^-1) from unbounded numbers.
 
-    They take turns between 1 and 0. Then all scales of C are positive, their sum is below 1, and
-    those of C^-1 are negative: nothing has to be penalised.
+    The two interleave between 1 and 0. Then all scales of C are positive with a sum below 1, and
+    those of C^-1 are negative: no penalty is needed.
 
     Paper
         Dvijotham et al. 2024, Lemma 5.2; BLT Algorithm 5
@@ -221,14 +221,14 @@ def _scales(own: Floats, other: Floats) -> Floats:
 
 
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
-    """Logarithm of the squared loss, and its slope; smooth, as the last running sum errs most.
+    """(logarithm of the squared loss, its gradient); smooth: the last running sum errs most.
 
     Shapes
         x  (2 buffers,)  see `_decays`
     Paper
         BLT Algorithm 4
     """
-    if np.any(np.abs(x) > 40):  # decays that doubles cannot tell apart, or from 0 and 1
+    if np.any(np.abs(x) > 40):  # doubles cannot distinguish these decays, or not from 0 and 1
         return 1e3, np.zeros(len(x))
     decay, inverse = _decays(x)
     both = np.concatenate([decay, inverse])
@@ -263,7 +263,7 @@ def _column(decay: Floats, scale: Floats, rounds: int) -> Floats:
 
 
 def _column_slope(own: Floats, other: Floats, slope: Floats) -> tuple[Floats, Floats]:
-    """Slopes by `own` and `other` decays, from those by the coefficients that they make."""
+    """Gradients by the `own` and `other` decays, from the gradient by their coefficients."""
     scale = _scales(own, other)
     steps = np.arange(len(slope) - 1)
     powers = np.exp(np.log(own)[:, None] * steps)

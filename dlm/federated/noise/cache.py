@@ -1,7 +1,7 @@
-"""Optimised parameters, kept on disk: minutes once, nothing after.
+"""Caches optimised parameters on disk, so that minutes of optimisation are spent once.
 
-A file holds the settings, the version of the optimiser and what came out with the loss reached. It
-is written whole or not at all, and one that is damaged or does not fit its name is made again.
+A file has the settings, the optimiser's version, the result and its loss. It is written whole or
+not at all; a file that is damaged or does not match its name is made again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LOG = EventLog(__name__)
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where files are kept: ``mechanisms`` in dlm's cache folder.
+    """The folder of the files: ``mechanisms`` in dlm's cache folder.
 
-    That is $DLM_CACHE_DIR, or dlm below the user's ($XDG_CACHE_HOME, or ~/.cache).
+    That is $DLM_CACHE_DIR, by default dlm below $XDG_CACHE_HOME or ~/.cache.
     """
     environ = os.environ if environ is None else environ
     if explicit := environ.get("DLM_CACHE_DIR"):
@@ -37,13 +37,13 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 def cached(
     settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `make` answers for these settings, from disk if it was asked before.
+    """The result of `make` for these settings, from disk if it is there.
 
     Args
-        version  of the optimiser: another one answers anew
-        make     numbers, lists, strings and float64 arrays; `loss` among them
+        version  of the optimiser: results of other versions are made again
+        make     returns numbers, lists, strings and float64 arrays; `loss` among them
     Guarantees
-        a folder that cannot be written to costs time and nothing else
+        a folder that is not writable only costs time
     """
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)
@@ -76,7 +76,7 @@ def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["settings"] != asked or document["sha256"] != _digest(asked, document["found"]):
-            raise ValueError("the file does not hold what its name says")
+            raise ValueError("the file's content does not match its name")
         return {name: _rich(value) for name, value in document["found"].items()}
     except FileNotFoundError:
         return None

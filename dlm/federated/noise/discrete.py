@@ -4,10 +4,10 @@
     state = noise.init(key, size)
     drawn, state = noise.step(state, [(size, deviation)])       # int64, in steps
 
-The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers, and r_t, the
-correlated part, is the nearest whole number to what earlier noise w makes of the mechanism's row, a
-function of that alone. A tree's noise is on whole nodes, whose estimate is rounded after they are
-noised. DESIGN.privacy.md, "Noise on a grid", derives what that costs.
+The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers. r_t, the
+correlated part, is the mechanism's row applied to earlier noise w, rounded to the nearest whole
+number; it depends on nothing else. A tree adds noise to whole nodes and rounds their estimate
+afterwards. DESIGN.privacy.md, "Noise on a grid", derives the cost.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from dlm.federated.noise.mechanism import Floats, Mechanism
 from dlm.federated.noise.toeplitz import BandedToeplitz
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
 
-_UNIT = 2.0**-53  # what one operation in double precision is wrong by at most, relatively
-_BLOCK = 1 << 14  # numbers that are summed at a time, so that they stay in the cache
+_UNIT = 2.0**-53  # largest relative error of one operation in double precision
+_BLOCK = 1 << 14  # numbers summed at a time, so that they stay in the cache
 
 
 class DiscreteState(NamedTuple):
-    """Where a stream of discrete noise stands.
+    """The state of a stream of discrete noise.
 
     Shapes
-        key      of the draws of all rounds to come, each by its own name
-        round    rounds whose noise was given
+        key      for the draws of all rounds to come, each by its own name
+        round    rounds whose noise was returned
         buffers  of the shapes of `DiscreteNoise.shapes`; as secret as the key
     """
 
@@ -63,12 +63,12 @@ class DiscreteState(NamedTuple):
 
 
 class DiscreteNoise:
-    """What a mechanism is on a grid; a family says how its noise of a round is made.
+    """A mechanism on a grid; each subclass makes the noise of one family.
 
     Guarantees
-        with `bound` steps of clip norm, noise multiplier z and d numbers, what all rounds release
-        is rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), whatever is chosen after
-        what was released; but for draws that are refused, whose probability is below 2^-1000
+        with `bound` steps of clip norm, noise multiplier z and d numbers, the releases of all
+        rounds are rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), also for choices
+        that depend on earlier releases; except for rejected draws, of probability below 2^-1000
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -92,14 +92,13 @@ class DiscreteNoise:
         Args
             parts   (how many numbers, standard deviation of their draws), in steps
         Raises
-            PrivacyError  a round past the last; noise that 64 bits or the bound on rounding have
-                          no room for
+            PrivacyError  a round past the last; noise that exceeds 64 bits or the bound on rounding
         """
         now = state.round
         if now >= self.rounds:
             raise PrivacyError(
                 f"round {now} has no noise: {self.name} was made for {self.rounds} rounds. Make it "
-                "for as many rounds as are run"
+                "for all rounds of the run"
             )
         fresh = [
             draw_discrete(
@@ -113,7 +112,7 @@ class DiscreteNoise:
         return noise, DiscreteState(state.key, now + 1, buffers)
 
     def limit(self, deviation: float) -> float:
-        """Steps that no number of the noise or of the buffers exceeds.
+        """Steps that no number in the noise or the buffers exceeds.
 
         A weighted sum of draws exceeds `LIMIT` times its standard deviation with a probability
         below exp(-2048), and those of running sums bound all others.
@@ -122,8 +121,8 @@ class DiscreteNoise:
 
     @functools.cached_property
     def _gain(self) -> float:
-        """Deviations of one draw that a number of the noise or of the buffers has at most: such a
-        number is a difference, or a falling average of differences, of two running sums."""
+        """The largest deviation of a number in the noise or the buffers, in those of one draw. Such
+        a number is a difference, or a decaying average of differences, of two running sums."""
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
@@ -135,12 +134,12 @@ class DiscreteNoise:
         return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
 
     def kappa(self, deviation: float) -> float:
-        """Steps that r_t may be from the exact row at most; 0 where nothing is rounded."""
+        """Most steps from r_t to the exact row; 0 without rounding."""
         del deviation
         return 0.0
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """Of the buffers after so many rounds."""
+        """The buffers' shapes after `done` rounds."""
         raise NotImplementedError
 
     def advance(
@@ -157,7 +156,7 @@ class DiscreteNoise:
         return tuple(np.zeros(shape, np.int64) for shape in self.shapes(0, size))
 
     def _scales(self, now: int) -> list[float]:
-        """Of the deviation, for each set of draws of a round."""
+        """Factors of the deviation, for each set of draws of a round."""
         del now
         return [1.0]
 
@@ -166,7 +165,7 @@ class DiscreteNoise:
 
 
 class IndependentNoise(DiscreteNoise):
-    """Fresh draws and nothing else."""
+    """Only fresh draws."""
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
         """None."""
@@ -186,11 +185,11 @@ class IndependentNoise(DiscreteNoise):
 
 
 class TreeNoise(DiscreteNoise):
-    """Whole numbers on the nodes of trees; released is the rounded estimate from noisy nodes.
+    """Whole numbers on the nodes of trees; releases the rounded estimate from noisy nodes.
 
     With the noise z of a node of height h and N = 2^h z + N of its halves, the estimate of
-    `TreeAgg` is N / (2^(h+1) - 1). A node's sum is whole, so that its rounded estimate is a
-    function of noisy nodes alone: rounding is after the noise, and costs nothing.
+    `TreeAgg` is N / (2^(h+1) - 1). A node's sum is whole, so its rounded estimate is a function of
+    noisy nodes only: rounding comes after the noise and costs nothing.
     """
 
     def __init__(self, mechanism: TreeAgg) -> None:
@@ -198,7 +197,7 @@ class TreeNoise(DiscreteNoise):
         self._starts = np.array([0, *mechanism.restarts])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """A tree for each binary digit of the rounds since it began."""
+        """One tree per binary digit of the rounds since the tree began."""
         return [(size,)] * self._count(done).bit_count()
 
     def limit(self, deviation: float) -> float:
@@ -219,7 +218,7 @@ class TreeNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`; buffers are N of the complete trees, the smallest first."""
+        """See `DiscreteNoise`; the buffers are N of the complete trees, smallest first."""
         del limit
         held = list(buffers)
         node, level = fresh[0], 0
@@ -236,7 +235,7 @@ class TreeNoise(DiscreteNoise):
         return [1.0] * (1 + _trailing_ones(self._count(now)))
 
     def _count(self, now: int) -> int:
-        """Rounds of the tree that round `now` belongs to, before it."""
+        """Rounds before `now` in its tree."""
         return now - int(self._starts[np.searchsorted(self._starts, now, side="right") - 1])
 
 
@@ -253,10 +252,10 @@ def _estimate(node: Whole, level: int) -> Whole:
 
 
 class WeightedNoise(DiscreteNoise):
-    """Fresh draws plus weighted sums of rows that are held: banded matrices, and full trees.
+    """Fresh draws plus weighted sums of kept rows: banded matrices, and full trees.
 
     Shapes
-        diagonal  (rounds,)  of C; draws have the deviation over it
+        diagonal  (rounds,)  of C; the draws' deviation is divided by it
     """
 
     def __init__(self, mechanism: Mechanism, diagonal: Floats, *, slack: float) -> None:
@@ -264,13 +263,13 @@ class WeightedNoise(DiscreteNoise):
         self._diagonal, self._slack = diagonal, slack
 
     def kappa(self, deviation: float) -> float:
-        """Half a step, and the rounding of as many products and sums as there are weights."""
+        """Half a step, and the rounding of one product and one sum per weight."""
         sizes = [np.abs(self.weights(now)) for now in range(self.rounds)]
         wrong = max((len(size) + 3 + self._slack) * float(size.sum()) for size in sizes)
         return 0.5 + wrong * _UNIT * self.limit(deviation) * 1.01
 
     def weights(self, now: int) -> Floats:
-        """Of the rows that are held at the start of round `now`."""
+        """The weights of the rows kept at the start of round `now`."""
         raise NotImplementedError
 
     def _scales(self, now: int) -> list[float]:
@@ -296,7 +295,7 @@ class WeightedNoise(DiscreteNoise):
 
 
 class BandedNoise(WeightedNoise):
-    """Of banded matrices: the noise of earlier rounds is held, that of the last round first."""
+    """Noise of banded matrices: keeps that of earlier rounds, latest first."""
 
     def __init__(self, mechanism: BandedToeplitz | BandMF) -> None:
         self._rows = (
@@ -312,7 +311,7 @@ class BandedNoise(WeightedNoise):
         return np.asarray(-row[1 : now + 1] / row[0])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """A row for each round that the next one looks back to."""
+        """One row per earlier round that the next one uses."""
         return [(size,)] * min(done, self._rows.shape[1] - 1)
 
     def advance(
@@ -328,18 +327,18 @@ class BandedNoise(WeightedNoise):
 
 
 class FullTreeNoise(WeightedNoise):
-    """Of `TreeAggFull`: sums of the noise of complete left halves are held, by binary digit."""
+    """Noise of `TreeAggFull`: keeps the noise sums of complete left halves, by binary digit."""
 
     def __init__(self, mechanism: TreeAggFull) -> None:
         spread, self._pull, self._place = mechanism.conditionals()
         super().__init__(mechanism, 1 / spread, slack=64)
 
     def weights(self, now: int) -> Floats:
-        """Of the sums that are held, the smallest first."""
+        """The weights of the kept sums, smallest first."""
         return np.asarray(self._pull[now][_digits(int(self._place[now]))])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """A sum for each binary digit of the rounds of this tree."""
+        """One sum per binary digit of the rounds of this tree."""
         if done >= self.rounds:
             return []
         return [(size,)] * int(self._place[done]).bit_count()
@@ -365,7 +364,7 @@ def _digits(count: int) -> list[int]:
 
 
 class BltNoise(DiscreteNoise):
-    """Of a BLT: buffers in double precision, which the noise that was released drives."""
+    """Noise of a BLT: buffers in double precision, updated with the released noise."""
 
     def __init__(self, mechanism: Blt) -> None:
         super().__init__(mechanism)
@@ -373,10 +372,10 @@ class BltNoise(DiscreteNoise):
         self._scale = np.array(mechanism.parameters.scale)
 
     def kappa(self, deviation: float) -> float:
-        """Half a step, what the buffers have gathered of rounding, and that of their sum.
+        """Half a step, the accumulated rounding of the buffers, and the rounding of their sum.
 
-        A buffer is wrong by at most 4 units of its largest size more after each round, of which
-        the decay forgets; errors are not fed back, since what is added is the released noise.
+        Each round adds an error of at most 4 units of a buffer's largest size, and earlier errors
+        decay. Errors are not fed back, since the buffers add the released noise.
         """
         unit = _UNIT * self.limit(deviation)
         with np.errstate(divide="ignore"):
@@ -420,7 +419,7 @@ def _check_limit(largest: float, limit: float) -> None:
     if largest > limit:
         raise PrivacyError(
             f"noise of {largest:.3g} steps is beyond {limit:.3g}, up to which rounding is bounded: "
-            "this happens with a probability below 2^-1000, so that something else is wrong"
+            "the probability of this is below 2^-1000, so something else is wrong"
         )
 
 
@@ -428,7 +427,7 @@ def discrete(mechanism: Mechanism) -> DiscreteNoise:
     """The mechanism on a grid.
 
     Raises
-        ConfigError  a mechanism that is not one of `noise.NAMES`
+        ConfigError  the mechanism is not one of `noise.NAMES`
     """
     if isinstance(mechanism, GaussianMechanism):
         return IndependentNoise(mechanism)
@@ -440,4 +439,4 @@ def discrete(mechanism: Mechanism) -> DiscreteNoise:
         return BandedNoise(mechanism)
     if isinstance(mechanism, Blt):
         return BltNoise(mechanism)
-    raise ConfigError(f"{mechanism.name} has no form on a grid")
+    raise ConfigError(f"the mechanism {mechanism.name} has no discrete form")

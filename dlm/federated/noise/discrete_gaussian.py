@@ -2,11 +2,11 @@
 
     draw_discrete(key.fold(round), [(1_400_000, 48 << 28)])
 
-A standard deviation is cut into strips of equal width. A trial takes a strip by its exact
-probability, a place in it uniformly, a sign, and keeps that with the chance that makes the law
-exact. 64 random bits nearly always decide a comparison with an irrational number; where they do
-not, more bits and more digits are taken until they do, in whole numbers of Python (`_Trial`). So no
-rounding is in the law, and it has no end but that of 64 bits, which a run refuses (`LIMIT`).
+A standard deviation is cut into strips of equal width. A trial draws a strip by its exact
+probability, a uniform place in it and a sign, and accepts them with the probability that makes the
+law exact. 64 random bits nearly always decide a comparison with an irrational number; otherwise
+more bits and digits are drawn until they do, in Python's integers (`exact_trial`). So the law has
+no rounding, and its only end is that of 64 bits, which is refused (`LIMIT`).
 
 Paper
     Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
@@ -31,28 +31,28 @@ Whole = npt.NDArray[np.int64]
 Bounds = Callable[[int], tuple[int, int]]  # bits -> low and high, of a number times 2^bits
 
 LIMIT = 64  # standard deviations; a draw beyond it has a probability below exp(-2048)
-_REACH = 10  # standard deviations that the table is for
-_TRIALS = 1 << 16  # whose words are made at once
+_REACH = 10  # standard deviations that the table covers
+_TRIALS = 1 << 16  # number whose words are drawn at once
 
 
 def whole_deviation(deviation: float) -> int:
-    """The standard deviation that is drawn with: at least `deviation`, a multiple of `STRIPS`.
+    """The standard deviation of the draws: at least `deviation`, a multiple of `STRIPS`.
 
     Raises
-        PrivacyError  it is not above 0, or 64 bits have no room for such draws
+        PrivacyError  it is not above 0, or such draws exceed 64 bits
     """
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(
-            f"noise of a standard deviation of {deviation} grid steps was asked for; it must be "
-            "above 0 and below 2^52: lower the noise multiplier"
+            f"the noise's standard deviation is {deviation} grid steps; it must be above 0 and "
+            "below 2^52: lower the noise multiplier"
         )
-    # What led here was rounded in double precision: a little more covers that.
+    # `deviation` was computed in double precision: a little more covers its rounding.
     least = deviation * (1 + 2.0**-40)
     return STRIPS * int(-(-least // STRIPS))
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers from a name's own stream.
+    """Independent discrete Gaussian numbers from a key's own stream.
 
     Args
         parts  (how many, standard deviation), one after another
@@ -69,7 +69,9 @@ def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
         numbers = out[at : at + count]
         _fill(numbers, deviation, stream.words, more.words)
         if count and max(int(numbers.max()), -int(numbers.min())) > LIMIT * deviation:
-            raise PrivacyError(f"a draw is beyond {LIMIT} standard deviations: the generator fails")
+            raise PrivacyError(
+                f"a draw is beyond {LIMIT} standard deviations: the generator is broken"
+            )
         at += count
     return out
 
@@ -85,7 +87,7 @@ def _fill(
     luck = (1 << 64) % span
     filled = 0
     while filled < len(out):
-        # A few more trials than numbers: a rejection takes one.
+        # A few more trials than numbers: a rejected one yields no number.
         wanted = 64 + (len(out) - filled) * 5 // (4 if table.strips > 4 else 3)
         block = words(WORDS * min(_TRIALS, wanted))
         trial, trials = 0, len(block) // WORDS
@@ -103,7 +105,7 @@ def _fill(
 
 
 def strips_of(deviation: int) -> int:
-    """How many strips a standard deviation is cut into: the power of two up to `STRIPS` in it."""
+    """Strips per standard deviation: its largest power-of-two divisor, at most `STRIPS`."""
     return min(STRIPS, deviation & -deviation)
 
 
@@ -140,11 +142,11 @@ def _floor(bounds: Bounds, bits: int) -> int:
 
 
 def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> int | None:
-    """One trial of `kernels.draw` in exact arithmetic: a number, or None where it is rejected.
+    """One trial of `kernels.draw` in exact arithmetic: a number, or None if it is rejected.
 
     Args
         words  (WORDS,) of the trial
-        more   further random words, for comparisons that these do not decide
+        more   gives further random words, for undecided comparisons
     """
     strips = strips_of(deviation)
     span = deviation // strips
@@ -157,7 +159,7 @@ def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> i
     negative = third & 1
     if rest < (1 << 64) % span or (negative and strip == place == 0):
         return None
-    # exp(-(x^2 - s^2) / 2 deviation^2) with x the number and s where its strip begins
+    # exp(-(x^2 - s^2) / 2 deviation^2) with x the number and s the start of its strip
     exponent = place * (2 * strip * span + place)
     if exponent and not chance.is_below(exp_bounds(exponent, 2 * deviation * deviation)):
         return None
@@ -166,7 +168,7 @@ def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> i
 
 
 class _Uniform:
-    """A uniform number in [0, 1) of which ever more bits are drawn."""
+    """A uniform number in [0, 1) whose bits are drawn as needed."""
 
     def __init__(self, value: int, bits: int, more: Callable[[int], Words]) -> None:
         self._value, self._bits, self._more = value, bits, more
@@ -186,16 +188,16 @@ class _Uniform:
 def exp_bounds(numerator: int, denominator: int) -> Bounds:
     """Bounds on exp(-numerator / denominator).
 
-    The argument is halved until it is below 1/2, the series is added up with 64 bits more than are
-    asked for, and the sum squared as often. Each term and each square is rounded by less than a
-    unit, and squaring at most doubles what is wrong: less than 2^40 units in all.
+    The argument is halved until it is below 1/2, the series is summed with 64 extra bits, and the
+    sum is squared once per halving. Each term and square is rounded by less than a unit, and
+    squaring at most doubles the error: less than 2^40 units in all.
     """
 
     def bounds(bits: int) -> tuple[int, int]:
         work = bits + 64
         halvings = max((2 * numerator // denominator).bit_length(), 1)
         if halvings > 24:
-            raise PrivacyError(f"exp(-{numerator / denominator:g}) is asked for")
+            raise PrivacyError(f"exp(-{numerator / denominator:g}) is out of range")
         part = (numerator << work) // (denominator << halvings)
         term = total = 1 << work
         for place in itertools.count(1):
@@ -217,14 +219,14 @@ def strip_edge(strips: int, index: int) -> Bounds:
     def bounds(bits: int) -> tuple[int, int]:
         low, high = _sums(strips, bits + 32, index)
         all_low, all_high = _sums(strips, bits + 32, _last(strips, bits + 32))
-        # Beyond the last one added, all together are less than a unit.
+        # All strips beyond the last one added weigh less than a unit together.
         return (low << bits) // (all_high + 1), -(-(high << bits) // all_low)
 
     return bounds
 
 
 def _last(strips: int, bits: int) -> int:
-    """A strip from which on all weights sum to less than 2^-bits."""
+    """A strip after which all weights sum to less than 2^-bits."""
     # exp(-i^2 / 2 strips^2) < 2^-(bits + 16) for i > 1.2 strips sqrt(bits + 16), and falls fast.
     return 2 * strips * (int((bits + 16) ** 0.5) + 1)
 
@@ -239,5 +241,5 @@ def _weights(strips: int, bits: int) -> tuple[list[int], list[int]]:
 def _sums(strips: int, bits: int, count: int) -> tuple[int, int]:
     low, high = _weights(strips, bits)
     last = len(low) - 1
-    # A strip beyond the table of weights: what is left is less than a unit.
+    # A strip beyond the table of weights: the rest is less than a unit.
     return (low[count], high[count]) if count <= last else (low[last], high[last] + 1)

@@ -11,7 +11,7 @@ from dlm.federated.noise.participation import check_participation
 
 
 class GaussianMechanism(Base):
-    """C is the identity: each round has noise of its own, and running sums gather it all."""
+    """C is the identity: each round's noise is independent, and running sums add it all up."""
 
     name = "gaussian"
     buffer_count = 0
@@ -27,5 +27,5 @@ class GaussianMechanism(Base):
         return math.sqrt(check_participation(self.rounds, gap, max_part))
 
     def prefix_variances(self) -> Floats:
-        """One more a round."""
+        """One more per round."""
         return np.arange(1.0, self.rounds + 1)

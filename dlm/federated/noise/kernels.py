@@ -1,4 +1,4 @@
-"""Draws of the discrete Gaussian and the sums of earlier noise: arrays in, arrays out, no GIL."""
+"""Kernels that draw discrete Gaussians and sum earlier noise: arrays in, arrays out, no GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -9,10 +9,10 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-WORDS = 3  # of 64 bits, that a trial takes
-STRIPS = 16  # at most, that one standard deviation is cut into
-# What a comparison in double precision may be wrong by, times more than a thousand: six roundings
-# of 2^-53 and a unit in the last place of exp come to less than 2^-50.
+WORDS = 3  # of 64 bits, per trial
+STRIPS = 16  # most per standard deviation
+# More than a thousand times the error of a comparison in double precision: six roundings of 2^-53
+# and a unit in the last place of exp come to less than 2^-50.
 DOUBT = 2.0**-40
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -22,7 +22,7 @@ _TOP_BYTE = np.uint64(56)
 
 @inlined
 def _scaled(word, span):  # type: ignore[no-untyped-def]
-    """word * span in two halves: a place below span, and what tells whether it is an even draw."""
+    """word * span in two halves: a place below span, and the remainder that shows any bias."""
     word_high, word_low = word >> _HALF, word & _LOW
     span_high, span_low = span >> _HALF, span & _LOW
     low = word_low * span_low
@@ -42,12 +42,12 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
         words   (n,)  uint64  random; trial t reads 3 t, 3 t + 1 and 3 t + 2
         drawn   (m,)  int64   numbers, from place `filled` on
         edges   (k,)  uint64  floor(2^64 P(strip < i)), i = 1 .. k
-        sure    (k,)  uint64  floor(2^63 p), p being the least chance of acceptance within strip i
+        sure    (k,)  uint64  floor(2^63 p), p being the least acceptance probability in strip i
         guide   (256,) uint8  how many edges are certainly below a word with this top byte
         span    places in a strip; luck: 2^64 mod span; strips: of a standard deviation
-    Returns     (trial, filled, doubt): with `doubt` the trial is not done, since 64 bits do not
-                decide it, and has to be done in exact arithmetic
-    Guarantees  what is decided is decided as exact arithmetic would
+    Returns     (trial, filled, doubt): with `doubt`, 64 bits do not decide the trial, and it has to
+                be done in exact arithmetic
+    Guarantees  every decision is that of exact arithmetic
     Trusts      span * strips is the standard deviation: discrete_gaussian.Sampler
     Paper       Karney 2016, Algorithm D, with strips of a 16th of the standard deviation
     """
@@ -64,7 +64,7 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
         third = words[WORDS * trial + 2]
         chance, negative = third >> _ONE, third & _ONE
         if rest < luck or (negative and strip == 0 and place == np.uint64(0)):
-            trial += 1  # uneven places, and a second zero
+            trial += 1  # biased places, and a second zero
             continue
         if chance >= sure[strip]:
             part = np.float64(place) / np.float64(span)
@@ -84,12 +84,12 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
 
 @kernel("int64[:], float64[:, :], float64[:], float64[:], out int64[:], out float64[:, :]")
 def blt_noise(fresh, buffers, decay, scale, noise, after):  # type: ignore[no-untyped-def]
-    """One round of BLT: a fresh draw less what the buffers hold, to the nearest whole number.
+    """One round of BLT: a fresh draw minus the scaled buffers, to the nearest whole number.
 
     Shapes
         fresh, noise    (d,)    int64
         buffers, after  (k, d)  float64  before, and decayed with the noise added
-    Returns             the largest size of a number of `noise` and `after`
+    Returns             the largest absolute value in `noise` and `after`
     """
     largest = 0.0
     for i in range(len(fresh)):

@@ -1,4 +1,4 @@
-"""Where the randomness of noise comes from: a key with a name, never a global generator."""
+"""The source of the noise's randomness: a named key, never a global generator."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import jax
 
 from dlm.errors import PrivacyError
 
-# JAX's default generator, by name, so that a setting of the process cannot exchange it.
+# JAX's default generator, by name, so that a process-wide setting cannot replace it.
 GENERATOR = "threefry2x32"
 
 
 class NoiseKey:
-    """A key for a mechanism's `init`, and whether it gives privacy or a simulation.
+    """A key for a mechanism's `init`, and whether its noise is private or simulated.
 
     Guarantees
-        it is not printed, pickled or copied by accident: whoever reads the key subtracts the noise
+        it is not printed, pickled or copied by accident: with the key, anybody could subtract the
+        noise
     """
 
     __slots__ = ("key", "private")
@@ -30,16 +31,16 @@ class NoiseKey:
         return f"NoiseKey({'from the system' if self.private else 'from a seed: not private'})"
 
     def __reduce__(self) -> NoReturn:
-        raise PrivacyError("a noise key is not written anywhere; on resuming, draw a new one")
+        raise PrivacyError("a noise key is not written anywhere; draw a new one when resuming")
 
 
 def key_from_system() -> NoiseKey:
-    """A key of the operating system's randomness, for a run that shall be private."""
+    """A key from the operating system's randomness, for private runs."""
     words = [int.from_bytes(os.urandom(4), "little") for _ in range(2)]
     data = jax.numpy.asarray(words, dtype="uint32")
     return NoiseKey(jax.random.wrap_key_data(data, impl=GENERATOR), private=True)
 
 
 def key_from_seed(seed: int) -> NoiseKey:
-    """A key that anybody can make again from `seed`: for simulations, which are not private."""
+    """A key that anybody can derive from `seed`: for simulations, which are not private."""
     return NoiseKey(jax.random.key(seed, impl=GENERATOR), private=False)

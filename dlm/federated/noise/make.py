@@ -1,4 +1,4 @@
-"""A mechanism by its name."""
+"""Makes a mechanism by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = (
     "bandfhu",
     "blt",
 )
-BUFFERS = 4  # of a BLT: what BLT 5 uses; more do not lower the loss
+BUFFERS = 4  # of a BLT, as in BLT 5; more do not lower the loss
 
 
 def make_mechanism(
@@ -33,25 +33,28 @@ def make_mechanism(
     error: str = "max",
     progress: Callable[[str], None] | None = None,
 ) -> Mechanism:
-    """The mechanism `name`, for `rounds` rounds and, where it is optimised, for that participation.
+    """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
 
     Args
-        gap, max_part  what an optimised mechanism is optimised for; the others ignore them
+        gap, max_part  the participation that it is optimised for; other mechanisms ignore them
         restarts       of tree-restart: the rounds at whose start a new tree begins
         buffers        of blt
-        bands          of bandmf, bandtoep and bandfhu; the gap if not given
+        bands          of bandmf, bandtoep and bandfhu; by default the gap
         error          of blt: "max" or "mean", the loss that is optimised; the others: mean
-        progress       told a line now and then by an optimisation that takes long
+        progress       called with a line now and then during a long optimisation
     Raises
-        ConfigError  an unknown name, or settings that the mechanism does not have
+        ConfigError  an unknown name, or a setting of another mechanism
     """
     if (name == "tree-restart") != bool(restarts):
-        raise ConfigError("restarts are given for tree-restart, and for no other mechanism")
+        raise ConfigError(
+            f"{name} with the restarts {list(restarts)}: tree-restart needs restarts, and other "
+            "mechanisms take none"
+        )
     check_participation(rounds, gap, max_part)
     width = min(gap if bands is None else bands, rounds)
     if width < 1:
-        raise ConfigError(f"{bands} bands were asked for, not 1 or more")
-    # Families are loaded as they are asked for: a command that needs one starts sooner.
+        raise ConfigError(f"bands is {bands}; it must be 1 or more")
+    # Families are imported on use, so that commands start sooner.
     if name == "gaussian":
         from dlm.federated.noise.gaussian import GaussianMechanism
 
@@ -80,4 +83,4 @@ def make_mechanism(
         from dlm.federated.noise.blt import Blt, optimise_blt
 
         return Blt(rounds, optimise_blt(rounds, gap, max_part, buffers=buffers, error=error))
-    raise ConfigError(f"there is no mechanism {name!r}; there are {', '.join(NAMES)}")
+    raise ConfigError(f"there is no mechanism {name!r}; use one of {', '.join(NAMES)}")

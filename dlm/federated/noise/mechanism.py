@@ -1,8 +1,8 @@
-"""What every mechanism answers, and what they share.
+"""The interface of all mechanisms, and their shared base class.
 
 A mechanism adds noise to the sum of each round so that *running sums* of rounds carry little of it.
-It stands for a matrix C: the noise of round t is row t of C^-1 z, z being independent normal draws
-(BLT equation 1). Sensitivity belongs to C, error to A C^-1, A being the matrix of running sums.
+It is given by a matrix C: the noise of round t is row t of C^-1 z, z being independent normal draws
+(BLT equation 1). C determines the sensitivity, A C^-1 the error, with A the matrix of running sums.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Floats = NDArray[np.float64]
 
 
 class NoiseState(NamedTuple):
-    """Where a stream of noise stands; a pytree, to be kept with the model's state.
+    """The state of a stream of noise; a pytree, to be kept with the model's state.
 
     Shapes
-        key      ()             a typed PRNG key; round t draws from fold_in(key, t) and no other
-        round    ()     int32   rounds whose noise was given
-        buffers  pytree of (buffer_count, *shape of a parameter)  float32; which may be 0
+        key      ()             a typed PRNG key; round t draws from fold_in(key, t) only
+        round    ()     int32   rounds whose noise was returned
+        buffers  pytree of (buffer_count, *shape of a parameter)  float32; the count may be 0
     """
 
     key: jax.Array
@@ -39,7 +39,7 @@ class NoiseState(NamedTuple):
     buffers: PyTree
 
     def __repr__(self) -> str:
-        # JAX prints the numbers of a key; whoever reads them in a log subtracts the noise.
+        # JAX prints the numbers of a key; with them, a reader of the log could subtract the noise.
         return f"NoiseState(round={self.round}, key and buffers not shown)"
 
     def __reduce__(self) -> NoReturn:
@@ -52,20 +52,20 @@ class NoiseState(NamedTuple):
 class Mechanism(Protocol):
     """Correlated Gaussian noise over rounds, its sensitivity and its error.
 
-    The noise of `step` is for a noise multiplier and a clip norm of 1: a round's noise is
-    ``noise_multiplier * clip_norm *`` that. The multiplier is the standard deviation of the
+    The noise of `step` is for a noise multiplier and a clip norm of 1; multiply it by
+    ``noise_multiplier * clip_norm``. The multiplier is the standard deviation of the
     *independent* draws z over the clip norm, as the papers print it, so that
     ``rho = sensitivity ** 2 / (2 * noise_multiplier ** 2)``.
     """
 
     @property
     def name(self) -> str:
-        """As `make_mechanism` takes it."""
+        """The name for `make_mechanism`."""
         ...
 
     @property
     def rounds(self) -> int:
-        """How many rounds of noise there are; accounting is for all of them."""
+        """Rounds for which there is noise; accounting covers all of them."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class Mechanism(Protocol):
         ...
 
     def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
-        """Whether `sensitivity` is reached by a pattern, or else is an upper bound."""
+        """Whether a pattern reaches `sensitivity`; otherwise it is an upper bound."""
         ...
 
     def rms_loss(self, *, gap: int, max_part: int) -> float:
@@ -119,7 +119,7 @@ class Mechanism(Protocol):
 
 
 class Base:
-    """Shared: state, draws, losses. A family gives `buffer_count`, `_advance` and its numbers."""
+    """Shared state, draws and losses. Subclasses define `buffer_count`, `_advance` and figures."""
 
     name: str
     rounds: int
@@ -141,14 +141,14 @@ class Base:
         """The noise for this round's released sum, and the state after it.
 
         Guarantees
-            rounds past the last have no noise that was accounted for: outside of jit they are
-            refused, inside their noise is NaN, which no model survives
+            noise past the last round was not accounted for: outside jit such a round is refused,
+            inside jit its noise is NaN, which ruins the model
         """
         past = state.round >= self.rounds
         if not isinstance(past, jax.core.Tracer) and bool(past):
             raise PrivacyError(
                 f"round {int(state.round)} has no noise: {self.name} was made for {self.rounds} "
-                "rounds. Make it for as many rounds as are run"
+                "rounds. Make it for all rounds of the run"
             )
         noise, buffers = self._compiled(state)
         noise = jax.tree.map(lambda leaf: jnp.where(past, jnp.nan, leaf), noise)
@@ -165,15 +165,15 @@ class Base:
         """The state with another key for all further draws.
 
         Guarantees
-            noise has the same law as without: what was drawn before lies in the buffers. That is
-            how a run resumes whose key is in no file. A round that was released already must not
-            be released again with other noise: two answers to one question tell more than one
+            the law of the noise stays the same: earlier draws are in the buffers. So a run can
+            resume although its key is in no file. Never release a round again with other noise:
+            two noisy answers to one question reveal more than one
         """
         return state._replace(key=_bare(key))
 
     @functools.cached_property
     def _compiled(self) -> Callable[[NoiseState], tuple[PyTree, PyTree]]:
-        """`_advance`, compiled once: outside of jit its loop would be compiled in every round."""
+        """`_advance`, compiled once: outside jit, its loop would be compiled in every round."""
         compiled: Callable[[NoiseState], tuple[PyTree, PyTree]] = jax.jit(self._advance)
         return compiled
 
@@ -208,7 +208,7 @@ class Base:
         return self.buffer_count * model_size
 
     def parameters_of(self) -> tuple[Floats, ...]:
-        """The numbers that C is made of, beside name, rounds and restarts."""
+        """The numbers that define C, besides name, rounds and restarts."""
         return ()
 
     def digest(self) -> str:
@@ -223,15 +223,15 @@ class Base:
 def check_rounds(rounds: int) -> int:
     """`rounds`, if it can be a number of rounds."""
     if rounds < 1:
-        raise ConfigError(f"a mechanism for {rounds} rounds was asked for, not for 1 or more")
+        raise ConfigError(f"rounds is {rounds}; a mechanism needs 1 or more")
     return rounds
 
 
 def draw(state: NoiseState, part: int | jax.Array = 0) -> PyTree:
-    """Independent normal draws of the shapes released, one set for each (key, round, part).
+    """Independent normal draws of the shapes released, one set per (key, round, part).
 
-    All of a set come from one key in one row and are cut up: a generator for each array would have
-    each compiled on its own, seconds for what one takes half a second.
+    A set is drawn as one row from one key and split: one generator per array would be compiled
+    once per array, which takes seconds instead of half a second.
     """
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), part)
     leaves, tree = jax.tree.flatten(state.buffers)
@@ -247,5 +247,5 @@ def draw(state: NoiseState, part: int | jax.Array = 0) -> PyTree:
 def _bare(key: NoiseKey | jax.Array) -> jax.Array:
     bare = key.key if isinstance(key, NoiseKey) else key
     if not jnp.issubdtype(bare.dtype, jax.dtypes.prng_key):
-        raise ConfigError("noise takes a typed key (jax.random.key or dlm.federated.noise's)")
+        raise ConfigError("noise needs a typed key, from jax.random.key or dlm.federated.noise")
     return bare

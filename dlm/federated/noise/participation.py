@@ -1,10 +1,10 @@
 """Which rounds one user may take part in, and the sensitivity that follows.
 
-One convention: the **gap** is the least difference between the rounds of a user's successive
-participations (1: every round). The papers' tables print the *number of rounds between* them,
-MinS, which is one less; `gap_from_min_sep` converts where such a number comes in.
+The **gap** is the least difference between the rounds of a user's successive participations (1:
+every round). The papers' tables print the *number of rounds between* them, MinS, which is one less;
+`gap_from_min_sep` converts it.
 
-All sensitivities are for a clip norm of 1 and for the worst pattern of at most `max_part`
+All sensitivities are for a clip norm of 1 and the worst pattern of at most `max_part`
 participations with that gap.
 """
 
@@ -22,13 +22,13 @@ from dlm.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-DENSE_GAP = 24  # up to which patterns over trees are counted in arrays, which is then quicker
+DENSE_GAP = 24  # up to this gap, arrays are the faster way to search patterns over trees
 
 
 def gap_from_min_sep(min_sep: int) -> int:
     """The gap, from the number of rounds between two participations (GDP, BLT: MinS)."""
     if min_sep < 0:
-        raise ConfigError(f"the number of rounds between participations is {min_sep}, not >= 0")
+        raise ConfigError(f"the rounds between participations are {min_sep}; expected 0 or more")
     return min_sep + 1
 
 
@@ -38,17 +38,17 @@ def min_sep_from_gap(gap: int) -> int:
 
 
 def check_participation(rounds: int, gap: int, max_part: int) -> int:
-    """How many participations fit: the smaller of `max_part` and what `rounds` leave room for."""
+    """How many participations fit: at most `max_part`, and as many as `rounds` leave room for."""
     for name, value in (("rounds", rounds), ("gap", gap), ("max_part", max_part)):
         if value < 1:
-            raise ConfigError(f"{name} is {value}, not a number >= 1")
+            raise ConfigError(f"{name} is {value}; it must be 1 or more")
     return min(max_part, most_participations(rounds, gap))
 
 
 def most_participations(rounds: int, gap: int) -> int:
     """The largest number of participations that `gap` allows in `rounds`: ceil(rounds / gap).
 
-    The papers divide rounds by MinS and round down, which can be less than what may happen.
+    The papers divide rounds by MinS and round down, which can be too small.
     """
     return -(-rounds // gap)
 
@@ -57,13 +57,13 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) ->
     """Of a lower triangular Toeplitz matrix, exactly.
 
     Shapes
-        coefs  (<= rounds,)  first column; what is missing is 0
+        coefs  (<= rounds,)  first column; missing coefficients are 0
     Raises
-        ValueError  the coefficients rise or are negative: the worst pattern is not known then
+        ValueError  the coefficients rise or are negative, so the worst pattern is not known
     Paper           BLT Theorem 3.1: the worst pattern is the earliest, at distance `gap`
     """
     if np.any(coefs < 0) or np.any(np.diff(coefs) > 0):
-        raise ValueError("the coefficients are not non-increasing and non-negative")
+        raise ValueError("the coefficients must be non-increasing and non-negative")
     times = check_participation(rounds, gap, max_part)
     column = np.zeros(rounds)
     column[: min(len(coefs), rounds)] = coefs[:rounds]
@@ -71,7 +71,7 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) ->
 
 
 def separated_sums(column: Floats, gap: int, times: int) -> Floats:
-    """Sum of a column and its copies that begin 1, 2, ... times - 1 gaps later, cut at its end."""
+    """Sum of a column and its copies shifted by 1, 2, ... times - 1 gaps, cut at its end."""
     rounds = len(column)
     rows = -(-rounds // gap)
     square = np.zeros((rows, gap))
@@ -111,9 +111,9 @@ def banded_sensitivity(bands: Floats, gap: int, max_part: int) -> tuple[float, b
     Shapes
         bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
     Returns
-        (sensitivity, exact). Exact where a participation meets only the one before and the one
-        after (b <= 2 gap; products count by their size, since each contribution may turn the sign
-        of the next). Otherwise an upper bound: each column with its own worst pattern.
+        (sensitivity, exact). Exact if a participation overlaps only the previous and the next
+        (b <= 2 gap; products count by absolute value, since each contribution may flip the sign of
+        the next). Otherwise an upper bound: each column with its own worst pattern.
     Paper
         Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
     """
@@ -143,7 +143,7 @@ def _chain(size: Floats, gap: int, times: int) -> float:
     ending = size[0].copy()  # value of the best pattern of the participations so far, last at j
     best = float(ending.max())
     for _ in range(times - 1):
-        far = np.full(rounds, -np.inf)  # the one before is out of reach
+        far = np.full(rounds, -np.inf)  # the previous one does not overlap
         reach = np.maximum.accumulate(ending)
         far[width:] = reach[: rounds - width]
         for d in range(gap, width):
@@ -154,16 +154,16 @@ def _chain(size: Floats, gap: int, times: int) -> float:
 
 
 def forest_sizes(rounds: int) -> list[int]:
-    """The complete binary trees that cover `rounds` leaves, largest first: its binary digits."""
+    """Sizes of the complete binary trees that cover `rounds` leaves, largest first."""
     return [1 << bit for bit in range(rounds.bit_length() - 1, -1, -1) if rounds >> bit & 1]
 
 
 def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) -> int:
-    """Of the matrix with one row for each node of a row of complete binary trees, exactly.
+    """Of the matrix with one row per node of a sequence of complete binary trees, exactly.
 
-    A user's participations add, in each node, their number; the answer is the largest sum of its
-    squares. Patterns are searched by halves: all that one half tells the next is how many rounds
-    stay forbidden at its start.
+    A user adds the number of their participations to each node above them; the result is the
+    largest sum of the squares. Patterns are searched by halves: only the number of rounds forbidden
+    at its start connects a half to the one before.
 
     Args
         sizes  leaves of each tree, powers of two, in order of rounds
@@ -178,7 +178,7 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
 
     @functools.cache
     def tree(size: int, closed: int, count: int) -> tuple[tuple[int, int], ...]:
-        """Best (value, rounds closed after it), `closed` rounds at its start being forbidden."""
+        """Best (value, rounds closed after it) when `closed` rounds at its start are forbidden."""
         if count == 0:
             return ((0, max(0, closed - size)),)
         if closed + (count - 1) * gap >= size:
@@ -210,10 +210,10 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
 
 
 def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
-    """The same where the gap alone bounds the participations: many of them, found sooner.
+    """The same if only the gap bounds the participations: faster for many of them.
 
-    A part with more participations, a larger value and fewer rounds closed after it can only be
-    better, whatever comes beside it, so that few ways through a part have to be carried on.
+    A part with more participations, a larger value and fewer rounds closed after it is always
+    better, whatever surrounds it, so few candidates per part have to be kept.
     """
 
     @functools.cache
@@ -233,7 +233,7 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
     states: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
     for size in sizes:
-        # Trees share no node: from one to the next, numbers of participations tell nothing.
+        # Trees share no node, so the number of participations in one does not matter to the next.
         states = _three_way_front(
             (0, value + more, after)
             for _, value, closed in states
@@ -243,9 +243,9 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
-    """The same for short gaps, whose patterns have many participations: in arrays of numbers.
+    """The same for short gaps, whose patterns have many participations: with arrays.
 
-    Of a part, best[closed before, closed after, participations] is the largest sum of squares.
+    best[closed before, closed after, participations] is a part's largest sum of squares.
     """
     leaf = np.full((gap, gap, 2), -np.inf)
     leaf[0, gap - 1, 1] = 1.0
@@ -264,7 +264,7 @@ def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
 
 
 def _joined(first: Floats, second: Floats, times: int) -> Floats:
-    """Two parts, one after the other: participations add up, what is closed between them agrees."""
+    """Two successive parts: participations add up, and the closed rounds between them agree."""
     most = min(first.shape[2] + second.shape[2] - 2, times)
     out = np.full((first.shape[0], second.shape[1], most + 1), -np.inf)
     for between in range(second.shape[0]):
@@ -273,13 +273,13 @@ def _joined(first: Floats, second: Floats, times: int) -> Floats:
             here = out[:, :, count : count + second.shape[2]]
             value = first[:, between, count, None, None] + second[None, between, :, :room]
             np.maximum(here, value, out=here)
-    # More participations than fit: no need to carry them on.
+    # More participations than fit: no need to keep them.
     reached = np.flatnonzero(np.isfinite(out).any(axis=(0, 1)))
     return out[:, :, : reached[-1] + 1]
 
 
 def _front(states: Any) -> tuple[tuple[int, int], ...]:
-    """Those states that no other beats in value and in rounds left open."""
+    """The states that no other beats in value and in open rounds."""
     kept: list[tuple[int, int]] = []
     least: int | None = None
     for value, closed in sorted(set(states), key=lambda state: (-state[0], state[1])):
@@ -290,7 +290,7 @@ def _front(states: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
-    """Those states that no other beats in participations, in value and in rounds left open."""
+    """The states that no other beats in participations, in value and in open rounds."""
     kept: list[tuple[int, int, int]] = []
     for count, value, closed in sorted(set(states), key=lambda s: (-s[0], -s[1], s[2])):
         if not any(value <= best and closed >= least for _, best, least in kept):
@@ -301,7 +301,7 @@ def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
 def named_sensitivity(
     name: str, rounds: int, gap: int, max_part: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Of a mechanism that has no parameters: gaussian, tree, tree-full or tree-restart."""
+    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart."""
     if name == "gaussian":
         return math.sqrt(check_participation(rounds, gap, max_part))
     edges = [0, *restarts, rounds]

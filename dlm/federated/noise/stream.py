@@ -1,4 +1,4 @@
-"""Random words of a cryptographic stream: ChaCha20 under a key of its own for each name."""
+"""Random words of a cryptographic stream: ChaCha20 with one key per name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Words = npt.NDArray[np.uint64]
 
 
 class WordStream:
-    """The words of one name, one after another; none is given twice.
+    """The words of one name in order; none is returned twice.
 
-    Guarantees   the same key gives the same words. Counter and nonce are 0 at the start, and the
-                 key is made from the name: streams of two names share no position
+    Guarantees   the same key gives the same words. Counter and nonce start at 0, and the key is
+                 derived from the name: streams of two names share no position
     Paper        Bernstein 2008; RFC 7539 (32-bit counter there; OpenSSL's has 64)
     """
 

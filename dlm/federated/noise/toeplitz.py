@@ -22,7 +22,7 @@ from dlm.federated.noise.participation import banded_sensitivity, toeplitz_sensi
 
 
 class BandedToeplitz(Base):
-    """Noise that is correlated over `bands` rounds, by one column of coefficients."""
+    """Noise correlated over `bands` rounds, with one column of coefficients."""
 
     def __init__(self, name: str, rounds: int, coefs: Floats) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class BandedToeplitz(Base):
         return bands
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Exactly where coefficients fall or columns of one user do not meet; else a bound."""
+        """Exact if coefficients fall or one user's columns do not overlap; otherwise a bound."""
         if self._falls():
             return toeplitz_sensitivity(self.coefs, self.rounds, gap, max_part)
         return banded_sensitivity(self._gram(), gap, max_part)[0]
@@ -68,16 +68,16 @@ class BandedToeplitz(Base):
 
 
 def ring_step(state: NoiseState, row: jax.Array) -> tuple[PyTree, PyTree]:
-    """Noise of one round from a row of banded C, and the ring of noises that goes on.
+    """Noise of one round from a row of banded C, and the updated ring of earlier noise.
 
     Shapes
-        row  (held + 1,)  C[t, t], C[t, t - 1], ...; the noise of round r lies at r % held
+        row  (held + 1,)  C[t, t], C[t, t - 1], ...; the noise of round r is at r % held
     """
     held = len(row) - 1
     if held == 0:
         return jax.tree.map(lambda fresh: fresh / row[0], draw(state)), state.buffers
     place = state.round % held
-    # By place: how many rounds ago its noise was, 1 to held. Before round 0 there is only 0.
+    # By place: the age of its noise in rounds, 1 to held. Before round 0 all noise is 0.
     ago = (place - 1 - jnp.arange(held)) % held + 1
     weights = row[ago]
     noise = jax.tree.map(
@@ -157,7 +157,7 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
 
 
 def toeplitz_log_loss(coefs: Floats, rounds: int) -> tuple[float, Floats]:
-    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its slope.
+    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its gradient.
 
     With r the coefficients of 1 / c, those of its change are -r * r * (change of c).
     """

@@ -1,9 +1,9 @@
-"""Tree aggregation: noise on the nodes of a binary tree over rounds, a running sum takes few.
+"""Tree aggregation: noise on the nodes of a binary tree over rounds; a running sum needs few nodes.
 
-Two ways to add the nodes up. *Online* (`TreeAgg`): each complete node is estimated from itself and
-everything below it, as soon as it is complete, in a stream (Honaker 2015, from below; GDP,
-Kairouz et al. 2021). *Full* (`TreeAggFull`): the best estimate from all nodes, the pseudo-inverse
-of BLT 2.3. Both release only nodes that are complete, so both have the same sensitivity.
+There are two ways to add up the nodes. *Online* (`TreeAgg`): each node is estimated from itself and
+everything below it as soon as it is complete (Honaker 2015, from below; GDP, Kairouz et al. 2021).
+*Full* (`TreeAggFull`): the best estimate from all nodes, the pseudo-inverse of BLT 2.3. Both
+release only complete nodes, so both have the same sensitivity.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ def node_variances(levels: int) -> Floats:
 
 
 class TreeAgg(Base):
-    """Tree aggregation with online variance reduction, and with restarts if they are given.
+    """Tree aggregation with online variance reduction, and optional restarts.
 
     The buffers hold, for each binary digit of the number of rounds, the estimate of that complete
-    subtree's noise; a new round is added as in a binary counter, and the noise of the round is by
-    how much the sum of the buffers changed. So no more than log2(rounds) of them are held, and one
-    further draw is made for each carry.
+    subtree's noise. A new round is added as in a binary counter, and its noise is the change of the
+    sum of the buffers. So at most log2(rounds) buffers are held, and each carry takes one draw.
     """
 
     def __init__(self, rounds: int, restarts: Sequence[int] = ()) -> None:
@@ -54,14 +53,15 @@ class TreeAgg(Base):
         self._restarts = tuple(restarts)
         if list(self._restarts) != sorted({r for r in self._restarts if 0 < r < rounds}):
             raise ConfigError(
-                f"restarts {list(restarts)} are not ascending rounds between 1 and {rounds - 1}"
+                f"restarts are {list(restarts)}; expected ascending rounds between 1 and "
+                f"{rounds - 1}"
             )
         self.name = "tree-restart" if self._restarts else "tree"
         self._starts = np.array([0, *self._restarts])
         self._lengths = np.diff([0, *self._restarts, rounds])
         self.buffer_count = int(max(self._lengths)).bit_length()
         variances = node_variances(self.buffer_count + 1)
-        # A node's estimate is `weight` of its own draw and the rest of its children's estimates.
+        # A node's estimate: `weight` times its own draw, the rest times its children's estimates.
         self._weights = variances
 
     @property
@@ -70,15 +70,15 @@ class TreeAgg(Base):
         return self._restarts
 
     def restart(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
-        """The same state with a new key; the tree itself begins anew by its schedule, in `step`.
+        """The same state with a new key; `step` starts the new tree by its schedule.
 
         Raises
-            PrivacyError  this round is not one of `restarts`, for which alone was accounted
+            PrivacyError  this round is not one of `restarts`, so it was not accounted for
         """
         now = int(state.round)
         if now not in self._restarts:
             raise PrivacyError(
-                f"round {now} is no restart of this mechanism ({list(self._restarts)}), so the "
+                f"round {now} is not a restart of this mechanism ({list(self._restarts)}), so the "
                 "accounting would not hold. Make tree-restart with the rounds of its restarts"
             )
         return self.rekey(state, key)
@@ -105,18 +105,18 @@ class TreeAgg(Base):
 
         nothing = jax.tree.map(jnp.zeros_like, leaf)
         level, estimate, gone = jax.lax.while_loop(carries, merge, (jnp.int32(0), leaf, nothing))
-        # Buffers below are read again only after they were written again: no need to clear them.
+        # Lower buffers are overwritten before they are read again: no need to clear them.
         level = jnp.minimum(level, self.buffer_count - 1)
         buffers = jax.tree.map(lambda held, new: held.at[level].set(new), state.buffers, estimate)
         return jax.tree.map(jnp.subtract, estimate, gone), buffers
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Exactly, by a dynamic program over the trees of all segments together."""
+        """Exact, by a dynamic program over the trees of all segments together."""
         sizes = tuple(size for length in self._lengths for size in forest_sizes(int(length)))
         return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))
 
     def prefix_variances(self) -> Floats:
-        """For each running sum, one estimate for each binary digit of its length."""
+        """Each running sum adds one estimate per binary digit of its length."""
         variances = node_variances(self.buffer_count)
         parts = []
         before = 0.0
@@ -131,12 +131,12 @@ class TreeAgg(Base):
 class TreeAggFull(Base):
     """Tree aggregation with the best estimate from all complete nodes, in a stream.
 
-    Its noise has covariance (C^T C)^-1, C having a row for each complete node. Drawn in order of
-    rounds, each noise depends on those before it only through the sums of the complete left halves
-    beside its path to the root: `buffer_count` sums, one for each digit of the round, are enough.
+    Its noise has covariance (C^T C)^-1, where C has one row per complete node. Drawn in order of
+    rounds, each noise depends on earlier noise only through the sums of the complete left halves
+    beside its path to the root: `buffer_count` sums, one per digit of the round, are enough.
 
     Args
-        rounds  must be all of them: which nodes are complete, and what they tell, hangs on it
+        rounds  all rounds of the run: the complete nodes and their weights depend on it
     Paper
         BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
     """
@@ -150,11 +150,11 @@ class TreeAggFull(Base):
         self._spread, self._pull = _conditionals(self._sizes)
 
     def conditionals(self) -> tuple[Floats, Floats, Floats]:
-        """Of each round's noise, given that before it.
+        """The law of each round's noise, given that of earlier rounds.
 
         Shapes
             returns  (rounds,) standard deviation; (rounds, held) weights on the sums of complete
-                     left halves, the smallest first; (rounds,) int64  place in its tree
+                     left halves, smallest first; (rounds,) int64  place in its tree
         """
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
@@ -170,7 +170,7 @@ class TreeAggFull(Base):
             draw(state),
             state.buffers,
         )
-        # Sums are added as in a binary counter: those of the digits that carry go into the next.
+        # Sums are added as in a binary counter: digits that carry are added to the next.
         levels = jnp.arange(self.buffer_count)
         carried = (place & ((2 << levels) - 1)) == (2 << levels) - 1  # this digit and all below
         target = jnp.argmin(carried) if self.buffer_count else 0
@@ -186,11 +186,11 @@ class TreeAggFull(Base):
         return noise, jax.tree.map(counted, state.buffers, noise)
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Exactly, by a dynamic program over the trees."""
+        """Exact, by a dynamic program over the trees."""
         return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_part))
 
     def prefix_variances(self) -> Floats:
-        """From the covariance of each tree: its trees are independent of each other."""
+        """From the covariance of each tree; trees are independent of each other."""
         parts = []
         before = 0.0
         for size in self._sizes:
@@ -202,11 +202,11 @@ class TreeAggFull(Base):
 def _full_variances(size: int) -> Floats:
     """(size,) variance of each running sum in one complete tree, from all of its nodes.
 
-    A running sum is a path from the root: at each node it takes the whole left half and goes right,
-    or goes left. `sums[v]` is how the noise of a node's whole relates to its left half.
+    A running sum is a path from the root: at each node it adds the whole left half and goes right,
+    or goes left.
     """
     levels = size.bit_length()
-    # var[h]: variance of a subtree's whole sum from its own nodes alone.
+    # var[h]: variance of a subtree's whole sum, estimated from its own nodes only.
     alone = node_variances(levels)
 
     def inside(level: int, whole: float) -> tuple[Floats, Floats]:
@@ -216,12 +216,12 @@ def _full_variances(size: int) -> Floats:
         """
         if level == 0:
             return np.array([whole]), np.array([whole])
-        # Given the whole, the left half is half of it and a residual of its own.
+        # Given the whole, the left half is half of it plus an independent residual.
         residual = alone[level - 1] / 2
         half = whole / 4 + residual
         variances, with_half = inside(level - 1, half)
         # Left half L = W/2 + E, right half R = W/2 - E; a running sum P in a half H is
-        # with_half / half * H and a part independent of both.
+        # with_half / half * H plus a part independent of both.
         slope = with_half / half
         left_with_whole = slope * whole / 2
         right = half + variances + 2 * slope * (whole / 4 - residual)
@@ -234,7 +234,7 @@ def _full_variances(size: int) -> Floats:
 
 
 def _conditionals(sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """(standard deviation, weights on the held sums) of each round's noise, given those before.
+    """(standard deviation, weights on the held sums) of each round's noise, given earlier noise.
 
     Shapes
         returns  (rounds,) and (rounds, held)
@@ -245,15 +245,15 @@ def _conditionals(sizes: Sequence[int]) -> tuple[Floats, Floats]:
         top = size.bit_length() - 1
         alone = node_variances(top + 1)
         for place in range(size):
-            # What the nodes above say of the sum at each level of the path, from the root down:
-            # with precision `sure`, that it is `weights` times the held sums.
+            # What the nodes above imply for the sum at each level of the path, from the root down:
+            # it is `weights` times the held sums, with precision `sure`.
             sure = 0.0
             weights = np.zeros(held)
             for level in range(top, 0, -1):
-                # The node of this level adds that its own sum is 0, with precision 1.
+                # The node of this level adds the information that its sum is 0, with precision 1.
                 weights *= sure / (sure + 1)
                 sure += 1
-                if place >> (level - 1) & 1:  # its left half is complete: what is left is ours
+                if place >> (level - 1) & 1:  # its left half is complete: we are in the right one
                     weights[level - 1] -= 1
                 else:  # its right half is still to come
                     sure = 1 / (1 / sure + alone[level - 1])

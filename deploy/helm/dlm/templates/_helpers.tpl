@@ -15,10 +15,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
-{{/* Rejects what a server would reject at its start. */}}
+{{/* Rejects what a server would reject at startup. */}}
 {{- define "dlm.check" -}}
 {{- if not (or .Values.insecure (and .Values.tls.secretName (or .Values.tls.clientCertificates .Values.tokens.secretName))) }}
-{{- fail "clients need not authenticate: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
+{{- fail "no authentication is configured: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
 {{- end }}
 {{- if and .Values.tls.clientCertificates (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificates needs tls.secretName" }}
