@@ -43,10 +43,8 @@ def test_a_notebook_is_short_and_was_run_in_order(name: str) -> None:
     assert f"]({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in TRAINS else n for n in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_and_prints_what_stands_below_its_cells(tmp_path: Path, name: str) -> None:
     """All cells; where a tag says that the output varies, only that there is some."""
     if name in TRAINS:

@@ -56,7 +56,9 @@ def test_every_test_has_a_bound(pytestconfig: pytest.Config) -> None:
     [
         pytest.param("hang()", "pass", id="test"),
         pytest.param("pass", "hang()", id="teardown", marks=pytest.mark.slow),
-        pytest.param("assert False", "hang()", id="teardown after a failure"),
+        pytest.param(
+            "assert False", "hang()", id="teardown after a failure", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_test_that_hangs_is_ended_and_shows_its_stack(

@@ -191,7 +191,7 @@ class RunFolder:
         self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
         self._is_new = not path.exists()
         self._had_text = (path / STORE).exists()
-        self._loaded = False
+        self._accepted = False  # a run was loaded or saved here
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
 
@@ -221,7 +221,7 @@ class RunFolder:
         """Releases the folder."""
         if self._lock is None:
             return
-        if not (self.has_begun and (self._loaded or self._had_text)):
+        if not (self.has_begun and (self._accepted or self._had_text)):
             self.remove_text()
         if not self.has_begun and self._is_new:
             (self.path / _LOCK).unlink(missing_ok=True)
@@ -262,7 +262,7 @@ class RunFolder:
         history = {"private": parts, "journal": [line.round for line in lines]}
         if not self.has_begun:
             check_history(self.path, done=None, released=again, **history)
-            self._loaded = True
+            self._accepted = True
             return None
         found = checkpoint.read(self.path / CHECKPOINT)
         found.refuse_other_settings(binding.of_version(found.settings))
@@ -300,7 +300,7 @@ class RunFolder:
         if lacking := [index for index in range(done) if index not in kept]:
             self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
         self._mend_journal(done, [*lines, *own])
-        self._loaded = True
+        self._accepted = True
         return RunState(
             done,
             found.arrays,
@@ -328,6 +328,7 @@ class RunFolder:
                       so that a stop before they are written loses none
             released  as in `check_history`
         """
+        self._accepted = True
         if not released:
             self._save(state, binding, lines, released=False, record=record)
             return

@@ -97,6 +97,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_beyond_its_limit_the_cache_loses_what_was_opened_longest_ago_and_nobody_has_open(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

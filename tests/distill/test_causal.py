@@ -97,6 +97,7 @@ def causal(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     yield module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [NumpyCausal, flax_causal, torch_causal])
 def test_a_causal_model_is_distilled_by_the_pages_adapter(
     tmp_path: Path, causal: types.ModuleType, make: Callable[[], Callable[..., Any]]
