@@ -73,7 +73,7 @@ def may_import(package: str, path: Path) -> bool:
     if package == "grpc_tools":
         return path == Path("wire/generate.py")
     if package.startswith("grpc"):
-        return is_below(path, "server", "client", "wire/status.py", "wire/grpc_setup.py")
+        return is_below(path, "server", "client", "wire/status.py")
     if package == "prometheus_client":
         return is_below(path, "server", "client", "cli")
     if package == "opentelemetry":

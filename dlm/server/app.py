@@ -16,10 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import uvloop
-from grpc_reflection.v1alpha import reflection
 
 from dlm.errors import ConfigError
 from dlm.index.layout import check_file, map_columns, read_manifest
@@ -46,6 +44,7 @@ from dlm.server.health import (
 )
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.models import Models
+from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
@@ -338,6 +337,8 @@ class ShardServer:
                     return event
 
     def _bind(self) -> Any:
+        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
+
         config = self.config
         server = grpc.aio.server(
             options=[

@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-import grpc
-
 from dlm.errors import ProtocolError
 from dlm.logs import EventLog
 from dlm.server.admission import Admission, Clock
@@ -21,6 +19,7 @@ from dlm.server.answers import Answered, Answerer, Located
 from dlm.server.config import ServerConfig
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
+from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal, too_late
 from dlm.server.replies import Replies
 from dlm.wire import codec

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from enum import Enum, IntEnum
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2
 
+from dlm.server.poller import grpc
 from dlm.wire._pb import shard_pb2 as pb
 
 SHARD_SERVICE = "dlm.v1.Shard"

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import grpc
-
 from dlm.errors import ConfigError, ProtocolError
 from dlm.server.health import SHARD_SERVICE, ServingState
+from dlm.server.poller import grpc
 from dlm.server.service import ShardService
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb

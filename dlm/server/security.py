@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import grpc
-
 from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.metrics import ServerMetrics
+from dlm.server.poller import grpc
 from dlm.server.replies import Replies, Unread
 from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens

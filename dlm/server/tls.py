@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from dlm.errors import ConfigError
+from dlm.server.poller import grpc
 from dlm.wire.secret import read_secret, require_file
 
 

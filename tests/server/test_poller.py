@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dlm.wire import grpc_setup
+from dlm.server import poller
 
 CALL = """
 import os
@@ -40,10 +40,10 @@ def traced(before: str, **environ: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
-@pytest.mark.parametrize("package", ["dlm.client", "dlm.server"])
-def test_clients_and_servers_have_the_earlier_poller(package: str) -> None:
-    """And processes that they start are not told."""
-    printed, trace = traced(f"import {package}")
+@pytest.mark.parametrize("module", ["dlm.server.app", "dlm.server.workers", "dlm.cluster"])
+def test_a_server_has_the_earlier_poller(module: str) -> None:
+    """Whatever was imported before it; processes that it starts are not told."""
+    printed, trace = traced(f"import {module}, dlm.server.app")
     assert printed == "UNIMPLEMENTED None"
     assert EARLIER in trace
     assert EVENT_ENGINE not in trace
@@ -53,8 +53,8 @@ def test_clients_and_servers_have_the_earlier_poller(package: str) -> None:
 @pytest.mark.parametrize(
     ("before", "environ", "left"),
     [
-        ("import dlm.client", {"GRPC_EXPERIMENTS": ""}, ""),
-        ("import grpc, dlm.client", {}, None),
+        ("import dlm.server", {"GRPC_EXPERIMENTS": ""}, ""),
+        ("import grpc, dlm.server", {}, None),
     ],
 )
 def test_what_a_program_chose_stays(before: str, environ: dict[str, str], left: str | None) -> None:
@@ -66,8 +66,8 @@ def test_what_a_program_chose_stays(before: str, environ: dict[str, str], left: 
 
 def test_a_version_that_is_not_known_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that it lacks would be complained of."""
-    monkeypatch.setattr(grpc_setup, "sys", type("Sys", (), {"modules": {}}))
+    monkeypatch.setattr(poller, "sys", type("Sys", (), {"modules": {}}))
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     for found, chosen in {"1.80.9": False, "1.81.0": True, "1.85.1": True, "1.86.0": False}.items():
-        monkeypatch.setattr(grpc_setup, "version", lambda _, found=found: found)
-        assert grpc_setup.chooses_poller() is chosen
+        monkeypatch.setattr(poller, "version", lambda _, found=found: found)
+        assert poller.chooses_poller() is chosen

@@ -1,7 +1,7 @@
-"""Sets gRPC up for this process. `dlm.client` and `dlm.server` import this before anything else.
+"""gRPC for servers, with the poller that costs them least. They import `grpc` from here.
 
-gRPC reads these variables once, when it is first imported. A program that imported it earlier keeps
-what it had then, and a variable that is set already is left as it is.
+gRPC reads the variable once, when it is first imported. A program that imported it earlier keeps
+its poller, and a variable that is set already is left as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 EXPERIMENTS = "GRPC_EXPERIMENTS"
 # Since 1.81, gRPC's "event engine" passes each event from the thread that polls to another. Its
-# earlier poller, which it still has, saves a tenth of a message's CPU time in a client and a sixth
-# in a server (tests/benchmarks/README.md).
+# earlier poller, which it still has, saves a server 14 to 24 % of its CPU time (DESIGN.md). A
+# client gains nothing: there, the earlier poller writes to the network while it holds the GIL.
 POLLER = "-event_engine_client,-event_engine_listener"
 # To others these names may be unknown, which gRPC would print on standard error.
 VERSIONS = (1, 81), (1, 85)
@@ -28,11 +28,10 @@ def chooses_poller() -> bool:
     return first <= (int(major), int(minor)) <= last
 
 
-# Lets a process that has used a client fork (see `client/deliver/fork`).
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
-if chooses_poller():
+chosen = chooses_poller()
+if chosen:
     os.environ[EXPERIMENTS] = POLLER
-    try:
-        import grpc  # noqa: F401
-    finally:
-        del os.environ[EXPERIMENTS]  # not for the processes that this one starts
+import grpc as grpc  # noqa: E402
+
+if chosen:
+    del os.environ[EXPERIMENTS]  # not for the processes that this one starts
