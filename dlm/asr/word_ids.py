@@ -39,7 +39,7 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
             for word in words
         ]
     except TypeError as exc:
-        raise QueryError(f"words are strings, bytes or ids, but {exc}") from exc
+        raise QueryError(f"expected words as strings, bytes or ids: {exc}") from exc
     if ids and not 0 <= min(ids) <= max(ids) < size:
         raise QueryError(f"word ids from {min(ids)} to {max(ids)}; expected 0 to {size - 1}")
     check_known([word for word in words if isinstance(word, (str, bytes))], utterance)

@@ -79,8 +79,8 @@ def cluster(
     listens at one of its addresses.
 
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
-    exits with 1 once none is left. With several folders, each server serves its shard of every set
-    that has one. --ca, --cert, --key, --token-file and --small are written to cluster.toml for
+    exits with 1 once none is left. With several folders, server N serves shard N of every set that
+    has it. --ca, --cert, --key, --token-file and --small are written to cluster.toml for
     clients; clients with `partial` open the small model themselves.
 
     Examples:

@@ -89,7 +89,7 @@ def distill(
     ] = None,
     prior: Annotated[
         float | None,
-        typer.Option(help="Visits to add to every context that samples visited; 0.01 suits words."),
+        typer.Option(help="Pseudo-count for each sampled context; 0.01 suits words."),
     ] = None,
     capitalize: Annotated[
         Path | None,
@@ -177,11 +177,11 @@ def distill(
     if as_json:
         print_json(figures)
         return
-    said = f"perplexity of text from the source: {made.fit.perplexity:.4f} by the new model"
+    said = f"perplexity on the source's own text: new model {made.fit.perplexity:.4f}"
     if known:
         said = (
-            f"perplexity of text from the source: {figures['source_perplexity']:.4f} by the "
-            f"source, {made.fit.perplexity:.4f} by the new model "
+            f"perplexity on the source's own text: source {figures['source_perplexity']:.4f}, "
+            f"new model {made.fit.perplexity:.4f} "
             f"({made.relative_entropy:.4g} nats per word)"
         )
     print(said)

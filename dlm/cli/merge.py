@@ -39,7 +39,9 @@ def merge(
     output: ArpaOutput,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2,...", help="One weight per model, such as 0.6,0.4; sum 1."),
+        typer.Option(
+            metavar="W1,W2,...", help="One weight per model, such as 0.6,0.4; they must sum to 1."
+        ),
     ] = None,
     tune: Annotated[
         Path | None,

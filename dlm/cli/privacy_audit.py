@@ -30,7 +30,7 @@ def audit(
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of coins, canaries and noise.  [default: the system's randomness]"),
+        typer.Option(help="Seed of all random draws.  [default: the system's randomness]"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -42,8 +42,8 @@ def audit(
 
     Prints a lower bound on mu beside the upper bound from accounting. Each canary sends its own
     direction through the code that handles users' updates, in the worst participation pattern; the
-    audit searches everything that a run releases for it. The number of rounds is that of the
-    settings. No text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the
+    audit then looks for that direction in everything a run releases. The settings give the number
+    of rounds. No text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the
     upper one, since the noise is then smaller than accounted for.
 
     Examples:

@@ -56,7 +56,7 @@ def prune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="ARPA file, not Kneser-Ney, for the probabilities of histories.  [default: MODEL]",
+            help="ARPA file for history probabilities (not Kneser-Ney).  [default: MODEL]",
         ),
     ] = None,
     keep_suffixes: Annotated[

@@ -79,9 +79,10 @@ def transcribe(
 ) -> None:
     """Transcribe English speech.
 
-    Prints the words of each file as they are found; with several files, each after its name and a
-    tab. Long audio is cut at pauses, and each segment is printed when it is done. A file that is
-    not audio is reported and the others are transcribed; the command then exits with 1.
+    Prints the words of each file as they are found; with several files, each line begins with the
+    file's name and a tab. Long audio is cut at pauses, and each segment is printed when it is
+    done. A file that is not audio is reported and the others are transcribed; the command then
+    exits with 1.
 
     With --nbest, the objects of --json are what `dlm rescore` reads.
 

@@ -135,7 +135,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-        raise ValueError(f"the key {twice!r} comes twice in one object")
+        raise ValueError(f"duplicate key {twice!r} in a JSON object")
     return found
 
 

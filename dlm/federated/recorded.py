@@ -62,7 +62,7 @@ def read_beside(path: Path, sha256: str) -> Provenance:
         record = json.loads(side.read_text(encoding="utf-8"))
         (digest_name,) = set(record) - {"provenance"}
     except (ValueError, TypeError) as exc:
-        raise FormatError(f"{side} is no record: {exc!r}") from exc
+        raise FormatError(f"{side} is not a privacy record: {exc!r}") from exc
     return _bound(path, sha256, record, digest_name=digest_name, kind="file")
 
 

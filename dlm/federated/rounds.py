@@ -327,8 +327,8 @@ def make_algorithm(
         now = int(state.round)
         if mechanism is not None and now >= mechanism.rounds:
             raise PrivacyError(
-                f"round {now} (from 0) is beyond the {mechanism.rounds} rounds that the mechanism "
-                "was built and is accounted for; set rounds higher before the run starts"
+                f"round {now} (from 0) is beyond the mechanism's {mechanism.rounds} rounds; set "
+                "rounds higher before the run starts"
             )
         if adaptive is None:
             state = state._replace(bound=jnp.float32(release.clip_norm_at(now)))

@@ -331,7 +331,7 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
     suffixes = {PurePosixPath(file).suffix for file in files}
     for suffix in sorted(suffixes & _UNREADABLE):
         raise ConfigError(
-            f"{source}: Spark does not read {suffix[1:]} as other programs write it; compress "
+            f"{source}: Spark cannot read standard {suffix[1:]} files; compress "
             "the text with bzip2, gzip or zstd"
         )
     name = "value"

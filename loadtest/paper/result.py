@@ -51,7 +51,7 @@ class Result:
         keys = {key for key, _, _ in self.columns}
         for row in self.rows:
             if row.get("basis") not in BASES:
-                raise ValueError(f"{self.name}: the row {row} needs a basis, one of {BASES}")
+                raise ValueError(f"{self.name}: {row} lacks a basis; expected one of {BASES}")
         for row in self.paper:
             if "where" not in row:
                 raise ValueError(f"{self.name}: the paper's row {row} needs a place ('where')")

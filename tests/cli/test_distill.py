@@ -95,7 +95,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
     figures = json.loads(run(*args, "--json", "-q").stdout)
     assert abs(figures["relative_entropy_nats"]) < 1e-6
     said = run(*args)
-    assert b"perplexity of text from the source: " in said.stdout
+    assert b"perplexity on the source's own text: " in said.stdout
     assert b"expected counts of" in said.stderr
 
 

@@ -86,7 +86,10 @@ class StageRecord:
         if self.noise not in NOISES:
             raise ConfigError(f"stage {self.stage}: noise is {self.noise!r}, not one of {NOISES}")
         if not (self.norm_inflation >= 1 and self.rounding >= 1):
-            raise ConfigError(f"stage {self.stage}: rounding cannot shrink norms")
+            raise ConfigError(
+                f"stage {self.stage}: norm_inflation is {self.norm_inflation}, rounding is "
+                f"{self.rounding}; both must be 1 or more"
+            )
         if min(self.rounds, self.gap, self.max_part) < 1:
             raise ConfigError(f"stage {self.stage}: rounds, gap and max_part must be 1 or more")
 

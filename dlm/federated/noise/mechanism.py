@@ -148,7 +148,7 @@ class Base:
         if not isinstance(past, jax.core.Tracer) and bool(past):
             raise PrivacyError(
                 f"round {int(state.round)} has no noise: {self.name} was made for {self.rounds} "
-                "rounds. Make it for all rounds of the run"
+                "rounds. Build it for every round of the run"
             )
         noise, buffers = self._compiled(state)
         noise = jax.tree.map(lambda leaf: jnp.where(past, jnp.nan, leaf), noise)

@@ -321,7 +321,7 @@ def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[Secti
     """The arrays of a model; raises if ARPA cannot express it. Does not check values."""
     columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
     if not columns:
-        raise ValueError("a model has at least the section of order 1")
+        raise ValueError("the model has no sections; expected at least order 1")
     if columns[-1][2] is not None:
         if bool(columns[-1][2].any()):
             raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
