@@ -143,7 +143,7 @@ def test_the_stages_and_the_figures_are_told(home: Path) -> None:
     done = dlm(*args, "--samples", 20, "--prior", 1)
     assert done.exit_code == 0, done.exception
     assert "in 12 pieces" in done.stderr
-    assert "by the new model" in done.stdout
+    assert "new model" in done.stdout
     assert "nan" not in done.stdout
 
 
