@@ -65,6 +65,8 @@ def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
                marked `out` writable. Then it is compiled once, other arguments raise TypeError,
                and it can be compiled ahead. Without, it is compiled for each kind of arguments;
                read-only and writable arrays are different kinds
+    Raises  TypeError  it is defined inside another function: the cache names a kernel by module,
+                       name and types, so it would run the code of another from the same factory
     """
     if callable(types):
         return _kept(numba.njit(nogil=True)(types))
@@ -133,6 +135,9 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 
 def _kept(dispatcher: Any) -> Any:
+    name = getattr(dispatcher, "py_func", dispatcher).__qualname__
+    if "<locals>" in name:  # the cache could not tell those of one factory apart
+        raise TypeError(f"{name} is defined inside a function; move the kernel to its module")
     if not config.DISABLE_JIT:
         dispatcher._cache = _Kernels(dispatcher.py_func)
     return dispatcher

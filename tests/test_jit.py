@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,29 @@ def test_a_folder_that_can_only_be_read_is_used_and_new_kernels_go_elsewhere(
         jit.folders.cache_clear()
 
 
+@jit.inlined
+def third(x: float) -> float:
+    return x / 3
+
+
+@jit.kernel
+def two_thirds(x: float) -> float:
+    return third(x) + third(x)
+
+
+@pytest.mark.parametrize("decorator", [jit.kernel, jit.inlined, jit.kernel("int64")])
+def test_a_kernel_made_by_a_factory_is_refused(decorator: Callable[[Any], Any]) -> None:
+    """It would be cached under the name of its sisters, and answer what they do."""
+
+    def made(x: int) -> int:
+        return x
+
+    with pytest.raises(TypeError, match="inside a function"):
+        decorator(made)
+
+
 def test_an_inlined_function_runs_as_written_in_python_also_once_a_kernel_took_it_in() -> None:
     """It has no compiled code that Python could call."""
-
-    @jit.inlined
-    def third(x: float) -> float:
-        return x / 3
-
-    @jit.kernel
-    def two_thirds(x: float) -> float:
-        return third(x) + third(x)
-
     assert third(1) == 1 / 3
     assert two_thirds(1) == 2 / 3
     assert third(1) == 1 / 3
@@ -193,17 +206,17 @@ def test_where_a_helper_ends_its_work_is_done_by_the_process_itself(
     assert here == "3"
 
 
+@jit.kernel("uint32[:], out int64[:], bool")
+def add(numbers: Any, sums: Any, twice: Any) -> int:
+    total = 0
+    for number in numbers:
+        total += number
+    sums[0] = 2 * total if twice else total
+    return total
+
+
 def test_declared_types_take_read_only_and_writable_arrays_and_refuse_others() -> None:
     """All by one compiled form."""
-
-    @jit.kernel("uint32[:], out int64[:], bool")
-    def add(numbers: Any, sums: Any, twice: Any) -> int:
-        total = 0
-        for number in numbers:
-            total += number
-        sums[0] = 2 * total if twice else total
-        return total
-
     numbers, sums = np.arange(4, dtype=np.uint32), np.zeros(1, np.int64)
     wrong = np.ones(4, np.float32)
     with pytest.raises(TypeError, match="No matching definition"):
