@@ -146,13 +146,19 @@ def _first_words(file: TranscriptFile) -> TranscriptFile | None:
     return TranscriptFile(texts, file.speakers)
 
 
-def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, tuple[str, str]]:
+def paired(
+    reference: TranscriptFile, hypothesis: TranscriptFile, *, subset: bool = False
+) -> dict[str, tuple[str, str]]:
     """Reference and hypothesis of each utterance in the reference.
 
     Names match if they are equal, or paths with the same file name: "audio/a1.flac" matches "a1"
     and "a1.wav".
 
-    Raises  TextError  an utterance without a hypothesis, or a hypothesis without an utterance
+    Args
+        subset  leave out utterances without a hypothesis
+    Raises
+        TextError  an utterance without a hypothesis (with `subset`, all of them), or a hypothesis
+                   without an utterance
     """
     if reference.numbered != hypothesis.numbered:
         alone, named = (
@@ -169,10 +175,10 @@ def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, t
     else:
         keys = {name: name for name in reference.texts}
     missing = [name for name, key in keys.items() if key not in given]
-    if missing:
+    if missing and (not subset or len(missing) == len(keys)):
         raise TextError(
             f"{len(missing)} of {len(keys)} utterances of the reference have no hypothesis, such "
-            f"as {missing[0]!r}; expected one for each"
+            f"as {missing[0]!r}; expected one for each (--subset scores only those that have one)"
         )
     unknown = given.keys() - set(keys.values())
     if unknown:
@@ -182,7 +188,7 @@ def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, t
         )
     if len(set(keys.values())) < len(keys):
         raise TextError("two utterances of the reference have the same file name")
-    return {name: (reference.texts[name], given[key]) for name, key in keys.items()}
+    return {name: (reference.texts[name], given[key]) for name, key in keys.items() if key in given}
 
 
 def _stem(name: str) -> str:

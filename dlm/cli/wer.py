@@ -12,6 +12,8 @@ from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.units import counted
 
+FEW_GROUPS = 5  # a bootstrap over fewer gives an interval that is too narrow
+
 if TYPE_CHECKING:
     from dlm.asr.wer import Interval, WordErrors
 
@@ -46,6 +48,12 @@ def wer(
         bool,
         typer.Option("--alignments", help="Print each utterance that has errors, word by word."),
     ] = False,
+    subset: Annotated[
+        bool,
+        typer.Option(
+            "--subset", help="Score only the utterances that are in HYP (and in --against)."
+        ),
+    ] = False,
     exact: Annotated[
         bool,
         typer.Option("--exact", help="Compare words as they are, with case and punctuation."),
@@ -55,8 +63,11 @@ def wer(
     """Compute word error rates, with intervals.
 
     The 95 % interval is a bootstrap over speakers, or over utterances if the reference names no
-    speakers. With --against, the difference is HYP minus the other recogniser, on paired samples:
-    if it is below zero, HYP is better, and significantly so if the interval excludes zero.
+    speakers; with fewer than five it is too narrow, and the output says so. An utterance that HYP
+    lacks is an error, since leaving it out would lower the rate; --subset leaves it out.
+
+    With --against, the difference is HYP minus the other recogniser, on paired samples: if it is
+    below zero, HYP is better, and significantly so if the interval excludes zero.
 
     Examples:
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
@@ -65,6 +76,7 @@ def wer(
     from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
     from dlm.asr.wer import align, by_group, error_rate, rate_difference, spoken_words, total
     from dlm.asr.wer import word_errors as errors_of
+    from dlm.errors import TextError
 
     said = read_transcripts(reference)
     split = str.split if exact else spoken_words
@@ -74,22 +86,30 @@ def wer(
         named = with_kaldi_names(said, heard)
         if named != (said, heard):
             print(f"{path}: the first word of each line is its name, as in Kaldi", file=sys.stderr)
-        pairs = {name: (split(one), split(other)) for name, (one, other) in paired(*named).items()}
+        texts = paired(*named, subset=subset)
+        pairs = {name: (split(one), split(other)) for name, (one, other) in texts.items()}
         return pairs, {name: errors_of(*pair) for name, pair in pairs.items()}
 
     pairs, errors = judged(hypothesis)
+    if against is not None:
+        _, others = judged(against)
+        both = errors.keys() & others.keys()
+        if not both:
+            raise TextError(f"{hypothesis} and {against} have no utterance in common")
+        errors = {name: one for name, one in errors.items() if name in both}
+        others = {name: others[name] for name in errors}
     groups = {name: said.speakers.get(name, name) for name in errors}
     speakers = {name: one for name, one in by_group(errors, groups).items() if one.words}
     whole = total(errors.values())
     grouped = list(speakers.values())
     facts: dict[str, Any] = {
         "utterances": len(errors),
-        "speakers": len(set(said.speakers.values())) or None,
+        "left_out": len(said.texts) - len(errors),
+        "speakers": len(speakers) if said.speakers else None,
         **_counts(whole),
         "interval": _facts(error_rate(grouped)) if len(grouped) > 1 else None,
     }
     if against is not None:
-        _, others = judged(against)
         other = [one for one in by_group(others, groups).values() if one.words]
         facts["against"] = _counts(total(others.values()))
         facts["difference"] = _facts(rate_difference(other, grouped)) if len(grouped) > 1 else None
@@ -97,15 +117,18 @@ def wer(
         facts["by_speaker"] = {name: _counts(one) for name, one in speakers.items()}
     if as_json:
         if alignments:
-            facts["alignments"] = {name: align(*pair) for name, pair in pairs.items()}
+            facts["alignments"] = {name: align(*pairs[name]) for name in errors}
         print_json(facts)
         return
-    _print(facts, whole, bool(said.speakers))
+    units = counted(len(grouped), "speaker" if said.speakers else "utterance")
+    if len(grouped) < FEW_GROUPS:
+        units += f"; the interval is too narrow with fewer than {FEW_GROUPS}"
+    _print(facts, whole, units)
     if alignments:
-        for name, pair in pairs.items():
-            if errors[name].errors:
+        for name, one in errors.items():
+            if one.errors:
                 print(f"\n{name}")
-                print(_aligned(align(*pair)))
+                print(_aligned(align(*pairs[name])))
 
 
 def _counts(errors: WordErrors) -> dict[str, Any]:
@@ -122,14 +145,16 @@ def _facts(interval: Interval) -> dict[str, float]:
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
-def _print(facts: dict[str, Any], whole: WordErrors, has_speakers: bool) -> None:
-    units = "speakers" if has_speakers else "utterances"
+def _print(facts: dict[str, Any], whole: WordErrors, units: str) -> None:
     print(
         f"WER\t{_percent(whole.rate)}\t{counted(whole.errors, 'error')} in "
         f"{counted(whole.words, 'word')}: "
         f"{whole.substitutions:,} substituted, {whole.deletions:,} deleted, "
         f"{whole.insertions:,} inserted"
     )
+    if facts["left_out"]:
+        total = facts["utterances"] + facts["left_out"]
+        print(f"scored\t{facts['utterances']:,} of {counted(total, 'utterance')}")
     _print_interval("95 %", facts["interval"], units)
     if "against" in facts:
         print(f"against\t{_percent(facts['against']['wer'])}")

@@ -29,7 +29,7 @@ def test_rates_intervals_and_speakers_are_printed(run: Run, folder: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().splitlines() == [
         "WER\t37.50 %\t3 errors in 8 words: 1 substituted, 1 deleted, 1 inserted",
-        "95 %\t25.00 to 50.00\tby speakers",
+        "95 %\t25.00 to 50.00\tby 2 speakers; the interval is too narrow with fewer than 5",
         "x\t50.00 %\t4 words",
         "y\t25.00 %\t4 words",
     ]
@@ -68,8 +68,32 @@ def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -
     assert done.returncode == 1
     assert done.stderr.decode() == (
         "dlm: 1 of 2 utterances of the reference have no hypothesis, such as 'b.flac'; expected "
-        "one for each\n"
+        "one for each (--subset scores only those that have one)\n"
     )
+
+
+@pytest.mark.parametrize("other", [(), ("--against", "heard.tsv")])
+def test_a_subset_is_scored_where_it_is_asked_for(
+    run: Run, folder: Path, other: tuple[str, ...]
+) -> None:
+    """Both recognisers on the same utterances; what is left out is counted."""
+    (folder / "part.tsv").write_text("a.flac\tthe man\n")
+    done = run("wer", "said.tsv", "part.tsv", "--subset", *other, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines()[:2] == [
+        "WER\t50.00 %\t2 errors in 4 words: 0 substituted, 2 deleted, 0 inserted",
+        "scored\t1 of 2 utterances",
+    ]
+    assert (b"against\t50.00 %" in done.stdout) == bool(other)
+
+
+def test_a_subset_of_nothing_is_an_error(run: Run, folder: Path) -> None:
+    """Of the hypotheses, or between two recognisers."""
+    for name, text in (("a", "a.flac\tthe man\n"), ("b", "b.flac\ta dog\n"), ("c", "c\tx\n")):
+        (folder / name).write_text(text)
+    for others in (["c"], ["a", "--against", "b"]):
+        done = run("wer", "said.tsv", *others, "--subset", cwd=folder)
+        assert (done.returncode, done.stdout) == (1, b""), done.stderr
 
 
 @pytest.mark.parametrize(
