@@ -171,6 +171,8 @@ def distill(
         "relative_entropy_nats": made.relative_entropy if known else None,
         "steps": made.fit.steps,
         "residual": made.fit.residual,
+        "excess_nats": None if math.isnan(made.fit.excess) else made.fit.excess,
+        "rounding": made.fit.rounding,
         "unvisited_contexts": made.fit.unvisited,
         "seconds": round(time.monotonic() - began, 3),
     }
@@ -189,6 +191,8 @@ def distill(
         f"{counted(sum(model.counts), 'n-gram')}, at most {counted(made.fit.steps, 'step')} per "
         "context"
     )
+    if figures["excess_nats"] is not None:
+        print(f"at most {made.fit.excess:.1g} nats per word above the optimum of its counts")
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlm.distill import kernels
 from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
 from dlm.distill.fit import DistilledModel, fit
-from dlm.distill.topology import closed, restricted, united
+from dlm.distill.topology import closed, first_child, restricted, united
 from dlm.errors import DlmError, SourceError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.units import counted
@@ -71,6 +71,8 @@ def as_log10(values: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]
 class BackoffSource:
     """A backoff model as the source, on a topology that has all of its n-grams.
 
+    Every context sums to 1: what a file's digits leave of that would count as unlisted words.
+
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
         weight[k - 1]   (n_k,)  float64  backoff weight; 1 for contexts that the model lacks
@@ -102,6 +104,7 @@ class BackoffSource:
             prob[0][0] = 0.0
         made = cls(topology, prob, weight)
         _check_sums(made)
+        _normalise(made)
         return made
 
 
@@ -121,6 +124,20 @@ def _check_sums(source: BackoffSource) -> None:
             "expected 1. If the model was filtered, run dlm filter --renormalise; otherwise "
             "estimate it again"
         )
+
+
+def _normalise(source: BackoffSource) -> None:
+    topology = source.topology
+    source.prob[0] /= source.prob[0].sum()
+    back = np.zeros(1)
+    for k in range(1, topology.order):
+        shorter, here_back = topology.orders[k - 1], np.zeros(len(topology.orders[k - 1]))
+        kernels.normalise(
+            shorter.suffix, first_child(topology, k - 1), shorter.first_child,
+            topology.orders[k].suffix, source.prob[k - 1], back, source.prob[k],
+            source.weight[k - 1], here_back,
+        )  # fmt: skip
+        back = here_back
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:

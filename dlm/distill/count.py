@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill import kernels, mass_kernels
+from dlm.distill.topology import first_child
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.units import LN_10
 
@@ -130,20 +131,25 @@ class LocalCounts:
         backed[k]     (n_k,)  float64  C(phi, h): h was tried and did not list the word; h of
                                        length k, 0 to N - 1; 0 for the empty context
         direct[k]     (n_k,)  float64  h was the longest context in the topology
+        rounding      visits that rounding added to `backed`, and that were taken off
     """
 
     found: list[NDArray[np.float64]]
     backed: list[NDArray[np.float64]]
     direct: list[NDArray[np.float64]]
+    rounding: float
 
 
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """The counts by the context at which they are found.
 
     Guarantees
-        none is negative: values that rounding takes below 0 are set to 0
+        none is negative: differences within rounding are 0
+        no context backs off more by rounding than the words that it does not list have
     """
-    found, backed, direct = [], [], []
+    found: list[NDArray[np.float64]] = []
+    backed: list[NDArray[np.float64]] = []
+    direct: list[NDArray[np.float64]] = []
     for k in range(1, topology.order + 1):
         here = counts.ngrams[k - 1].copy()
         visited = counts.contexts[k - 1]
@@ -156,10 +162,22 @@ def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
             longer = topology.orders[k]
             kernels.subtract_at(counts.ngrams[k], longer.suffix, here)
             kernels.subtract_at(counts.contexts[k], topology.orders[k - 1].suffix, own)
-        found.append(np.maximum(here, 0.0))
+        found.append(_beyond_rounding(here, counts.ngrams[k - 1]))
         backed.append(np.maximum(back, 0.0))
-        direct.append(np.maximum(own, 0.0))
-    return LocalCounts(found, backed, direct)
+        direct.append(_beyond_rounding(own, visited))
+    rounding = 0.0
+    for k in range(1, topology.order):
+        shorter, longer = topology.orders[k - 1], topology.orders[k]
+        rounding += kernels.cap_backed(
+            shorter.suffix, first_child(topology, k - 1), shorter.first_child, longer.suffix,
+            found[k - 1], backed[k - 1], counts.contexts[k - 1], counts.contexts[k], backed[k],
+        )  # fmt: skip
+    return LocalCounts(found, backed, direct, rounding)
+
+
+def _beyond_rounding(left: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What is left of sums; 0 where it may be rounding alone."""
+    return np.where(left > kernels.ROUNDING * whole, left, 0.0)
 
 
 def ln_likelihood(
@@ -243,8 +261,12 @@ class VisitCounter:
                 [self.window, np.full((more, order - 1), MISSING, np.uint32)]
             )
         self.entropy += visit.entropy.sum(dtype=np.float64)
-        contexts[0][0] += len(visit.words)
-        ngrams[0] += visit.given.sum(axis=0, dtype=np.float64)
+        given = np.ascontiguousarray(visit.given)
+        total = given.sum(axis=1, dtype=np.float64)
+        kernels.add_given(
+            given, total, np.zeros(len(given), np.uint32), first_child(topology, 0),
+            self._last_words[0], ngrams[0], contexts[0],
+        )  # fmt: skip
         begins = visit.words == topology.vocabulary.begin_id
         if order > 1:
             here = self.window[visit.places]
@@ -252,11 +274,11 @@ class VisitCounter:
             here[:, :-1] = here[:, 1:]
             here[:, -1] = visit.words
             self.window[visit.places] = here
-            given = np.ascontiguousarray(visit.given)
             for k in range(1, order):
                 rows = topology.rows_of(np.ascontiguousarray(here[:, order - 1 - k :]))
                 kernels.add_given(
                     given,
+                    total,
                     rows,
                     topology.orders[k - 1].first_child,
                     self._last_words[k],

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dlm.distill import kernels
 from dlm.distill.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
 from dlm.distill.prior import Prior, as_seen, check_visits
+from dlm.distill.topology import first_child
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge.union import run_parts, split
@@ -30,6 +31,7 @@ F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
 TOLERANCE = 1e-6  # of moment matching, as a share of a context's counts
 MOST_STEPS = 1000
+_ENOUGH = 1e-4  # nats per word, per tolerance: a slow context may stop this far from its optimum
 _LEAST_LOG10 = -99.0
 _PARTS = 16
 
@@ -43,6 +45,9 @@ class FitResult:
         ln_likelihood  expected log-likelihood of the counts, in nats
         steps          the most steps that a context took
         residual       the largest moment-matching residual, as a share of a context's counts
+        excess         the best model has at most this many nats per word less, on these counts
+                       with the prior's visits; nan for a model that was not fitted
+        rounding       visits that rounding added to what backs off, and that were taken off
         unvisited      contexts without counts, which copy what they back off to
         words          expected words under `ln_likelihood`, including ends of sentences
     """
@@ -51,6 +56,8 @@ class FitResult:
     ln_likelihood: float
     steps: int
     residual: float
+    excess: float
+    rounding: float
     unvisited: int
     words: float
 
@@ -112,11 +119,11 @@ def fit(
     added = prior if isinstance(prior, Prior) else as_seen(topology, counts, local, prior)
     prob: list[NDArray[np.float64]] = []
     back: list[NDArray[np.float64]] = []
-    steps, residual, unvisited = 0, 0.0, 0
+    steps, residual, excess, unvisited = 0, 0.0, 0.0, 0
     with ThreadPoolExecutor(threads, "distill") as pool:
         for k in range(topology.order):
             tell(f"fitting contexts of {counted(k, 'word')}")
-            here, here_back, done, off = _fit_length(
+            here, here_back, done, off, lost = _fit_length(
                 topology, counts, local, k, added, tolerance, pool
             )
             prob.append(here)
@@ -125,6 +132,7 @@ def fit(
                 max(steps, int(done.max(initial=0))),
                 max(residual, float(off.max(initial=0.0))),
             )
+            excess += float(lost.sum())
             unvisited += int(np.isnan(here_back).sum())
     weights = []
     for k in range(1, topology.order):
@@ -132,7 +140,7 @@ def fit(
         weight = np.empty(len(columns))
         kernels.weigh(
             columns.suffix,
-            _first_child(topology, k - 1),
+            first_child(topology, k - 1),
             columns.first_child,
             topology.orders[k].suffix,
             prob[k - 1],
@@ -158,6 +166,8 @@ def fit(
         ln_likelihood(local, log10_prob, log10_weight),
         steps,
         residual,
+        excess / counts.words,
+        local.rounding,
         unvisited,
         counts.words,
     )
@@ -171,8 +181,9 @@ def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
     """
     prob = [columns.log10_prob.astype(F64) for columns in model.orders]
     weight = [columns.log10_backoff.astype(F64) for columns in model.orders[:-1]]
-    likelihood = ln_likelihood(local_counts(model, counts), prob, weight)
-    return FitResult(model, likelihood, 0, 0.0, 0, counts.words)
+    local = local_counts(model, counts)
+    likelihood = ln_likelihood(local, prob, weight)
+    return FitResult(model, likelihood, 0, 0.0, math.nan, local.rounding, 0, counts.words)
 
 
 def _fit_length(
@@ -184,12 +195,13 @@ def _fit_length(
     tolerance: float,
     pool: ThreadPoolExecutor,
 ) -> tuple[
-    NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]
+    NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64],
+    NDArray[np.float64],
 ]:  # fmt: skip
-    """For contexts of length k: P of their n-grams, the mass left over, steps and residuals."""
+    """For contexts of length k: P of their n-grams, mass left over, steps, residuals, excess."""
     columns = topology.orders[k]
-    first_child = _first_child(topology, k)
-    contexts = len(first_child) - 1
+    begins = first_child(topology, k)
+    contexts = len(begins) - 1
     child_begin = np.zeros(contexts + 1, I64)
     children = np.zeros(len(columns), U32)
     grandchild, suffix = np.zeros(len(columns) + 1, U32), np.zeros(0, U32)
@@ -199,12 +211,12 @@ def _fit_length(
         grandchild, suffix = columns.first_child, topology.orders[k + 1].suffix
         child_backed = local.backed[k + 1]
     prob, back = np.empty(len(columns)), np.empty(contexts)
-    steps, residual = np.zeros(contexts, I64), np.zeros(contexts)
+    steps, residual, excess = np.zeros(contexts, I64), np.zeros(contexts), np.zeros(contexts)
     run_parts(
         pool,
         lambda *arrays: kernels.fit_contexts(*arrays[-2:], *arrays[:-2]),
-        split(first_child, _PARTS),
-        first_child,
+        split(begins, _PARTS),
+        begins,
         child_begin,
         children,
         grandchild,
@@ -218,20 +230,15 @@ def _fit_length(
         prior.prob[k],
         prior.unlisted[k],
         float(tolerance),
+        _ENOUGH * tolerance * counts.words,
         MOST_STEPS,
         prob,
         back,
         steps,
         residual,
+        excess,
     )
-    return prob, back, steps, residual
-
-
-def _first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """For contexts of this length: index of the first n-gram one longer."""
-    if length == 0:
-        return np.array([0, len(topology.orders[0])], U32)
-    return topology.orders[length - 1].first_child
+    return prob, back, steps, residual, excess
 
 
 def _log10(values: NDArray[np.float64]) -> NDArray[np.float64]:

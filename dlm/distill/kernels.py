@@ -14,6 +14,12 @@ from dlm.jit import kernel
 
 # Below this probability, the mass left over is summed instead of subtracted.
 _LITTLE = 1e-9
+# Rounding of sums of visits, as a share of them. A difference below it is not known.
+ROUNDING = 1e-11
+# After so many steps, the words that change have almost no counts.
+_SLOW = 256
+_LEAST = 1e-99  # the least probability of an ARPA file
+_LN_LEAST = -227.955924206411  # its logarithm
 
 
 @kernel("float64[:], uint32[:], out float64[:]")
@@ -44,12 +50,19 @@ def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-unty
         total[suffix[i]] -= values[prefix[i]]
 
 
-@kernel("float32[:, :], uint32[:], uint32[:], uint32[:], out float64[:], out float64[:]")
-def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignore[no-untyped-def]
+@kernel(
+    "float32[:, :], float64[:], uint32[:], uint32[:], uint32[:], out float64[:], out float64[:]"
+)
+def add_given(  # type: ignore[no-untyped-def]
+    given, total, rows, first_child, words, ngrams, contexts
+):
     """Adds a source's distributions after histories to the counts of contexts that end them.
+
+    Each is divided by its sum: what rounding leaves of it would count as mass of unlisted words.
 
     Shapes, b histories, contexts of length k
         given        (b, v)    float32  a distribution after each history
+        total        (b,)      float64  its sum
         rows         (b,)      uint32   the context of this length that ends it; NO_ROW without one
         first_child  (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
         words        (n,)      uint32   last words of those
@@ -62,7 +75,7 @@ def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignor
         if row < len(contexts):
             contexts[row] += 1.0
             for e in range(first_child[row], first_child[row + 1]):
-                ngrams[e] += given[b, words[e]]
+                ngrams[e] += given[b, words[e]] / total[b]
 
 
 @kernel("float32[:, :], float64[:], out uint32[:]")
@@ -110,6 +123,18 @@ def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
 
 
 @kernel("float64[:], float64, uint32[:], int64, int64, int64")
+def sum_unlisted(values, back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
+    """`back`, plus the values of the words that a child does not list; arguments of `left_over`."""
+    i = begin
+    for word in range(len(values)):
+        if i < end and np.int64(suffix[i]) - first == word:
+            i += 1
+        else:
+            back += values[word]
+    return back
+
+
+@kernel("float64[:], float64, uint32[:], int64, int64, int64")
 def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
     """The probability of all words that a child does not list.
 
@@ -124,20 +149,83 @@ def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-un
     left = 1.0 - listed
     if left > _LITTLE:
         return left
-    left = prob_back
-    i = begin
-    for word in range(len(prob)):
-        if i < end and np.int64(suffix[i]) - first == word:
-            i += 1
+    return sum_unlisted(prob, prob_back, suffix, begin, end, first)
+
+
+@kernel(
+    "uint32[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], float64[:], float64[:], "
+    "out float64[:]"
+)
+def cap_backed(  # type: ignore[no-untyped-def]
+    parent, parent_first, first_child, suffix, found, parent_backed, parent_visited, visited, backed
+):
+    """Limits what backs off by rounding alone to the mass of the words that are not listed.
+
+    A context that lists almost all mass backs off the difference of two large sums. Where only
+    rounding is left of it, it gets its share, by visits, of its parent's mass on those words.
+
+    Shapes, contexts of length k >= 1
+        parent          (m,)      uint32   the context that each backs off to
+        parent_first    (p + 1,)  uint32   of the parents, among the n-grams of order k
+        first_child     (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
+        suffix          (n,)      uint32   of those n-grams
+        found           (l,)      float64  C(w, h) of the n-grams of order k
+        parent_backed, parent_visited  (p,)  float64  C(phi, h), all visits
+        visited         (m,)      float64  all visits
+        backed          (m,)      float64  C(phi, h), lowered
+    Returns             how much they are lowered by, in visits
+    """
+    removed = 0.0
+    for q in range(len(backed)):
+        if backed[q] <= 0.0 or backed[q] > ROUNDING * visited[q]:
+            continue
+        p = np.int64(parent[q])
+        first = np.int64(parent_first[p])
+        there = found[first : np.int64(parent_first[p + 1])]
+        begin, end = np.int64(first_child[q]), np.int64(first_child[q + 1])
+        unlisted = sum_unlisted(there, parent_backed[p], suffix, begin, end, first)
+        most = unlisted * (visited[q] / parent_visited[p])
+        if backed[q] > most:
+            removed += backed[q] - most
+            backed[q] = most
+    return removed
+
+
+@kernel(
+    "float64[:], float64, float64[:], float64, float64[:], float64[:], float64, float64, float64"
+)
+def excess_bound(  # type: ignore[no-untyped-def]
+    y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
+):
+    """At most this much, in nats, does the best distribution gain over y; as in `fit_contexts`.
+
+    The likelihood of choices from offered sets A with counts n(A) is concave in ln y. Its dual is
+    the entropy of flows: from each set, n(A) p(w | A), with C(w) into each word. The flows of y
+    meet the counts but for a residue, which the set of all words takes up; what it cannot take is
+    priced at the least probability of a file. The gap is sum over A of n(A) KL(flow || y on A).
+    """
+    total, lost = 0.0, 0.0
+    for i in range(len(y) + 1):
+        if i < len(y):
+            value, offered = y[i], max(weight - taken[i], full) + sharp[i]
+            flow = counts[i] - value * (offered - full)
         else:
-            left += prob[word]
-    return left
+            value, offered = y_back, weight + sharp_weight
+            flow = back - value * (offered - full)
+        if flow > 0.0:
+            total += flow
+            lost += flow * np.log(flow / max(value, _LEAST))
+        elif value > 0.0:
+            lost -= flow * (np.log(max(value, _LEAST)) - _LN_LEAST)
+    if total > 0.0:
+        lost -= total * np.log(total)
+    return max(lost, 0.0)
 
 
 @kernel(
     "int64, int64, uint32[:], int64[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], "
-    "float64[:], float64[:], float64[:], float64[:], float64[:], float64[:], float64, int64, "
-    "out float64[:], out float64[:], out int64[:], out float64[:]"
+    "float64[:], float64[:], float64[:], float64[:], float64[:], float64[:], float64, float64, "
+    "int64, out float64[:], out float64[:], out int64[:], out float64[:], out float64[:]"
 )
 def fit_contexts(  # type: ignore[no-untyped-def]
     begin,
@@ -156,11 +244,13 @@ def fit_contexts(  # type: ignore[no-untyped-def]
     prior_prob,
     prior_back,
     tolerance,
+    enough,
     most,
     prob,
     prob_back,
     iterations,
     residual,
+    excess,
 ):
     """Fits the distributions of contexts begin..end by least relative entropy.
 
@@ -180,17 +270,20 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         prior_prob      (n,)      float64  how each of them is spread over n-grams,
         prior_back      (m,)      float64  and its share for words not listed
         tolerance       float64   of moment matching, as a share of the context's counts
+        enough          float64   excess in nats at which a slow context stops
         most            int64     most steps
         prob            (n,)      float64  filled; nan in contexts that were never visited
         prob_back       (m,)      float64  filled: probability of words not listed
         iterations      (m,)      int64    filled
         residual        (m,)      float64  filled: of moment matching, at the end
+        excess          (m,)      float64  filled: nats below the best likelihood, at most
     """
     for q in range(begin, end):
         first, last = np.int64(first_child[q]), np.int64(first_child[q + 1])
         size = last - first
         iterations[q] = 0
         residual[q] = 0.0
+        excess[q] = 0.0
         if visited[q] <= 0.0:
             prob[first:last] = np.nan
             prob_back[q] = np.nan
@@ -210,42 +303,63 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         for i in range(size):
             y[i] = counts[i] / total
         y_back = back / total
-        taken = np.empty(size)
+        taken, sharp = np.empty(size), np.empty(size)
         has_children = False
+        full = direct[q] + prior[q]  # offered to every word
         for c in range(child_begin[q], child_begin[q + 1]):
-            has_children |= child_backed[children[c]] > 0.0
+            child = np.int64(children[c])
+            if grandchild[child] == grandchild[child + 1]:
+                full += child_backed[child]
+            else:
+                has_children |= child_backed[child] > 0.0
         steps = 0
         while has_children:
             taken[:] = 0.0
-            least = direct[q] + prior[q]  # offered to every word
-            weight = least
+            sharp[:] = 0.0
+            weight, sharp_weight = full, 0.0
             for c in range(child_begin[q], child_begin[q + 1]):
-                child = children[c]
-                if child_backed[child] > 0.0:
-                    i, j = np.int64(grandchild[child]), np.int64(grandchild[np.int64(child) + 1])
+                child = np.int64(children[c])
+                i, j = np.int64(grandchild[child]), np.int64(grandchild[child + 1])
+                if child_backed[child] > 0.0 and i < j:
                     left = left_over(y, y_back, suffix, i, j, first)
-                    if left <= 0.0:
+                    if left <= _LEAST:
                         continue  # it lists every word: only rounding backs off
                     rate = child_backed[child] / left
-                    weight += rate
-                    for e in range(i, j):
-                        taken[np.int64(suffix[e]) - first] += rate
-            if weight <= 0.0:
+                    if left > _LITTLE:
+                        weight += rate
+                        for e in range(i, j):
+                            taken[np.int64(suffix[e]) - first] += rate
+                        continue
+                    # In the difference of weight and taken, this rate would hide all others.
+                    sharp_weight += rate
+                    for word in range(size):
+                        if i < j and np.int64(suffix[i]) - first == word:
+                            i += 1
+                        else:
+                            sharp[word] += rate
+            if weight + sharp_weight <= 0.0:
                 break
             off = 0.0
             for i in range(size):
-                off = max(off, abs(y[i] * max(weight - taken[i], least) - counts[i]))
-            off = max(off, abs(y_back * weight - back)) / total
+                offered = max(weight - taken[i], full) + sharp[i]
+                if offered > 0.0:  # offered to nobody: only rounding was counted
+                    off = max(off, abs(y[i] * offered - counts[i]))
+            off = max(off, abs(y_back * (weight + sharp_weight) - back)) / total
             residual[q] = off
-            if off <= tolerance or steps == most:
-                break
+            ends = off <= tolerance or steps == most
+            if ends or steps % _SLOW == _SLOW - 1:
+                excess[q] = excess_bound(
+                    y, y_back, counts, back, taken, sharp, weight, sharp_weight, full
+                )
+                if ends or excess[q] <= enough:
+                    break
             steps += 1
             sum_now = 0.0
             for i in range(size):
-                offered = max(weight - taken[i], least)
+                offered = max(weight - taken[i], full) + sharp[i]
                 y[i] = counts[i] / offered if counts[i] > 0.0 and offered > 0.0 else 0.0
                 sum_now += y[i]
-            y_back = back / weight
+            y_back = back / (weight + sharp_weight)
             sum_now += y_back
             if sum_now <= 0.0:  # nothing but rounding was counted
                 for i in range(size):
@@ -294,3 +408,32 @@ def weigh(  # type: ignore[no-untyped-def]
             weight[q] = 1.0
         else:
             weight[q] = prob_back[q] / left if left > 0.0 else 0.0
+
+
+@kernel(
+    "uint32[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:], "
+    "out float64[:], out float64[:]"
+)
+def normalise(  # type: ignore[no-untyped-def]
+    parent, parent_first, first_child, suffix, below, below_back, prob, weight, prob_back
+):
+    """Divides the distribution of each context by its sum, which a file's digits leave near 1.
+
+    Shapes as in `weigh`, but for
+        weight     (m,)  float64  backoff weights; divided as well
+        prob_back  (m,)  float64  filled: leftover mass of the contexts
+    """
+    for q in range(len(weight)):
+        p = np.int64(parent[q])
+        begin, end = np.int64(first_child[q]), np.int64(first_child[q + 1])
+        first = np.int64(parent_first[p])
+        listed = below[first : np.int64(parent_first[p + 1])]
+        left = left_over(listed, below_back[p], suffix, begin, end, first)
+        total = weight[q] * left
+        for e in range(begin, end):
+            total += prob[e]
+        if total > 0.0:
+            for e in range(begin, end):
+                prob[e] /= total
+            weight[q] /= total
+        prob_back[q] = weight[q] * left

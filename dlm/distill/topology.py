@@ -96,6 +96,13 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
     return ModelColumns.of(topologies[0].vocabulary, sections)
 
 
+def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
+    """For contexts of this length: index of the first n-gram one longer; and the end."""
+    if length == 0:
+        return np.array([0, len(topology.orders[0])], U32)
+    return topology.orders[length - 1].first_child
+
+
 def without_values(
     ids: NDArray[np.uint32],
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]:

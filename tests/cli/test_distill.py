@@ -48,6 +48,7 @@ def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: 
     assert worst_sum(model) < 3e-6
     assert figures["perplexity"] > figures["source_perplexity"] > 1
     assert figures["relative_entropy_nats"] > 0
+    assert 0 <= figures["excess_nats"] < 1e-4
     with ArpaReader(out) as reader:
         (line,) = reader.comments
     made = json.loads(line.partition(": ")[2])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from distill.plain import (
     restricted_values,
     sampled,
 )
+from dlm.distill import fit as fit_module
 from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.distill.count import (
     NgramCounts,
@@ -28,6 +32,7 @@ from dlm.distill.count import (
     local_counts,
     sampled_counts,
 )
+from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.fit import fit
 from dlm.distill.mixture import merge_by_counts
 from dlm.distill.sampled import distill_samples
@@ -375,6 +380,113 @@ def test_a_topology_that_lists_all_that_is_said_leaves_rounding_alone(tmp_path: 
         found = fit(topology, counts, prior=prior)
         assert found.residual < 1e-6
         assert worst_sum(_plain(found.model, tmp_path)) < 3e-6
+
+
+class Rows:
+    """A source of bigrams as a user's own object: what each word gives to the next."""
+
+    vocabulary = ("</s>", "<unk>", "a", "b", "c", "<s>")
+
+    def __init__(self, unk: float) -> None:
+        rng = np.random.default_rng(0)
+        self.after: dict[str, dict[str, float]] = {}
+        for word in ("</s>", "<s>", "a", "b", "c"):
+            given = (rng.dirichlet(np.ones(4)) * (1 - unk)).tolist()
+            self.after[word] = dict(
+                zip(("</s>", "a", "b", "c", "<unk>"), [*given, unk], strict=True)
+            )
+
+    def log_probs(self, prefixes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """As `Source` has it."""
+        last = [self.vocabulary[p[n - 1]] for p, n in zip(prefixes, lengths, strict=True)]
+        with np.errstate(divide="ignore"):
+            return np.log([[self.after[w].get(x, 0.0) for x in self.vocabulary] for w in last])
+
+    def model(self) -> PlainModel:
+        """The same, with the four digits of a file."""
+        ngrams: dict[Ngram, tuple[float, float | None]] = {("<s>",): (-99.0, 0.0)}
+        for word, prob in self.after["</s>"].items():
+            ngrams[word,] = round(math.log10(max(prob, 1e-99)), 4), 0.0
+        for word in ("<s>", "a", "b", "c"):
+            for after, prob in self.after[word].items():
+                if after != "<unk>":
+                    ngrams[word, after] = round(math.log10(prob), 4), None
+        return PlainModel(2, ngrams)
+
+
+@pytest.mark.parametrize("kind", ["asked", "walked"])
+@pytest.mark.parametrize("unk", [0.0, 1e-12])
+@pytest.mark.parametrize("prior", [None, 0.0])
+@pytest.mark.parametrize("closes", ["some", "all"])
+def test_a_word_of_almost_no_probability_leaves_the_others_at_the_optimum(
+    tmp_path: Path, kind: str, unk: float, prior: float | None, closes: str
+) -> None:
+    """Contexts that list all words but that one back off by rounding alone: of float32 rows, or of
+    a file's digits. The optimum is that of all histories, enumerated, by the paper's iteration."""
+    rows, words = Rows(unk), ("</s>", "a", "b", "c")
+    listed = dict.fromkeys(("<s>", "a", "b", "c"), words)
+    if closes == "some":
+        listed |= {"b": ("</s>", "a"), "c": ("b",)}
+    shape: dict[Ngram, tuple[float, float | None]] = {
+        (w,): (-1.0, 0.0) for w in ("<s>", "<unk>", *words)
+    }
+    shape |= {(h, w): (-1.0, None) for h, own in listed.items() for w in own}
+    topology, _ = read(PlainModel(2, shape), tmp_path / "shape.arpa")
+    source, _ = read(rows.model(), tmp_path / "source.arpa")
+    lines = [line for length in range(7) for line in product("abc", repeat=length)]
+    text = "\n".join(" ".join(line) for line in lines).encode()
+    made = distill_samples(
+        rows if kind == "asked" else source,
+        topology,
+        sampling=Sampling(text=GivenText("text", "0" * 64, lambda: [text])),
+        prior=prior,
+    )
+    found = made.fit
+    assert found.steps < 300
+    assert 0 <= found.excess < 1e-4
+    assert found.rounding < 1e-9
+
+    if kind == "walked":
+        ngrams = rows.model().ngrams
+        rows.after = {h: {w: 10 ** ngrams[h, w][0] for w in words} for h in listed}
+    visits = Counter(word for line in lines for word in ("<s>", *line))
+    counts, given = oracle.Counts(set(shape), 2), {}
+    for last, visited in visits.items():
+        total = math.fsum(rows.after[last][w] for w in words)
+        given[last] = {w: rows.after[last][w] / total for w in words}
+        counts.add((last,), given[last], visited)
+    prob, left = oracle.difference_of_convex(counts, words)
+
+    def best(last: str, word: str) -> float:
+        if (last, word) in shape:
+            return prob[last, word]
+        rest = 1 - sum(prob[w,] for w in listed[last])
+        return float(left[last,] / rest * prob[word,])
+
+    lost = -sum(
+        visited * p * math.log(best(last, word))
+        for last, visited in visits.items()
+        for word, p in given[last].items()
+    )
+    assert found.perplexity == pytest.approx(math.exp(lost / visits.total()), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_best_model_gains_at_most_the_excess(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the iteration is stopped."""
+    source, columns, _ = a_source(seed, tmp_path)
+    _, other, _ = a_source(seed + 100, tmp_path)
+    topology = closed(restricted(other, columns.vocabulary).model)
+    _, counts = by_definition(source, topology, sampled(source, 100, seed))
+    best = fit(topology, counts, tolerance=1e-13)
+    assert best.excess < 1e-8
+    for steps in (0, 1, 5, 30):
+        monkeypatch.setattr(fit_module, "MOST_STEPS", steps)
+        found = fit(topology, counts, tolerance=1e-13)
+        missed = (best.ln_likelihood - found.ln_likelihood) / found.words
+        assert -1e-9 < missed <= found.excess + 1e-9
 
 
 def test_n_grams_of_an_unknown_word_that_the_source_never_says_are_left_out(

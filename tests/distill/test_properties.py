@@ -27,7 +27,7 @@ from dlm.distill.counting import Sampling
 from dlm.distill.fit import fit
 from dlm.distill.prior import as_seen
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
-from dlm.distill.topology import closed, restricted, united
+from dlm.distill.topology import closed, first_child, restricted, united
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.estimate.prune import Goal, prune
 from dlm.units import LN_10
@@ -46,7 +46,7 @@ class Solved:
         self.prob, self.left, self.weight = [], [], []
         with ThreadPoolExecutor(1) as pool:
             for k in range(topology.order):
-                prob, left, _, self.residual = fit_module._fit_length(
+                prob, left, _, self.residual, _ = fit_module._fit_length(
                     topology, counts, local, k, prior, options["tolerance"], pool
                 )
                 self.prob.append(prob)
@@ -56,7 +56,7 @@ class Solved:
             columns = topology.orders[k - 1]
             weight = np.empty(len(columns))
             kernels.weigh(
-                columns.suffix, fit_module._first_child(topology, k - 1), columns.first_child,
+                columns.suffix, first_child(topology, k - 1), columns.first_child,
                 topology.orders[k].suffix, self.prob[k - 1], self.left[k - 1], self.prob[k],
                 self.left[k], weight,
             )  # fmt: skip
