@@ -280,6 +280,23 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bo
         file.write(content)
 
 
+def erase(path: Path) -> None:
+    """Overwrites a file in place, waits until that is on disk, and removes it.
+
+    Guarantees
+        a file system that writes in place holds none of its bytes afterwards; journals, snapshots,
+        copy-on-write, the spare blocks of an SSD and backups may keep them
+    """
+    with path.open("r+b") as file:
+        left = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        while left:
+            left -= file.write(bytes(min(left, 1 << 20)))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+
+
 def move(source: Path, destination: Path) -> None:
     """Renames a file or folder in one step, and waits until that is on disk.
 

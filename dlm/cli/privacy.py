@@ -8,6 +8,7 @@ from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.privacy_account import account
 from dlm.cli.privacy_audit import audit
 from dlm.cli.privacy_compose import compose
+from dlm.cli.privacy_erase import erase
 from dlm.cli.privacy_exposure import exposure
 from dlm.cli.privacy_mechanism import mechanism
 from dlm.cli.privacy_plan import plan
@@ -29,6 +30,7 @@ for name, heading, function in (
     ("mechanism", "Before a run", mechanism),
     ("account", "Guarantees", account),
     ("compose", "Guarantees", compose),
+    ("erase", "End a run", erase),
     ("audit", "Measure a run", audit),
     ("exposure", "Measure a run", exposure),
     ("sign", "Records", sign),

@@ -131,6 +131,12 @@ def account(
         max_part=max_part,
         delta=delta,
     )
+    fit = f"n={rounds} gap={gap} k={max_part}"
+    if mechanism.value == "blt" and made_for is None and found.made_for != fit:
+        answer["notes"].append(
+            f"this BLT was made for {found.made_for}; if the run's was made for its own "
+            f"participation, give --made-for {rounds},{gap},{max_part}"
+        )
     if as_json:
         print_json(answer)
         return

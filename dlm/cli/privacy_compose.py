@@ -45,8 +45,10 @@ def compose(
 
     from dlm.cli.paths import check_reads
     from dlm.federated.account.runs import compose_runs, read_run
-    from dlm.federated.run_folder import REPORTS
+    from dlm.federated.run_folder import REPORTS, refuse_noise_left
 
+    for one in reports:
+        refuse_noise_left(one if one.is_dir() else one.parent)
     reports = [one / REPORTS[1] if one.is_dir() else one for one in reports]
     for report in reports:
         check_reads("REPORT", report)

@@ -121,8 +121,9 @@ def verify(
 def _meant(file: Path) -> Path:
     """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
     from dlm.cli.paths import check_reads
-    from dlm.federated.run_folder import CHECKPOINT
+    from dlm.federated.run_folder import CHECKPOINT, refuse_noise_left
 
+    refuse_noise_left(file if file.is_dir() else file.parent)
     if file.is_dir():
         for name in (CHECKPOINT, "manifest.json", "model.arpa.zst"):
             if (file / name).exists():

@@ -228,7 +228,7 @@ class Collection(FederatedRun[RoundMetrics]):
         history = [dataclasses.astuple(metrics) for metrics in state.history]
         return public, [], {"snapshots": sorted(state.snapshots), "history": history}
 
-    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+    def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
         del private
         seen, rest = public[0], public[1:]
         shape = (3, len(self.whitelist))

@@ -4,9 +4,10 @@
         for report in run.run():
             ...                                           # the round is saved by now
 
-No file contains a key. A simulation makes its keys again from the seed and resumes to the bit. Any
-other run draws new keys when it resumes: future noise is independent of earlier draws, and rounds
-are only linked by the buffers, so the distribution stays the same.
+No file contains a key, and once the run has ended none contains its noise. A simulation makes its
+keys again from the seed and resumes to the bit. Any other run draws new keys when it resumes:
+future noise is independent of earlier draws, and rounds are only linked by the buffers, so the
+distribution stays the same.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class FederatedRun(ABC, Generic[Done]):
     _ends: bool = False  # whether the next checkpoint is the last for now
     _in_round: bool = False  # also after an interrupted one
     _over: str = ""  # why the run ended early; "" while it has not
+    _erased: bool = False  # whether it ended, so that no noise is left to go on with
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         """Takes over the folder: resumes from its state, or begins there."""
@@ -68,9 +70,14 @@ class FederatedRun(ABC, Generic[Done]):
                 self._first()
                 self._save([])
                 return
-            own = len(found.private) - len(self.cohorts.arrays())
-            self.cohorts.restore(found.private[own:], found.ledger, found.now_s)
-            self._restore(found.public, found.private[:own], found.facts)
+            if found.private is None:
+                self._erased = True
+                self.cohorts.ledger = found.ledger
+                self._restore(found.public, None, found.facts)
+            else:
+                own = len(found.private) - len(self.cohorts.arrays())
+                self.cohorts.restore(found.private[own:], found.ledger, found.now_s)
+                self._restore(found.public, found.private[:own], found.facts)
             self.rounds_done, self.resumed = found.done, True
         except BaseException:
             self.close()
@@ -81,11 +88,18 @@ class FederatedRun(ABC, Generic[Done]):
 
         Raises
             PrivacyError      a participation that breaks the enforced limits; a round of this run
-                              was interrupted in this process
+                              was interrupted in this process; its noise was erased before
             TrainingDiverged  after the round that shows it, which counts; and at once if a run
                               resumes from there
         """
         last = min(self.rounds, self.rounds if until is None else until)
+        if self._erased and not self._over and self.rounds_done < last:
+            assert self.folder is not None
+            raise PrivacyError(
+                f"the run in {self.folder.path} was ended after {self.rounds_done} of "
+                f"{self.rounds} rounds, and its noise erased, so it cannot go on. Start a new run "
+                "in another folder; the privacy costs of both add up"
+            )
         if self.folder is not None:
             # If this is killed, no report of fewer rounds must remain beside newer output.
             for path in self.folder.reports:
@@ -145,10 +159,11 @@ class FederatedRun(ABC, Generic[Done]):
         if self.folder is None:
             return
         public, private, facts = self._arrays()
+        ends = self.rounds_done == self.rounds or bool(self._over)
         state = RunState(
             self.rounds_done,
             public,
-            [*private, *self.cohorts.arrays()],
+            None if ends else [*private, *self.cohorts.arrays()],
             self.ledger,
             self.cohorts.now_s,
             facts,
@@ -181,8 +196,8 @@ class FederatedRun(ABC, Generic[Done]):
         """The state as (released arrays, private arrays, facts about the released ones)."""
 
     @abstractmethod
-    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restores the state from the result of `_arrays`."""
+    def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
+        """Restores the state from the result of `_arrays`; `private` is None after the end."""
 
     @abstractmethod
     def _line(self, done: Done) -> dict[str, Any]:

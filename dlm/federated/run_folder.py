@@ -3,7 +3,8 @@
 | file | who may see it | contents |
 | --- | --- | --- |
 | `checkpoint.dlmfed` | whoever may have the model | what was released, settings, vocabulary |
-| `private-N.state` | the owner (mode 0600) | noise buffers, participation ledger, sampler |
+| `private-N.state` | the owner (mode 0600) | noise buffers, ledger, sampler; erased at the end |
+| `ledger.state` | the owner (mode 0600) | participation ledger of a run that has ended |
 | the journal, `metrics.jsonl` | as the checkpoint | one line per round |
 | `users.store` | the owner | users' text, sorted, while rounds remain |
 
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint, register
-from dlm.federated.checkpoint import Arrays
+from dlm.federated.checkpoint import Arrays, Checkpoint
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import (
     FORMAT_VERSION,
@@ -36,11 +37,12 @@ from dlm.federated.provenance import (
     content_digest,
     file_digest,
 )
-from dlm.files import lock_file, write_whole
+from dlm.files import SUFFIX, erase, lock_file, write_whole
 
 CHECKPOINT = "checkpoint.dlmfed"
 METRICS = "metrics.jsonl"
 STORE = "users.store"
+LEDGER = "ledger.state"
 REPORTS = ("privacy.md", "privacy.json")
 PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
 _LOCK = ".lock"
@@ -97,7 +99,7 @@ class RunState:
     Fields
         done     rounds
         public   arrays of what was released
-        private  arrays that hide users, or reveal who took part
+        private  arrays that hide users, or reveal who took part; None of a run that has ended
         ledger   of participation
         now_s    the sampler's clock
         facts    more about the public part, as JSON
@@ -105,7 +107,7 @@ class RunState:
 
     done: int
     public: Arrays
-    private: Arrays
+    private: Arrays | None
     ledger: ParticipationLedger
     now_s: float
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -257,7 +259,7 @@ class RunFolder:
             FormatError   a damaged or missing file
         """
         lines = _lines(_text(self.journal))
-        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob("private-*.state")}
+        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(_PRIVATE)}
         again = released or any(line.released for line in lines)
         history = {"private": parts, "journal": [line.round for line in lines]}
         if not self.has_begun:
@@ -274,24 +276,10 @@ class RunFolder:
             for life, rounds in found.facts.get("lives", [(self._run, done)])
         ]
         self.incidents = list(found.facts.get("incidents", ()))
-        if done not in parts:
-            raise FormatError(
-                f"{self.path / f'private-{done}.state'} is missing; without its noise state and "
-                "ledger this run cannot resume under its guarantee. Restore it together with the "
-                "checkpoint"
-            )
-        if file_digest(parts[done]) != found.facts["private"]:
-            raise PrivacyError(
-                f"{parts[done]} is not the one of this checkpoint: its noise or ledger is from "
-                "another time, or was changed. Restore both files together"
-            )
-        private = checkpoint.read(parts[done])
+        ended = _ended(self.path, found)
+        private = ended or _private_part(self.path, found)
         private.refuse_other_settings({**binding.of_version(private.settings), **binding.private})
-        ledger = ParticipationLedger.from_bytes(
-            private.attachments["ledger"], str(parts[done]), expect=found.facts["ledger"]
-        )
-        if ledger.rounds != done:
-            raise PrivacyError(f"{self.path} has {done} rounds, but a ledger of {ledger.rounds}")
+        ledger = _ledger_in(private, found)
         check_history(self.path, done=done, released=released, **history)
         if released:
             self._look_at_register(done)
@@ -300,11 +288,12 @@ class RunFolder:
         if lacking := [index for index in range(done) if index not in kept]:
             self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
         self._mend_journal(done, [*lines, *own])
+        self._erase_parts(None if ended else private.path)
         self._accepted = True
         return RunState(
             done,
             found.arrays,
-            private.arrays,
+            None if ended else private.arrays,
             ledger,
             float(private.facts["now_s"]),
             found.facts.get("state", {}),
@@ -319,8 +308,8 @@ class RunFolder:
         released: bool,
         record: Provenance | None = None,
     ) -> None:
-        """Makes rounds count: writes the private part, then the checkpoint, then removes the old
-        private part.
+        """Makes rounds count: writes the private part, then the checkpoint, then erases the old
+        private part. Of a run that ends (`state.private` is None), only the ledger is written.
 
         Args
             record    of the checkpoint's contents, stored in it
@@ -373,10 +362,11 @@ class RunFolder:
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
-        private = self.path / f"private-{state.done}.state"
+        ends = state.private is None
+        private = self.path / (LEDGER if ends else f"private-{state.done}.state")
         digest = checkpoint.save(
             private,
-            state.private,
+            state.private or (),
             {**binding.settings, **binding.private},
             facts={"now_s": state.now_s},
             attachments={"ledger": state.ledger.to_bytes()},
@@ -399,9 +389,7 @@ class RunFolder:
             attachments=vocabulary,
             mode=self._mode,
         )
-        for old in self.path.glob("private-*.state"):
-            if old != private:
-                old.unlink()
+        self._erase_parts(private)
         if state.done == 0:
             write_whole(self.journal, b"", mode=self._mode)
             return
@@ -409,6 +397,41 @@ class RunFolder:
             file.writelines(f"{line}\n" for line in texts)
             file.flush()
             os.fsync(file.fileno())
+
+    def end(self) -> int:
+        """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
+
+        Returns
+            rounds that count
+        Raises
+            ConfigError   no run has begun here
+            PrivacyError  the private part is not the checkpoint's
+        """
+        if not self.has_begun:
+            raise ConfigError(
+                f"{self.path} contains no {CHECKPOINT}: give the folder of a run of `dlm federate`"
+            )
+        found = checkpoint.read(self.path / CHECKPOINT)
+        if _ended(self.path, found) is None:
+            private = _private_part(self.path, found)
+            _ledger_in(private, found)
+            checkpoint.save(
+                self.path / LEDGER,
+                (),
+                private.settings,
+                facts=private.facts,
+                attachments=private.attachments,
+                mode=0o600,
+            )
+        self._erase_parts(None)
+        self.remove_text()
+        return int(found.facts["round"])
+
+    def _erase_parts(self, current: Path | None) -> None:
+        """Erases the private parts of other rounds, and what killed processes left of any."""
+        for old in _private_parts(self.path):
+            if old != current:
+                erase(old)
 
     def _facts_of_releases(self, done: int) -> dict[str, Any]:
         lives = self.lives_after(done)
@@ -420,6 +443,71 @@ class RunFolder:
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
+
+
+_PRIVATE = "private-*.state"
+
+
+def _private_parts(folder: Path) -> list[Path]:
+    """Files in a run's folder that hold noise, unfinished ones too."""
+    return [*folder.glob(_PRIVATE), *folder.glob(f".{_PRIVATE}.*{SUFFIX}")]
+
+
+def _ended(folder: Path, found: Checkpoint) -> Checkpoint | None:
+    """The `ledger.state` of a run that has ended; None if rounds may remain.
+
+    It is written before the last checkpoint, so it counts only if it has that one's ledger.
+    """
+    if not (folder / LEDGER).exists():
+        return None
+    kept = checkpoint.read(folder / LEDGER)
+    ledger = ParticipationLedger.from_bytes(kept.attachments["ledger"], str(kept.path))
+    return kept if ledger.digest == found.facts["ledger"] else None
+
+
+def _private_part(folder: Path, found: Checkpoint) -> Checkpoint:
+    """The private part of a checkpoint; raises as `RunFolder.load`."""
+    part = folder / f"private-{found.facts['round']}.state"
+    if not part.exists():
+        raise FormatError(
+            f"{part} is missing; without its noise state and ledger this run cannot resume under "
+            "its guarantee. Restore it together with the checkpoint"
+        )
+    if file_digest(part) != found.facts["private"]:
+        raise PrivacyError(
+            f"{part} is not the one of this checkpoint: its noise or ledger is from another time, "
+            "or was changed. Restore both files together"
+        )
+    return checkpoint.read(part)
+
+
+def _ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
+    done = int(found.facts["round"])
+    ledger = ParticipationLedger.from_bytes(
+        private.attachments["ledger"], str(private.path), expect=found.facts["ledger"]
+    )
+    if ledger.rounds != done:
+        raise PrivacyError(
+            f"{private.path.parent} has {done} rounds, but a ledger of {ledger.rounds}"
+        )
+    return ledger
+
+
+def refuse_noise_left(folder: Path) -> None:
+    """Passes for the folder of a run that holds no noise, or that may resume.
+
+    Raises
+        PrivacyError  the run has ended, and its noise is still there
+    """
+    parts = _private_parts(folder)
+    if parts and (folder / CHECKPOINT).exists():
+        found = checkpoint.read(folder / CHECKPOINT)
+        if _ended(folder, found) is not None:
+            raise PrivacyError(
+                f"the run in {folder} has ended, but {parts[0].name} still holds its noise: "
+                "whoever has both can subtract the noise from the releases. Erase it: "
+                f"dlm privacy erase {folder}"
+            )
 
 
 def _locked(file: Path) -> int:

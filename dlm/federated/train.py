@@ -608,7 +608,7 @@ class Training(FederatedRun[RoundReport]):
         }
         return trees.leaves(self.state._replace(noise=None)), private, facts
 
-    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+    def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
         self._over = facts.get("over", "")
         # What earlier rounds used stays true of the run, whatever it resumes with.
         before = facts.get("void", ["rounds of an earlier version of dlm, which kept no record"])
@@ -624,6 +624,9 @@ class Training(FederatedRun[RoundReport]):
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
         state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
+        if private is None:
+            self.state = state
+            return
         if isinstance(self.noise, DiscreteNoise):
             noise = self._restored_noise(self.noise, private, template)
         else:

@@ -89,8 +89,8 @@ def train_network(
             folder.remove_text()
         else:
             progress(
-                f"{folder.store} holds users' text for the rounds that are left; remove it if none "
-                "follow"
+                f"{output} keeps noise and users' text for the rounds that are left. The same "
+                f"command goes on; if none follow, erase both: dlm privacy erase {output}"
             )
         if diverged is not None:
             raise diverged

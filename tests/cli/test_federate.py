@@ -90,8 +90,8 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert last["held_out"]["words"] > 0
     assert last["not_private"]["users"] == 4
     # The copy of users' text is announced while rounds are left, and goes with the last of them.
-    assert "users.store holds users' text" in first.stderr
-    assert "users.store" not in rest.stderr
+    assert f"dlm privacy erase {place / 'out'}" in first.stderr
+    assert "erase" not in rest.stderr
     assert not (place / "out" / "users.store").exists()
     assert "resuming after round 2" in rest.stderr
     assert "3 of 3 rounds done" in rest.stderr

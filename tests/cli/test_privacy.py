@@ -104,12 +104,15 @@ def test_a_number_of_participations_below_the_possible_is_remarked_on() -> None:
 
 def test_a_blt_is_accounted_for_as_it_was_made() -> None:
     """The nearest published one, or the one that is asked for; the answer says which."""
-    assert account("blt", 5, 200, 50, 3)["made_for"] == "n=2000 gap=100 k=10"
+    other = account("blt", 5, 200, 50, 3)
+    assert other["made_for"] == "n=2000 gap=100 k=10"
+    assert "--made-for 200,51,3" in other["notes"][-1]
     found = answer(
         "account", "--mechanism", "blt", "--noise-multiplier", 5, "--rounds", 200, "--min-sep", 50,
         "--max-part", 3, "--delta", 1e-8, "--made-for", "200,51,3", "--buffers", 2,
     )  # fmt: skip
     assert found["made_for"].startswith("n=200 gap=51 k=3 buffers=2")
+    assert not any("--made-for" in note for note in found["notes"])
     same = answer(
         "mechanism", "--mechanism", "blt", "--rounds", 200, "--gap", 51, "--max-part", 3,
         "--buffers", 2,

@@ -31,7 +31,7 @@ from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import DiscreteState  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.recorded import sidecar  # noqa: E402
-from dlm.federated.run_folder import CHECKPOINT, METRICS  # noqa: E402
+from dlm.federated.run_folder import CHECKPOINT, LEDGER, METRICS, RunFolder, refuse_noise_left  # noqa: E402
 from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.settings import TrainingSettings  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
@@ -388,6 +388,53 @@ def test_the_checkpoint_alone_does_not_hold_the_noise(
     for row in held:
         assert row.astype("<f4").tobytes()[:16] not in public
         assert row.astype("<f4").tobytes()[:16] in private.read_bytes()
+
+
+@pytest.mark.parametrize("mechanism", ["blt", "tree", "bandfhu"])
+@pytest.mark.parametrize("last", [6, 3], ids=["finished", "aborted"])
+def test_a_run_that_has_ended_keeps_none_of_its_noise(
+    mechanism: str, last: int, folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Neither the buffers of the last round nor those of any before; who took part stays."""
+    tables = {"run": {"seed": -1, "stop_after": last}, "privacy": {"mechanism": mechanism}}
+    given, secrets = settings(folder, **tables), []
+    with Training(given, users, tmp_path) as training:
+        for _ in training.run():
+            noise = training.state.noise
+            secrets += [row.tobytes()[:64] for b in noise.buffers for row in np.atleast_2d(b)]
+        ledger = training.ledger.digest
+    secrets = [secret for secret in secrets if any(secret)]
+    assert secrets
+
+    def held() -> set[str]:
+        contents = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        return {name for name, found in contents.items() for one in secrets if one in found}
+
+    back = tmp_path / f"private-{last}.state"
+    if last < given.run.rounds:
+        assert held() == {back.name}
+        refuse_noise_left(tmp_path)  # rounds remain
+        with RunFolder(tmp_path) as left:
+            assert left.end() == last
+    # A copy that comes back, as from a backup, is refused until it is erased.
+    back.write_bytes(secrets[0])
+    with pytest.raises(PrivacyError, match=f"{back.name} still holds its noise"):
+        refuse_noise_left(tmp_path)
+    with RunFolder(tmp_path) as left:
+        assert left.end() == last
+    assert held() == set()
+    assert not list(tmp_path.glob("*private*"))
+    assert stat.S_IMODE((tmp_path / LEDGER).stat().st_mode) == 0o600
+    with Training(given, users, tmp_path) as again:
+        assert (again.rounds_done, again.ledger.digest) == (last, ledger)
+        assert list(again.run()) == []
+        assert again.report().provenance.guarantee is not None
+    if last < given.run.rounds:
+        with (
+            Training(settings(folder, **{**tables, "run": {"seed": -1}}), users, tmp_path) as again,
+            pytest.raises(PrivacyError, match="ended after 3 of 6 rounds, and its noise erased"),
+        ):
+            list(again.run())
 
 
 @pytest.mark.parametrize(
