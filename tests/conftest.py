@@ -36,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Runs are counted there, which is not this user's.
     config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
     os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
+    # What XLA compiles is kept for all processes of the suite, and for those that tests start.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{config.stash[_STATE]}/compiled")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
     config.stash[_STDERR] = os.dup(2)  # tests see another, which pytest reads
     gc.disable()  # while tests are collected: all that is made then stays
 
