@@ -22,6 +22,16 @@ from connect_proxy import VARIABLES
 TESTS = Path(__file__).resolve().parent
 _STDERR = pytest.StashKey[int]()
 _STATE = pytest.StashKey[str]()
+_PASSED = pytest.StashKey[set[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What several runs share."""
+    parser.addoption(
+        "--passed",
+        metavar="FILE",
+        help="leave out the tests that FILE lists, and add to it those that pass",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Runs are counted there, which is not this user's.
     config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
     os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
+    # What XLA compiles is kept for all processes of the suite, and for those that tests start.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{config.stash[_STATE]}/compiled")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
+    named = config.getoption("passed")
+    before = Path(named).read_text() if named and Path(named).exists() else ""
+    config.stash[_PASSED] = set(before.splitlines())
     config.stash[_STDERR] = os.dup(2)  # tests see another, which pytest reads
     gc.disable()  # while tests are collected: all that is made then stays
 
@@ -54,6 +70,26 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
                     compile_kernels()
         with contextlib.nullcontext(True) if is_first else locked(TESTS, fcntl.LOCK_SH):
             return (yield)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what has passed in an earlier run."""
+    left_out = [item for item in items if item.nodeid in config.stash[_PASSED]]
+    items[:] = [item for item in items if item.nodeid not in config.stash[_PASSED]]
+    config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Iterator[None]:
+    """Notes what has passed, its fixtures' ends included."""
+    if named := config.getoption("passed"):
+        of = terminalreporter.stats
+        bad = {report.nodeid for kind in ("failed", "error") for report in of.get(kind, [])}
+        passed = config.stash[_PASSED] | {report.nodeid for report in of.get("passed", [])}
+        Path(named).write_text("".join(f"{name}\n" for name in sorted(passed - bad)))
+    return (yield)
 
 
 @contextlib.contextmanager

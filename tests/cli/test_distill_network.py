@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
-from cli.trained import check_taken_up, compiled_quickly, dlm, ln_after, train  # noqa: E402
+from cli.trained import check_taken_up, dlm, ln_after, train  # noqa: E402
 from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
@@ -26,6 +26,7 @@ from dlm.federated.run_folder import CHECKPOINT  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
+from federated.compiling import quickly  # noqa: E402
 
 WORDS = ["alpha", "beta", "gamma", "delta"]
 
@@ -36,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("distill")
     (place / "words.txt").write_text("\n".join(WORDS) + "\n")
     normalised_model(1, [*WORDS, "other"], order=3).write(place / "top.arpa")
-    with compiled_quickly(place):
+    with quickly():
         train(place, WORDS, 'vocabulary = "words.txt"\npublic = "the tests"')
         yield place
 

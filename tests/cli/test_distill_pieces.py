@@ -18,7 +18,7 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
-from cli.trained import check_taken_up, compiled_quickly, dlm, ln_after, train  # noqa: E402
+from cli.trained import check_taken_up, dlm, ln_after, train  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.pieces_to_words import PieceSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
@@ -27,6 +27,7 @@ from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
+from federated.compiling import quickly  # noqa: E402
 from pipeline.runs import DRIVER  # noqa: E402
 
 WORDS = ["ala", "alba", "bela", "lab"]
@@ -39,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     counts = "".join(f"{word}\t{9 - i}\n" for i, word in enumerate(WORDS))
     (place / "counts.tsv").write_text(counts)
     normalised_model(3, [*WORDS, "other", "be"], order=3, contexts=1.0).write(place / "top.arpa")
-    with compiled_quickly(place):
+    with quickly():
         done = dlm("pieces", place / "counts.tsv", "--size", 12, "--public", "the tests",
                        "-o", place / "pieces.model")  # fmt: skip
         assert done.exit_code == 0, done.exception
@@ -184,8 +185,6 @@ def test_counting_that_is_killed_goes_on_to_the_same_bytes(home: Path) -> None:
     more = ("--work", work, "-o", cut)
     environ = {
         **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(home / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.02",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     for killed in (("dlm.distill.work:_save", 3, "after"), ("dlm.distill.work:_save", 2, "before")):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from typer.testing import CliRunner, Result
 from dlm.cli.main import app
 from dlm.distill.visits import VisitStream
 from dlm.distill.work import Position
-from federated.compiling import kept_in, quickly
 
 if TYPE_CHECKING:
     from dlm.distill.network import NetworkSource
@@ -43,13 +41,6 @@ report_goal = 4
 def dlm(*arguments: object) -> Result:
     """The command, in this process."""
     return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
-@contextmanager
-def compiled_quickly(place: Path) -> Iterator[None]:
-    """What is compiled is kept, and little optimised."""
-    with kept_in(place / "compiled"), quickly():
-        yield
 
 
 def train(place: Path, words: Sequence[str], data: str) -> None:

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
-from federated.compiling import kept_in, quickly
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No function is compiled twice, where there is a compiler."""
-    there = importlib.util.find_spec("jax") is not None
-    with kept_in(tmp_path_factory.mktemp("compiled")) if there else contextlib.nullcontext():
-        yield
+from federated.compiling import quickly
 
 
 @pytest.fixture(scope="module")

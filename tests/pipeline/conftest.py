@@ -21,8 +21,6 @@ def dlm(tmp_path_factory: pytest.TempPathFactory) -> Run:
         **os.environ,
         "DLM_CACHE_DIR": str(kept / "cache"),
         "DLM_STATE_DIR": str(kept / "state"),
-        "JAX_COMPILATION_CACHE_DIR": str(kept / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.02",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
