@@ -14,7 +14,9 @@ from dlm.cli.options import Json
 def compose(
     reports: Annotated[
         list[Path],
-        typer.Argument(metavar="REPORT...", help="privacy.json of each run, or the run's folder."),
+        typer.Argument(
+            metavar="REPORT...", help="privacy.json or folder of each run, or its counts file."
+        ),
     ],
     delta: Annotated[
         float | None,
@@ -49,7 +51,7 @@ def compose(
 
     for one in reports:
         refuse_noise_left(one if one.is_dir() else one.parent)
-    reports = [one / REPORTS[1] if one.is_dir() else one for one in reports]
+    reports = [one / REPORTS[1] if one.is_dir() else _beside(one) for one in reports]
     for report in reports:
         check_reads("REPORT", report)
     runs = [read_run(report) for report in reports]
@@ -77,6 +79,14 @@ def compose(
             print(f"note: {note}")
     if guarantee is None:
         raise typer.Exit(1)
+
+
+def _beside(given: Path) -> Path:
+    """The report of a file of `dlm unigrams`; else what was given."""
+    from dlm.federated.counts_file import REPORT_JSON
+
+    report = Path(f"{given}{REPORT_JSON}")
+    return report if report.exists() else given
 
 
 def _pair(given: str) -> tuple[int, int]:

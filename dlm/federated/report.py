@@ -180,7 +180,7 @@ class PrivacyReport:
                 json.dumps(_plain(self.numbers), indent=1),
                 "```",
             ]
-        out += ["", "## Evidence", "", f"* settings: SHA-256 {self.provenance.config}"]
+        out += ["", "## Evidence", "", f"* settings: SHA-256 {digest_of(_plain(self.config))}"]
         out += [
             f"* participation ledger of {name}: SHA-256 {found['digest']}"
             for name, found in self.ledgers.items()

@@ -124,7 +124,8 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         settings.federate.aggregation.secure,
         unprotected + int((held_out or {}).get("users", 0)),
         tuple(incidents),
-        data=parts[-1].get("data_set"),
+        parts[-1].get("made") or "",  # when users' text was last used: made again, it is the same
+        parts[-1].get("data_set"),
         matrices=whole["matrices"],
     )
     return WholeReport(

@@ -19,6 +19,7 @@ from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
 from dlm.federated.account.zcdp import gaussian_epsilon, rho_of
+from dlm.federated.counts_file import REPORT_JSON
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import Provenance
 from dlm.federated.report import PrivacyReport, build
@@ -226,6 +227,11 @@ def test_the_command_reads_reports_and_says_what_holds(tmp_path: Path) -> None:
 
     text = answer(first, second, code=0)
     assert f"{rho(3, 4):.3f}"[:4] in text.split("together:")[1]
+    # The output of a run finds its report.
+    counts = tmp_path / "counts.tsv"
+    counts.write_text("word\tcount\n")
+    written(tmp_path, f"{counts.name}{REPORT_JSON}", report(3.0))
+    assert answer(counts, second, code=0).split("together:")[1] == text.split("together:")[1]
     found = json.loads(answer(first, second, "--disjoint", "1,2", "--json", code=0))
     assert found["guarantee"]["rho"] == pytest.approx(rho(3))
     assert found["worst"] == [0]

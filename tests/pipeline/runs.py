@@ -4,6 +4,7 @@ killed where a test says."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,9 +118,18 @@ def people(folder: Path, *, seed: str = "seed = 3", public: str = PUBLIC) -> Pat
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What a pipeline is run for, in bytes: model, manifest and report."""
+    """What a pipeline is run for, in bytes: model, manifest and report, without its date."""
     names = ["model.arpa.zst", "distilled.arpa.zst", "shards/manifest.json", "held_out.json"]
-    return {n: (folder / "out" / n).read_bytes() for n in [*names, "privacy.md", "privacy.json"]}
+    found = {n: (folder / "out" / n).read_bytes() for n in [*names, "privacy.md"]}
+    found["privacy.md"] = re.sub(rb"made: [^,]+", b"", found["privacy.md"])
+    report = json.loads((folder / "out/privacy.json").read_bytes())
+    for body, name in (
+        (report, "digest"),
+        (report["privacy"], "digest"),
+        (report["privacy"], "made"),
+    ):
+        del body[name]
+    return {**found, "privacy.json": json.dumps(report).encode()}
 
 
 def record_of(model: Path) -> Provenance:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from dlm.cli.main import app
 from dlm.federated.counts_file import read_counts
 from dlm.federated.pieces import Inventory
-from dlm.federated.provenance import Provenance
+from dlm.federated.provenance import Provenance, digest_of
 from dlm.ngram.backoff import DictModel
 from pipeline.runs import Run, done_stages, people, record_of, results
 
@@ -60,6 +60,11 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     assert counts.provenance.guarantee is not None
     assert record.guarantee.rho == of_network.guarantee.rho > counts.provenance.guarantee.rho
     report = json.loads((out / "privacy.json").read_text())
+    # Dated, with the digest of the settings that it shows.
+    assert report["privacy"]["made"].endswith("UTC")
+    shown = report["privacy"]["config"]
+    assert shown
+    assert f"settings: SHA-256 {digest_of(shown)}" in (out / "privacy.md").read_text()
     assert report["statement"] == record.statement(held_out=12)
     told = {stage["stage"]: stage["wrote"] for stage in report["stages"]}
     assert told["pieces"] == f"pieces.model: {pieces.provenance.statement()}"
