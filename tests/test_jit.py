@@ -165,6 +165,7 @@ def ahead(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_ahead_in_two_processes_and_nothing_is_the_second_time(
     tmp_path: Path,
 ) -> None:
@@ -178,6 +179,7 @@ def test_kernels_are_compiled_ahead_in_two_processes_and_nothing_is_the_second_t
     assert out.splitlines() == ["0", "0"]
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_compiles_and_the_other_waits(tmp_path: Path) -> None:
     """Together they compile each kernel once; both see all that they had to wait for done."""
     both = [ahead(tmp_path), ahead(tmp_path)]
@@ -189,6 +191,7 @@ def test_of_two_processes_one_compiles_and_the_other_waits(tmp_path: Path) -> No
             assert done == of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "helper",
     [

@@ -163,6 +163,7 @@ count_orders.compile()
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Path) -> None:
     """On standard error, through logging; the next one finds the kernels and says nothing."""
 

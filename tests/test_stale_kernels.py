@@ -27,6 +27,7 @@ print(*check(np.full(2, 2, np.uint8), words, words, 3, 9, slots, 0))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_change_to_a_shared_function_makes_its_users_compile_again(
     named: bool, tmp_path: Path

@@ -495,6 +495,7 @@ def test_a_forked_child_scores_the_same(model: kenlm.Model) -> None:
     assert [model.score(text) for text in sentences(20)] == totals
 
 
+@pytest.mark.slow
 def test_a_spawned_child_scores_the_same(files: ModelFiles) -> None:
     """It opens the path that comes in the pickle."""
     model = kenlm.Model(os.fspath(files.again(1).directory))

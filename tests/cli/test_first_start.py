@@ -82,6 +82,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
     assert sorted(again) == sorted(kept)
 
 
+@pytest.mark.slow
 def test_a_server_says_in_its_log_that_it_compiles(tmp_path: Path) -> None:
     """With the number of kernels; SIGTERM meanwhile ends it at once, and its helpers."""
     path = random_model(4, per_order=50).write(tmp_path / "m.arpa")

@@ -125,6 +125,7 @@ NOT_RUN = {
 NEEDS = ("cluster.toml", "runs/first", "heldout.tsv", "lattices/", "| dlm score", "zcat", "| head")
 
 
+@pytest.mark.slow
 def test_the_examples_run_in_the_order_of_the_help(tmp_path: Path, run: Run) -> None:
     """All that need no server, no audio and no user's text, from one text."""
     tmp_path.joinpath("corpus.txt").write_bytes((ROOT / "dlm/data/demo.txt").read_bytes() * 3)

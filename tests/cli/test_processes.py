@@ -102,6 +102,7 @@ def test_no_server_outlives_a_cluster_that_was_killed(
     _wait_gone(servers)
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_current_folder_is_not_part_of_the_servers(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -217,6 +218,7 @@ def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str,
     assert list(tmp_path.iterdir()) == [text]
 
 
+@pytest.mark.slow
 def test_a_cluster_of_two_models_answers_as_each(
     folder: Path, other: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:

@@ -457,6 +457,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_processes_that_mend_a_damaged_copy_at_once_all_have_a_whole_one(files, cache) -> None:
     """Neither removes what the other just mended, and nothing is left beside it."""
     manifest = files.manifest

@@ -47,6 +47,7 @@ print(json.dumps([len(before), sorted(after - before)]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", [1, *(pytest.param(order, marks=pytest.mark.slow) for order in (2, 3)), 5]
 )

@@ -35,7 +35,9 @@ def is_closed(model: ModelColumns) -> bool:
     )
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "order", [1, 3, *(pytest.param(order, marks=pytest.mark.slow) for order in (2, 5))]
+)
 def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> None:
     """Sentence marks and <unk> among it, and no more but all words."""
     _, columns, _ = a_source(1, tmp_path)
@@ -54,6 +56,7 @@ def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> 
     assert not list(tmp_path.glob(".inferred*"))
 
 
+@pytest.mark.slow
 def test_of_a_size_it_has_what_is_said_often(tmp_path: Path) -> None:
     """As many as asked for, the more frequent ones on average."""
     _, columns, _ = a_source(2, tmp_path)

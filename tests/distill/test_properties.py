@@ -214,6 +214,7 @@ def raw_counts(source: SampledSource, topology: ModelColumns, samples: Sampling)
     return NgramCounts(ngrams, contexts)
 
 
+@pytest.mark.slow
 def test_more_samples_come_nearer_and_whole_distributions_nearer_than_words(
     tmp_path: Path,
 ) -> None:

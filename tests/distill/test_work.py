@@ -275,6 +275,7 @@ print(*(value.hex() for value in counts.contexts[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_for_good_loses_no_bit(tmp_path: Path) -> None:
     """SIGKILL in the midst of saving and counting; two at once are refused."""
     _, columns, _ = a_source(8, tmp_path)

@@ -63,6 +63,7 @@ def copied(where: list[str], config: ClientConfig, queries: Any, expected: Any) 
     assert_equal(pickle.loads(frozen).utterance().score(contexts, words), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "beats", [pytest.param(False, marks=pytest.mark.slow), True], ids=["none", "beats"]
 )
@@ -196,6 +197,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_while_it_decodes_has_no_thread_inside_grpc(cluster, tmp_path) -> None:
     """One would run on while the interpreter takes itself apart. It ends in silence, with 0."""
     done = subprocess.run(

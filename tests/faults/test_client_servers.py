@@ -118,6 +118,7 @@ def test_a_killed_server_is_told_at_once_and_found_again_at_its_port(
     assert_equal(answers, [files.oracle.score(c, w) for c, w in dead])
 
 
+@pytest.mark.slow
 def test_callers_of_a_server_that_was_stopped_are_never_told_that_they_ask_too_much(
     files, cluster, connect
 ) -> None:

@@ -93,6 +93,7 @@ def elsewhere() -> Iterator[Elsewhere]:
         made.remove()
 
 
+@pytest.mark.slow
 def test_a_host_whose_cable_is_pulled_and_one_that_is_replaced(
     elsewhere: Elsewhere, tmp_path: Path
 ) -> None:

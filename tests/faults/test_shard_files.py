@@ -186,6 +186,7 @@ def test_a_flipped_header_under_a_right_checksum_never_changes_a_score(
         assert accepted < len(metadata_bytes(good / entry.name)[::step])
 
 
+@pytest.mark.slow
 def test_crafted_columns_never_give_a_score_that_no_number_is(good: Path, tmp_path: Path) -> None:
     """Numbers set anywhere under right checksums: refused, or answered in full, and verify tells.
 

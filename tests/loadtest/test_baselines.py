@@ -211,6 +211,7 @@ def test_dlm_itself_sends_what_was_computed(
         assert stats.zero_message == expected.local
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["A", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dlm-uncached", "B", "dlm-hash"))],

@@ -156,6 +156,7 @@ def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path)
         assert not (tmp_path / "chaos.toml").exists()
 
 
+@pytest.mark.slow
 def test_what_was_stopped_goes_on_however_chaos_ends(
     files: ModelFiles, tmp_path: Path, environ: dict[str, str]
 ) -> None:

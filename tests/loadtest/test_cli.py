@@ -56,6 +56,7 @@ def test_every_command_is_on_the_page_and_shows_an_example() -> None:
                 assert option in text, line
 
 
+@pytest.mark.slow
 def test_record_show_and_synth_go_from_text_to_a_larger_trace(
     loadtest: Loadtest, files: ModelFiles, tmp_path: Path
 ) -> None:

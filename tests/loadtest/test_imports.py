@@ -55,6 +55,7 @@ def test_loadtest_uses_public_names_of_dlm_alone() -> None:
         assert private_attributes(text) == [], file
 
 
+@pytest.mark.slow
 def test_dlm_does_not_import_loadtest() -> None:
     """So that the wheel, which leaves it out, is whole."""
     for file in (ROOT / "dlm").rglob("*.py"):

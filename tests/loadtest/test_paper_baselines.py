@@ -107,6 +107,7 @@ def test_figure_8_slots_balance_best(setup: Setup) -> None:
     assert rows_of(found, servers=2, basis=MEASURED)[0]["bytes"] >= 0
 
 
+@pytest.mark.slow
 def test_figure_9_batching_saves_messages(setup: Setup) -> None:
     """More by server than by context alone; without any, a message per query that is sent."""
     found = figure9.run(setup)

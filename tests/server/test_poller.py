@@ -40,6 +40,7 @@ def traced(before: str, **environ: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["dlm.server.app", "dlm.server.workers", "dlm.cluster"])
 def test_a_server_has_the_earlier_poller(module: str) -> None:
     """Whatever was imported before it; processes that it starts are not told."""

@@ -153,6 +153,7 @@ def test_rows_of_any_layout_are_taken(tmp_path: Path) -> None:
             assert read(sorter.finish()) == oracle(rows, 2)
 
 
+@pytest.mark.slow
 def test_real_limits_make_runs_and_passes(tmp_path: Path) -> None:
     """With the least memory and blocks of real size."""
     rows = zipf_rows(3_000_000, 6, words=30_000)
@@ -372,6 +373,7 @@ print(resident("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measured through /proc")
 @pytest.mark.parametrize(
     ("memory", "width", "threads"),

@@ -44,6 +44,7 @@ def crafted(seed: int, rounds: int) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_crafted_columns_are_refused_or_answered_from_within() -> None:
     """Thousands of changes to any column; each ends where memory that can be read ends."""
     code, said = crafted(1, 1500)
