@@ -20,6 +20,7 @@ from dlm.client.deliver.sender import Sender
 from dlm.client.health.cascade import MOVING_S
 from dlm.client.plan.table import Table, other_model
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     ProtocolError,
@@ -77,13 +78,14 @@ class Retries:
 
         If the server is draining or warming up, it tries one replica after another, outside the
         budget: that is not a failure, and there are only so many.
-        It also retries after a damaged reply: the server's host, or the way to it, may be at fault.
+        It also retries after a damaged reply: the server's host, or the way to it, may be at fault;
+        and if it is refused: that server may have old tokens.
         The message keeps its place in the lane. A Score changes nothing, so it does no harm if the
         first is answered after all.
         """
         runtime = message.runtime
         if (
-            not isinstance(error, (UnavailableError, ProtocolError))
+            not isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
             or (len(message.tried) != 1 and not is_moving(error))
             or not set(message.replicas).difference(message.tried)
             or now >= message.deadline
