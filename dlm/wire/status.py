@@ -86,6 +86,9 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
     grpc.StatusCode.DATA_LOSS: ProtocolError,
 }
+# gRPC's words for a connection that was torn while in use, as by a damaged TLS record; it has no
+# code of its own for this.
+TORN = ("Stream removed", "TSI_DATA_CORRUPTED")
 
 
 _STRANGER = (
@@ -165,7 +168,10 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     kind = ERROR_OF.get(code, ProtocolError)
     details = error.details() if hasattr(error, "details") else str(error)
     # A dlm server gives a reason; without one the words are gRPC's, and perhaps nobody was there.
-    said = "answered" if reason_of(error) else "gave no answer:"
+    answered = reason_of(error) is not None
+    if not answered and any(words in (details or "") for words in TORN):
+        kind = ShardDown
+    said = "answered" if answered else "gave no answer:"
     failure = kind(f"{where} {said} {plain(_cause(code, details or ''))}")
     if isinstance(failure, UnavailableError):
         failure.retry_after_s = _pushback_s(error)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Network, Scripted, free, settle
+from client.test_deadlines import Fated, Inline, Timeline
 from cluster import WAIT_S, Cluster, ModelFiles, until
+from dlm.client import ClientConfig, Utterance
+from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
-from dlm.client.deliver.replicas import TokenBucket, choose, may_hedge
+from dlm.client.deliver.replicas import Heard, TokenBucket, choose, may_hedge, may_take_over
 from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED, RETRIED, RETRY_BURST
-from dlm.client.deliver.transport import Reply
-from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
+from dlm.client.deliver.transport import Metadata, Reply
+from dlm.client.plan.core import Core
+from dlm.errors import AuthenticationError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 
 NONE: frozenset[str] = frozenset()
@@ -94,6 +100,127 @@ def test_a_message_is_late_after_what_nearly_all_of_the_fastest_server_took() ->
     assert late_after([slow, quick], 1.1 + FORGET_S) == UNKNOWN_S
     quick.note(3.0, 20.0)  # the first after a while tells of nothing before it
     assert not quick.known(20.0)
+
+
+@pytest.mark.parametrize(
+    ("heard", "may"),
+    [
+        (Heard(0.01), True),
+        (Heard(0.01, silent_s=0.02), True),  # a busy machine
+        (Heard(0.2), False),  # it would be too late, too
+        (Heard(0.01, silent_s=0.1), False),
+        (Heard(0.01, misses=True), False),
+        (Heard(inf), False),  # nothing is known
+    ],
+)
+def test_only_a_server_that_answers_in_time_takes_over(heard: Heard, may: bool) -> None:
+    """Not one that is slow or silent itself."""
+    assert may_take_over({"b": heard}, left_s=0.15) == ["b"] * may
+
+
+class Paced(Timeline):
+    """A network on which each server answers after a time of its own; inf while it is stopped.
+
+    sent  when each message was sent, and where
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.after_s: dict[str, float] = {}
+        self.sent: list[tuple[float, str]] = []
+
+    def connect(self, address: str) -> Fated:
+        """Such a connection."""
+        return Answering(self, address)
+
+
+class Answering(Fated):
+    """See `Paced`."""
+
+    network: Paced
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """An answer in its time, or none by the deadline."""
+        line, late = self.network, DeadlineExceeded("no reply")
+        line.sent.append((line.now, self.address))
+        after_s = line.after_s.get(self.address, 0.001)
+        if after_s < timeout_s:
+            line.at(line.now + after_s, lambda: self._answer(request, reply))
+        else:
+            line.at(line.now + timeout_s, lambda: reply(None, late))
+
+
+class Line:
+    """A client on such a network, without heartbeats, that knows how fast both servers are."""
+
+    def __init__(self, files: ModelFiles, twice, cache_dir: Path, *, hedging: bool) -> None:
+        self.network = line = Paced()
+        self.pair = [cluster.addresses[1] for cluster in twice]
+        self.query = queries_to(files, 1)[:1]
+        self.expected = [files.oracle.score(c, w) for c, w in self.query]
+        config = ClientConfig(heartbeats=False, hedging=hedging, cache_dir=cache_dir)
+        places = FixedEndpoints([Endpoint(a) for c in twice for a in c.addresses])
+        home = Inline(line)
+        self.core = Core(places, config, connect=line.connect, clock=line.clock, home=home)
+        self.utterance = Utterance(self.core, self.core.snapshot(), None)
+        for address in self.pair:
+            self.core.connection(address)
+        for _ in range(60):
+            self.ask(1.0)
+            line.run_until(line.now + 0.01)
+        self.core._runtime.hedging.saved = 0.0
+
+    def ask(self, limit_s: float):
+        """A call, not waited for."""
+        return submit(self.utterance, self.query, limit_s)
+
+
+@pytest.mark.parametrize("hedging", [True, False])
+@pytest.mark.parametrize("limit_s", [0.3, 1.0])
+def test_a_stopped_server_keeps_a_message_for_half_of_its_time(
+    files, twice, cache_dir, limit_s: float, hedging: bool
+) -> None:
+    """Then the other gets it, once, also where no message may be hedged: no call fails."""
+    one = Line(files, twice, cache_dir, hedging=hedging)
+    line, stopped = one.network, one.pair[0]
+    line.after_s[stopped] = inf
+    calls, kept = [], 0
+    for _ in range(20):
+        line.sent.clear()
+        begun = line.now
+        calls.append(one.ask(limit_s))
+        line.run_until(begun + 2 * limit_s)
+        if line.sent[0][1] == stopped:
+            kept += 1
+            assert [(at, a) for at, a in line.sent] == [
+                (begun, stopped),
+                (pytest.approx(begun + limit_s / 2), one.pair[1]),
+            ]
+    for call in calls:
+        assert_equal(call.result(0), one.expected)
+    stats = one.core.stats
+    assert (stats.retries, stats.hedges) == (kept, 0) and kept
+    one.core.close()
+
+
+@pytest.mark.parametrize("hedging", [True, False])
+@pytest.mark.parametrize("after_s", [0.2, inf])
+def test_servers_that_are_all_slow_or_silent_get_no_message_twice(
+    files, twice, cache_dir, after_s: float, hedging: bool
+) -> None:
+    """As when they have too much to do."""
+    one = Line(files, twice, cache_dir, hedging=hedging)
+    line = one.network
+    line.after_s = dict.fromkeys(one.pair, after_s)
+    for _ in range(200):
+        one.ask(0.3)
+        line.run_until(line.now + 0.02)
+        one.core._runtime.hedging.saved = 0.0
+    line.run()
+    assert one.core.stats.retries <= 2  # before any of them is known to be slow
+    one.core.close()
 
 
 @pytest.mark.parametrize("hedging", [True, False])
@@ -253,7 +380,15 @@ def test_both_replicas_share_the_work(files, connect, twice) -> None:
     assert set(asked) == {a for c in twice for a in c.addresses}
 
 
-@pytest.mark.parametrize("error", [ShardDown("gone"), Overloaded("busy"), ProtocolError("damaged")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ShardDown("gone"),
+        Overloaded("busy"),
+        ProtocolError("damaged"),
+        AuthenticationError("an old tokens file"),
+    ],
+)
 def test_a_message_that_fails_is_answered_by_the_other_replica(
     files, connect, twice, error: Exception
 ) -> None:
@@ -267,7 +402,7 @@ def test_a_message_that_fails_is_answered_by_the_other_replica(
         ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 20))
     stats = client.stats
     assert stats.retries == stats.failed > 0
-    if isinstance(error, ShardDown):
+    if isinstance(error, (ShardDown, AuthenticationError)):
         assert sum(address == bad for address, _ in network.requests) < 10
     network.failing.clear()
     ask(client.utterance(), files.oracle, random_queries(files.oracle, 99, 20))
@@ -276,7 +411,7 @@ def test_a_message_that_fails_is_answered_by_the_other_replica(
 def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
     files, connect, twice
 ) -> None:
-    """Both replicas fail, or send what is damaged: two tries. Neither lets us in: one."""
+    """Both replicas fail, send what is damaged, or let nobody in: two tries."""
     network = Failing()
     client = connect([a for c in twice for a in c.addresses], network)
     query = queries_to(files, 1)[:1]
@@ -284,7 +419,7 @@ def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
     for error, tries in (
         (ShardDown("gone"), 2),
         (ProtocolError("nonsense"), 2),
-        (AuthenticationError("who are you?"), 1),
+        (AuthenticationError("who are you?"), 2),
     ):
         network.requests.clear()
         for cluster in twice:

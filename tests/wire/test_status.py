@@ -13,6 +13,7 @@ from dlm.errors import (
     DlmError,
     Overloaded,
     ProtocolError,
+    ShardDown,
     StaleShardSet,
     UnavailableError,
 )
@@ -35,8 +36,9 @@ README = (Path(__file__).resolve().parents[2] / "proto" / "README.md").read_text
 class FakeRpcError(grpc.RpcError):
     """What a failed call raises."""
 
-    def __init__(self, code, metadata=None):
+    def __init__(self, code, metadata=None, details="it said why"):
         self._code = code
+        self._details = details
         self._metadata = metadata
 
     def code(self):
@@ -45,7 +47,7 @@ class FakeRpcError(grpc.RpcError):
 
     def details(self):
         """The message."""
-        return "it said why"
+        return self._details
 
     def trailing_metadata(self):
         """As gRPC gives it: pairs, or None."""
@@ -122,6 +124,16 @@ def test_only_what_may_pass_is_unavailable():
             assert kind is AuthenticationError
         elif reason not in STALE_REASONS:
             assert kind is ProtocolError
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
+def test_a_torn_connection_is_lost_unless_a_server_says_so(code):
+    """gRPC's own words for a TLS record that was damaged; a server's words are a server's fault."""
+    torn = "Stream removed (TSI_DATA_CORRUPTED)"
+    lost = error_from_rpc(FakeRpcError(code, details=torn), where="host:1")
+    assert isinstance(lost, ShardDown) and lost.retryable
+    said = FakeRpcError(code, [(REASON_KEY, Reason.INTERNAL)], details=torn)
+    assert isinstance(error_from_rpc(said, where="host:1"), ProtocolError)
 
 
 def test_reason_is_read_from_the_metadata():

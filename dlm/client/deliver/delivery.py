@@ -22,7 +22,7 @@ from dlm.client.deliver.runtime import Links, Runtime
 from dlm.client.deliver.sender import Outcomes, Sender
 from dlm.client.plan.partial import Outage
 from dlm.client.plan.table import Table, other_model
-from dlm.errors import DlmError, ShardDown
+from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, Overloaded, ShardDown
 from dlm.logs import EventLog
 from dlm.tracing import Tracer
 
@@ -144,7 +144,7 @@ class Delivery:
                 self._ends.succeed(message, attempt, answers, now)
         stats.failed += error is not None and attempt.sent and not too_late
         watch = runtime.watch
-        if isinstance(error, ShardDown):
+        if isinstance(error, (ShardDown, AuthenticationError)):
             runtime.missed[address] = now
             if is_moving(error):
                 runtime.moving[address] = now
@@ -152,6 +152,8 @@ class Delivery:
                 watch.lost(address)
         elif error is None:
             runtime.missed.pop(address, None)
+        elif isinstance(error, (DeadlineExceeded, Overloaded)):
+            runtime.usual[address].miss(now)
         if attempt.sent:
             runtime.counts.message(
                 CANCELLED if too_late else result_of(error),

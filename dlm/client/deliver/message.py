@@ -32,6 +32,7 @@ class Message:
         number   its number in its lane
         groups   its queries; place_of, the places of its parts' queries, if they share any
         tried    addresses that it was sent to since the last wait for servers
+        soonest  the earliest deadline of its parts
         rounds   times that all servers were tried in vain, and waited for
         out      servers that have it now: one, or two if it was late
         ended    answered, or given up
@@ -40,7 +41,7 @@ class Message:
     __slots__ = (
         *("checksum", "deadline", "encode_s", "ended", "groups", "lane", "number", "out", "parts"),
         *("place", "place_of", "queued", "request", "rounds", "runtime", "shard", "snapshot"),
-        "tried",
+        *("soonest", "tried"),
     )
 
     def __init__(
@@ -56,7 +57,8 @@ class Message:
         self.snapshot, self.parts = snapshot, parts
         self.shard = place.shard
         # The latest deadline among them: an earlier caller stops waiting by itself.
-        self.deadline = max([part.deadline for part in parts])
+        deadlines = [part.deadline for part in parts]
+        self.deadline, self.soonest = max(deadlines), min(deadlines)
         self.queued = min([part.queued for part in parts])
         self.groups, self.place_of = router.gather([part.groups for part in parts])
         self.request, self.checksum = b"", 0
@@ -82,7 +84,7 @@ class Attempt:
 
     sent      it was sent
     since     when it was sent; until there is a connection, when it was started
-    late_at   when another server is asked as well; inf for never
+    late_at   when to decide whether another server is asked as well; inf for never
     withdraw  reports that its answer is no longer wanted
     """
 

@@ -80,23 +80,24 @@ class Usual:
     Attributes
         median_s, late_s  the median, and the percentile after which an answer is late; inf while
                           too few came
+        at                when the last one came; -inf for never
     """
 
-    __slots__ = ("_at", "_new", "_times", "late_s", "median_s")
+    __slots__ = ("_missed_at", "_new", "_times", "at", "late_s", "median_s")
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=KEPT)
         self._new = 0
-        self._at = -inf
+        self.at = self._missed_at = -inf
         self.median_s = self.late_s = inf
 
     def note(self, took_s: float, now: float) -> None:
         """Records the time of an answer."""
-        if now - self._at > FORGET_S:
+        if now - self.at > FORGET_S:
             self._times.clear()
             self._new = 0
             self.median_s = self.late_s = inf
-        self._at = now
+        self.at = now
         self._times.append(took_s)
         self._new += 1
         if self._new >= EACH:
@@ -107,7 +108,22 @@ class Usual:
 
     def known(self, now: float) -> bool:
         """Whether enough answers came lately."""
-        return self.late_s < inf and now - self._at <= FORGET_S
+        return self.late_s < inf and now - self.at <= FORGET_S
+
+    def miss(self, now: float) -> None:
+        """Records that it did not answer a message in time."""
+        self._missed_at = now
+
+    def misses(self, now: float) -> bool:
+        """Whether it lately missed a message and has answered none since."""
+        return self._missed_at > self.at and now - self._missed_at <= FORGET_S
+
+    def within_s(self, now: float) -> float | None:
+        """Seconds in which it answered nearly all of its latest messages, and the last one; None if
+        it answered none lately."""
+        if now - self.at > FORGET_S:
+            return None
+        return max(self.late_s, self._times[-1]) if self.late_s < inf else max(self._times)
 
 
 def late_after(servers: Iterable[Usual], now: float) -> float:

@@ -6,7 +6,9 @@ Plain data, owned by the loop; randomness is passed in.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from dlm.client.deliver.pace import UNKNOWN_S
 
 
 class Chance(Protocol):
@@ -95,3 +97,35 @@ def may_hedge(
         all_slow  whether every server of the shard is slow: more work would not make it faster
     """
     return not all_slow and bool(set(replicas) - avoided - set(tried)) and bucket.spend()
+
+
+class Heard(NamedTuple):
+    """What is known about a server that might take over a message.
+
+    within_s  it answered nearly all of its latest messages in this time, or its heartbeats if it
+              had no messages; inf if neither
+    silent_s  how long it has had messages without answering any; 0 if it has none
+    misses    whether it lately missed a message and has answered none since
+    """
+
+    within_s: float
+    silent_s: float = 0.0
+    misses: bool = False
+
+    def would_answer(self, left_s: float) -> bool:
+        """Whether it is expected to answer within `left_s`."""
+        in_time = self.within_s <= left_s and self.silent_s <= max(self.within_s, UNKNOWN_S)
+        return in_time and not self.misses
+
+
+def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
+    """Which servers may take over a message that one server has kept for half of its time.
+
+    Never one that is slow or silent itself: if all servers of a shard are, no message is sent
+    twice.
+
+    Args
+        heard   by address: servers that are up and were not asked
+        left_s  until the answer is needed
+    """
+    return [address for address, one in heard.items() if one.would_answer(left_s)]

@@ -13,12 +13,14 @@ from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
 from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error, naming_shard
-from dlm.client.deliver.replicas import may_hedge
+from dlm.client.deliver.pace import LEAST_S
+from dlm.client.deliver.replicas import Heard, may_hedge, may_take_over
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
 from dlm.client.deliver.sender import Sender
 from dlm.client.health.cascade import MOVING_S
 from dlm.client.plan.table import Table, other_model
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     ProtocolError,
@@ -76,13 +78,14 @@ class Retries:
 
         If the server is draining or warming up, it tries one replica after another, outside the
         budget: that is not a failure, and there are only so many.
-        It also retries after a damaged reply: the server's host, or the way to it, may be at fault.
+        It also retries after a damaged reply: the server's host, or the way to it, may be at fault;
+        and if it is refused: that server may have old tokens.
         The message keeps its place in the lane. A Score changes nothing, so it does no harm if the
         first is answered after all.
         """
         runtime = message.runtime
         if (
-            not isinstance(error, (UnavailableError, ProtocolError))
+            not isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
             or (len(message.tried) != 1 and not is_moving(error))
             or not set(message.replicas).difference(message.tried)
             or now >= message.deadline
@@ -190,23 +193,49 @@ class Retries:
         self._ends.fail(message, lost)
 
     def _late(self, attempt: Attempt) -> None:
-        """Sends a late message to another server as well, if one is well and few are late. The
-        first answer counts."""
-        message = attempt.message
-        if (
-            message.ended
-            or len(message.out) != 1
-            or self._links.closed
-            or self._clock() >= message.deadline
-        ):
+        """Sends a late message to another server as well: at once if few are late, otherwise after
+        half of its time. The first answer counts."""
+        message, now = attempt.message, self._clock()
+        if message.ended or len(message.out) != 1 or self._links.closed or now >= message.deadline:
             return
         runtime, watch = message.runtime, message.runtime.watch
         _, avoided, slow = self._sender.unwell(message)
         all_slow = watch is not None and message.shard in watch.slow_shards
         unwell, bucket = avoided | slow, runtime.hedging
-        if may_hedge(message.replicas, message.tried, unwell, bucket, all_slow=all_slow):
+        if self._config.hedging and may_hedge(
+            message.replicas, message.tried, unwell, bucket, all_slow=all_slow
+        ):
             runtime.counts.stats.hedges += 1
             self._sender.send(message, hedge=True)
+            return
+        if len(message.tried) != 1:
+            return  # it was sent again already
+        # A part whose time is over no longer waits.
+        deadline = min([p.deadline for p in message.parts if p.deadline > now])
+        attempt.late_at = (attempt.since + deadline) / 2
+        if now < attempt.late_at:
+            return
+        unasked = set(message.replicas).difference(avoided, message.tried)
+        heard = {address: self._heard(runtime, address, now) for address in unasked}
+        others = may_take_over(heard, deadline - now)
+        if others:
+            attempt.late_at = inf
+            runtime.counts.stats.retries += 1
+            self._sender.send(message, among=others)
+        else:  # one of them may answer again soon
+            attempt.late_at = now + max((deadline - now) / 2, LEAST_S)
+
+    def _heard(self, runtime: Runtime, address: str, now: float) -> Heard:
+        """What is known about the answers of a server."""
+        usual, watch = runtime.usual[address], runtime.watch
+        within_s = usual.within_s(now)
+        if within_s is None:
+            within_s = inf if watch is None else watch.delay_s(address)
+        oldest = min(
+            (a.since for m in runtime.under_way for a in m.out if a.sent and a.address == address),
+            default=now,
+        )
+        return Heard(within_s, now - max(oldest, usual.at), usual.misses(now))
 
 
 def is_moving(error: DlmError) -> bool:

@@ -6,7 +6,7 @@ Runs on the loop. `replicas` decides which server is asked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -53,10 +53,12 @@ class Sender:
     _tracer: Tracer | None
     outcomes: Outcomes = field(init=False)  # set before the first message
 
-    def send(self, message: Message, *, hedge: bool = False) -> None:
-        """Sends a message to one of the servers of its shard."""
+    def send(
+        self, message: Message, *, hedge: bool = False, among: Sequence[str] | None = None
+    ) -> None:
+        """Sends a message to one of the servers of its shard, or of those `among` them."""
         try:
-            address = self._choose(message)
+            address = self._choose(message, message.replicas if among is None else among)
         except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
             self.outcomes.failed(message, as_dlm_error(exc, message.shard))
             return
@@ -71,13 +73,16 @@ class Sender:
         else:
             self._links.reach(address, self._inbox.tell, partial(self._reached, attempt))
         replicas = message.replicas
-        if self._config.hedging and not (hedge or attempt.replied) and len(replicas) > 1:
-            late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
+        if not (hedge or attempt.replied) and len(replicas) > 1:
+            late_s = (message.soonest - attempt.since) / 2
+            if self._config.hedging:
+                usual_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
+                late_s = min(late_s, usual_s)
             attempt.late_at = attempt.since + late_s
             self._inbox.look_by(attempt.late_at)
 
-    def _choose(self, message: Message) -> str:
-        snapshot, replicas = message.snapshot, message.replicas
+    def _choose(self, message: Message, replicas: Sequence[str]) -> str:
+        snapshot = message.snapshot
         if len(replicas) == 1:
             return replicas[0]
         missed, avoided, slow = self.unwell(message)

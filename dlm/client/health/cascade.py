@@ -216,6 +216,11 @@ class CascadeMonitor:
 
     # -- on the loop --------------------------------------------------------------------------
 
+    def delay_s(self, address: str) -> float:
+        """The shortest of the last round trips to a server that can be asked; inf for others."""
+        member = self._members.get(address)
+        return member.delay_s if member is not None and member.usable else inf
+
     def begin(self) -> None:
         """Starts the heartbeats."""
         self._plan(self._clock())
