@@ -81,7 +81,7 @@ def cluster(
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
     exits with 1 once none is left. With several folders, server N serves shard N of every set that
     has it. --ca, --cert, --key, --token-file and --small are written to cluster.toml for
-    clients; clients with `partial` open the small model themselves.
+    clients, as absolute paths; clients with `partial` open the small model themselves.
 
     Examples:
         dlm cluster shards/model
@@ -109,9 +109,7 @@ def cluster(
     if small is not None:
         LocalModel.open(small)  # fails now if it is damaged, not when it is needed
     check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
-    beside = cluster_file.absolute().parent  # clients resolve its paths from here
-    for_clients = [beside / file for file in (ca, cert, key, token_file) if file]
-    check_reads("--ca, --token-file", *for_clients)
+    check_reads("--ca, --token-file", *filter(None, (ca, cert, key, token_file)))
     security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
     given = {
         "--tls-cert": tls_cert,

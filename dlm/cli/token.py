@@ -27,7 +27,7 @@ def token(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token: hashed for servers, in plain text for a client.
+    """Create a client's token, and its hash for the servers.
 
     Without --tokens, the line for the servers' file is printed; without --token-file, the secret.
 

@@ -50,8 +50,8 @@ def dlm_words(line: str) -> list[str]:
 
 
 def shown(*arguments: str) -> str:
-    """Help at 80 columns."""
-    done = CliRunner().invoke(app, [*arguments, "--help"], terminal_width=80, prog_name="dlm")
+    """Help in a terminal of 80 columns, of which click leaves two free."""
+    done = CliRunner().invoke(app, [*arguments, "--help"], terminal_width=78, prog_name="dlm")
     assert done.exit_code == 0, done.output
     return done.output
 
