@@ -78,6 +78,7 @@ def writing(
     folder: Path, arguments: list[str], popen: type[subprocess.Popen[bytes]] = forked.Popen
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, once it syncs something that it wrote in out/."""
+    there = left(folder)  # before it starts: it may be quick
     process = popen(
         [sys.executable, "-c", SLOW_DISK, *arguments],
         cwd=folder,
@@ -89,7 +90,6 @@ def writing(
     assert process.stdout is not None and process.stderr is not None
     with process:
         try:
-            there = left(folder)
             while True:
                 while (line := process.stdout.readline()) != b"syncing\n":
                     assert line, process.stderr.read().decode()
