@@ -6,7 +6,7 @@ holds a lock (flock) on it, so that a later one can distinguish it from what a k
 and removes the latter. The id is only for people: ids are reused, and containers that share a
 folder do not share ids.
 
-A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.cli.main` turns the
+A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals` turns the
 signal into an exception); whatever escapes the `finally` blocks is removed when the interpreter
 exits.
 """
@@ -110,7 +110,8 @@ def _remove(path: Path) -> None:
 
 
 @atexit.register
-def _remove_unfinished() -> None:
+def remove_unfinished() -> None:
+    """Removes what this process has started to write; for a process that is about to end."""
     for path, process in list(_unfinished.items()):
         if process == os.getpid():  # a forked child has its parent's entries
             _remove(path)

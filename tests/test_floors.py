@@ -19,7 +19,7 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units", "histogram", "extras", "files", "logs", "progress"],
+            ["errors", "units", "histogram", "extras", "files", "logs", "progress", "signals"],
             ["jit"],
             ["config", "resources", "tracing"],
             ["spill"],

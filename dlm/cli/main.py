@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +19,7 @@ from dlm.cli.progress import begin_waiting, stop_waiting
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 from dlm.files import NO_ROOM
+from dlm.signals import end_signals
 
 # Command -> its module in dlm.cli, and its name there. Only the command that runs is imported:
 # importing all of them takes as long as scoring 100,000 words.
@@ -155,28 +154,12 @@ EXTRAS = {
 }
 
 
-# Sent by a service manager or `timeout`, and by a terminal that closes.
-END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-
-
-def _ended(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends the command as an error would, so that it removes partial files.
-
-    Only once: a second signal (`timeout` sends two) must not interrupt the removal.
-    """
-    for other in END_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main() -> None:
     """Runs the command.
 
     Exit statuses are in README.md of this folder.
     """
-    for number in END_SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup ignores it
-            signal.signal(number, _ended)
+    end_signals.install()
     if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
         begin_waiting()
     try:

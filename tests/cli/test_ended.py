@@ -78,6 +78,7 @@ def writing(
     folder: Path, arguments: list[str], popen: type[subprocess.Popen[bytes]] = forked.Popen
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, once it syncs something that it wrote in out/."""
+    there = left(folder)  # before it starts: it may be quick
     process = popen(
         [sys.executable, "-c", SLOW_DISK, *arguments],
         cwd=folder,
@@ -89,7 +90,6 @@ def writing(
     assert process.stdout is not None and process.stderr is not None
     with process:
         try:
-            there = left(folder)
             while True:
                 while (line := process.stdout.readline()) != b"syncing\n":
                     assert line, process.stderr.read().decode()
@@ -172,3 +172,73 @@ def test_a_command_that_nohup_started_survives_its_terminal(inputs: Path) -> Non
         signal.signal(signal.SIGHUP, before)
     assert process.returncode == 0
     assert left(inputs) == {"x.arpa.zst"}
+
+
+# A command that gets a signal where Python drops exceptions: in a callback from C.
+IN_CALLBACK = """
+import ctypes, os, sys, time
+from dlm.cli import main
+def run(**_):
+    callback = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), int(sys.argv[1])))
+    callback()
+    print("dropped", flush=True)
+    time.sleep(300)
+main.program = lambda _: run
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_a_callback_drops_still_ends_the_command(number: signal.Signals) -> None:
+    """It is raised again where Python can carry it, and nothing is printed."""
+    line = [sys.executable, "-c", IN_CALLBACK, str(int(number))]
+    done = forked.run(line, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "dropped\n", "")
+
+
+# A command that swallows the first signal; the clock is an hour later at the second.
+DEAF = """
+import os, signal, time
+from pathlib import Path
+from dlm import files, signals
+from dlm.cli import main
+def run(**_):
+    with files.replacing(Path("x.arpa")) as file:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except SystemExit:
+            pass
+        signals.time.monotonic = lambda now=time.monotonic(): now + 3600.0
+        os.kill(os.getpid(), signal.SIGTERM)
+    print("deaf")
+main.program = lambda _: run
+main.main()
+"""
+
+
+def test_the_second_signal_always_ends_the_command(tmp_path: Path) -> None:
+    """Where code swallowed the first; what was half written is removed all the same."""
+    line = [sys.executable, "-c", DEAF]
+    done = forked.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGHUP, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+# `python -m dlm`, which gets Ctrl-C while it imports what it runs.
+AT_START = """
+import builtins, os, runpy, signal
+real = builtins.__import__
+def interrupted(name, *rest, **named):
+    if name == "typer":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest, **named)
+builtins.__import__ = interrupted
+runpy.run_module("dlm", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_starts_prints_no_traceback() -> None:
+    """Its modules take longer to import than many commands to run."""
+    line = [sys.executable, "-c", AT_START]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

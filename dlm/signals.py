@@ -1,0 +1,67 @@
+"""The signals that end a command, as exceptions: what it was writing is removed on the way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+# Ctrl-C; a service manager or `timeout`; a terminal that closes.
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_S = 0.5  # `timeout` sends its signal twice at once: that is one request to end
+RAISE_AGAIN_S = 0.05
+
+
+class EndSignals:
+    """Raises the first end signal in the main thread; the second ends the process at once.
+
+    Python drops an exception that is raised in a callback from C or in a finalizer. The first
+    signal is then raised again, until code that can carry it runs.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self._raised: BaseException | None = None
+        self._hook = sys.unraisablehook
+
+    def install(self) -> None:
+        """Handles the signals that the parent process did not choose to ignore, as nohup does."""
+        for number in END_SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, self._ended)
+        signal.signal(signal.SIGALRM, self._again)
+        sys.unraisablehook = self._dropped
+
+    def _ended(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = number, now
+            self._raise()
+        elif now - self._first[1] >= SAME_S:
+            try:
+                if "dlm.files" in sys.modules:  # not imported here, which would delay the start
+                    sys.modules["dlm.files"].remove_unfinished()
+            finally:
+                os._exit(128 + self._first[0])
+
+    def _raise(self) -> None:
+        assert self._first is not None
+        number, _ = self._first
+        self._raised = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        raise self._raised
+
+    def _again(self, _number: int, _frame: FrameType | None) -> None:
+        if self._first is not None:
+            self._raise()
+
+    def _dropped(self, what: Any) -> None:
+        if what.exc_value is self._raised is not None:
+            signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_S)
+        else:
+            self._hook(what)
+
+
+end_signals = EndSignals()
