@@ -19,7 +19,7 @@ from loadtest.cli_capacity import capacity
 from loadtest.cli_chaos import chaos
 from loadtest.cli_paper import paper
 from loadtest.cli_plan import plan
-from loadtest.cli_run import run, show_report
+from loadtest.cli_run import CTRL_C, print_table, run, show_report
 
 # Packages of the extra `asr`, which only recording of speech needs.
 SPEECH = {"flashlight", "hama", "soundfile", "soxr"}
@@ -71,9 +71,6 @@ def compare(
 
     Example: python -m loadtest compare main/report.json branch/report.json
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from loadtest.compare import compare as ratios
     from loadtest.compare import differences
     from loadtest.session import read_report
@@ -83,15 +80,13 @@ def compare(
     for text in differences(first, second):
         print(f"! {text}", file=sys.stderr)
     found = ratios(first, second, threshold / 100)
-    table = Table()
-    for name in ("", "before", "after", "ratio", "95 % interval", ""):
-        table.add_column(name, justify="left" if not name else "right")
+    rows = []
     for one in found:
         interval = "-" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
         ratio = "-" if one.ratio is None else f"{one.ratio:.3f}"
         mark = "worse" if one.is_worse else ""
-        table.add_row(one.name, number(one.before), number(one.after), ratio, interval, mark)
-    Console(highlight=False).print(table)
+        rows.append((one.name, number(one.before), number(one.after), ratio, interval, mark))
+    print_table(("", "before", "after", "ratio", "95 % interval", ""), rows)
     if any(one.is_worse for one in found):
         raise typer.Exit(1)
 
@@ -178,9 +173,6 @@ def synth(
 
     Example: python -m loadtest synth t.parquet --utterances 10000 --contexts 2 --output big.parquet
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from loadtest import synth as synthetic
     from loadtest.table import number
     from loadtest.trace import read_trace, trace_of, write_trace
@@ -190,14 +182,16 @@ def synth(
     spoken = synthetic.synthesise(recorded, scale, seed)
     statistics = synthetic.compare(recorded, trace_of(spoken))
     write_trace(output, spoken, synthetic.about(recorded, scale, seed, statistics))
-    table = Table()
-    for name in ("", "recorded", "synthetic", ""):
-        table.add_column(name, justify="right" if name else "left")
-    for one in statistics:
-        kept = "kept" if one.is_kept else "changed"
-        name = one.name.replace("_", " ")
-        table.add_row(name, number(one.recorded), number(one.synthetic), kept)
-    Console(highlight=False).print(table)
+    rows = [
+        (
+            one.name.replace("_", " "),
+            number(one.recorded),
+            number(one.synthetic),
+            "kept" if one.is_kept else "changed",
+        )
+        for one in statistics
+    ]
+    print_table(("", "recorded", "synthetic", ""), rows)
 
 
 @app.command()
@@ -245,7 +239,7 @@ def _told() -> Iterator[None]:
         command = pip_install(packages_of("asr"))
         text, notes = f"decoding needs {exc.name}, which is not installed; run", [command]
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(CTRL_C)
     print("\n     ".join([f"loadtest: {text}", *notes]), file=sys.stderr)
     sys.exit(1)
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from dlm.errors import ConfigError, DlmError
-from loadtest.cli_run import DEMO_TRACE
+from loadtest.cli_run import CTRL_C, DEMO_TRACE, print_table
+from loadtest.stopping import INTERRUPTED
 
 
 def capacity(
@@ -62,7 +63,7 @@ def capacity(
 
     The rate doubles until a limit is crossed, then the range is halved; each rate is a run of its
     own. Ctrl-C, or a cluster that vanishes, ends the search; --resume goes on. Exit status 1 where
-    the search did not end.
+    the search did not end, 130 after Ctrl-C.
 
     Example: python -m loadtest capacity --cluster cluster.toml --p99 30
     """
@@ -148,7 +149,7 @@ def capacity(
             write_report(report, place, tell)
             return report
 
-        ended = "interrupted"
+        ended = INTERRUPTED
         try:
             ended = search(
                 run,
@@ -175,7 +176,7 @@ def capacity(
         print(f"loadtest: {ended}", file=sys.stderr)
         if points:
             print(f"resume the search with --resume {folder}", file=sys.stderr)
-        raise typer.Exit(1)
+        raise typer.Exit(CTRL_C if ended == INTERRUPTED else 1)
 
 
 def _free(folder: Path, rate: float) -> Path:
@@ -188,19 +189,10 @@ def _free(folder: Path, rate: float) -> Path:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from loadtest.capacity_page import NAMES, NOTE, rows_of
 
-    table = Table()
-    for name in NAMES:
-        table.add_column(name, justify="right")
-    for row in rows_of(found):
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(NOTE)
+    print_table(NAMES, rows_of(found))
+    print(NOTE)
     for text in found["warnings"]:
-        console.print(f"! {text}", markup=False, soft_wrap=True)
-    console.print(found["verdict"], markup=False, soft_wrap=True)
+        print(f"! {text}")
+    print(found["verdict"])

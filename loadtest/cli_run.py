@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.errors import ConfigError
+from loadtest.stopping import INTERRUPTED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from loadtest.schedule import Load
 
 DEMO_TRACE = Path(__file__).parent / "traces/rescoring.parquet"
+CTRL_C = 130  # exit status: 128 plus the signal's number
 
 
 def run(
@@ -36,15 +40,19 @@ def run(
         int, typer.Option(min=0, max=16, help="Servers per shard here; 0: as --faults needs.")
     ] = 0,
     request_rate: Annotated[
-        float, typer.Option(help="Requests per second (open loop), sent when they are due.")
-    ] = 50.0,
+        float | None,
+        typer.Option(
+            help="Requests per second (open loop), sent when they are due.  [default: 50]"
+        ),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(min=0, help="Instead, decoders that wait for each answer (closed loop)."),
     ] = 0,
     arrival_pattern: Annotated[
-        str, typer.Option(help="How utterances arrive: constant, poisson or gamma.")
-    ] = "poisson",
+        str | None,
+        typer.Option(help="How utterances arrive: constant, poisson or gamma.  [default: poisson]"),
+    ] = None,
     arrival_smoothness: Annotated[
         float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
     ] = 1.0,
@@ -88,7 +96,8 @@ def run(
     """Run a load test and write a report: JSON, CSV, HTML.
 
     Without options it takes two minutes, on a cluster that it starts on this machine.
-    Exit status 1 where nothing could be measured, or the run broke off.
+    Exit status 1 where nothing could be measured, or the run ended early by itself; 130 after
+    Ctrl-C.
 
     Example: python -m loadtest run --cluster cluster.toml --request-rate 200
     """
@@ -143,52 +152,74 @@ def run(
     whole = write_report(report, folder, lambda line: print(line, file=sys.stderr))
     if whole:
         print(f"wrote {folder}/report.html, report.json, report.csv")
+    if report["ended"] == INTERRUPTED:
+        raise typer.Exit(CTRL_C)
     if not (whole and report["complete"]):
         raise typer.Exit(1)
 
 
 def _load(
-    rate: float,
+    rate: float | None,
     concurrency: int,
-    pattern: str,
+    pattern: str | None,
     smoothness: float,
     ramp_to: float,
     steps: str,
     duration: float,
     warmup: float,
 ) -> Load:
-    from loadtest.schedule import Load, Segment
+    from loadtest.schedule import POISSON, Load, Segment
 
-    if ramp_to and steps:
-        raise ConfigError("--ramp-to and --steps were both given; expected only one of them")
+    paced = {
+        "--request-rate": rate is not None,
+        "--ramp-to": bool(ramp_to),
+        "--steps": bool(steps),
+        "--arrival-pattern": pattern is not None,
+    }
+    for name, is_given in paced.items():
+        if is_given and concurrency:
+            raise ConfigError(
+                f"{name} and --concurrency were both given; with --concurrency, a decoder sends as "
+                f"soon as it is answered, at whatever rate that is. Leave out --concurrency to "
+                f"send at a rate, or {name} to let answers set it"
+            )
+        if is_given and steps and name in ("--request-rate", "--ramp-to"):
+            raise ConfigError(f"{name} and --steps were both given; expected only one of them")
+    rate = 50.0 if rate is None else rate
     try:
         rates = [float(one) for one in steps.split(",")] if steps else [rate]
     except ValueError:
         raise ConfigError(f"--steps is {steps}; expected rates separated by commas") from None
     segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
-    return Load(segments, concurrency, pattern, smoothness, warmup)
+    return Load(segments, concurrency, pattern or POISSON, smoothness, warmup)
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """A table without lines between its cells, so that ten columns fit 80; in a pipe, uncut.
+
+    Args
+        names  of the columns; if all are empty, there is no heading
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0),
+        show_header=any(names),
+    )  # fmt: skip
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 def show_report(report: dict[str, Any]) -> None:
     """The figures, and what to know before reading them."""
-    from rich.console import Console
-    from rich.table import Table
-
     from loadtest.table import rows_of, tables_of, warnings_of
 
-    table = Table(show_header=False, title="Load test", title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows_of(report):
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
+    print_table(("", ""), rows_of(report), "Load test")
     for title, names, rows in tables_of(report):
-        table = Table(title=title, title_justify="left")
-        for name in names:
-            table.add_column(name, justify="left" if name == names[0] else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        print_table(names, rows, title)
     for text in warnings_of(report):
-        console.print(f"! {text}", markup=False, soft_wrap=True)
+        print(f"! {text}")

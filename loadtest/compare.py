@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +113,34 @@ def differences(before: Report, after: Report) -> list[str]:
         one, other = before, after
         for part in path:
             one, other = one[part], other[part]
-        if one != other:
-            found.append(f"the runs differ in their {name}: {one} and {other}")
+        first, second = dict(_leaves(one)), dict(_leaves(other))
+        for place in {**first, **second}:
+            texts = [
+                _text(leaves[place]) if place in leaves else "nothing" for leaves in (first, second)
+            ]
+            if texts[0] != texts[1]:
+                found.append(f"the runs differ in their {name}{place}: {texts[0]} and {texts[1]}")
     for name, report in (("before", before), ("after", after)):
         if not report["complete"]:
             found.append(f"the run {name} is not complete: {report['ended']}")
     return found
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """What a part of a report says, each with its place in words."""
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = {str(number): one for number, one in enumerate(value, 1)}.items()
+    else:
+        yield place, value
+        return
+    for name, one in parts:
+        joint = " " if isinstance(value, list) else ", "
+        yield from _leaves(one, f"{place}{joint}{name.replace('_', ' ')}")
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -25,7 +25,7 @@ from loadtest.latency import Latencies
 from loadtest.replay import Record
 from loadtest.schedule import Load
 from loadtest.servers import ServerWatch
-from loadtest.stopping import SILENT_WINDOWS, Outcome, is_gone, is_stable
+from loadtest.stopping import INTERRUPTED, SILENT_WINDOWS, Outcome, is_gone, is_stable
 from loadtest.worker import ClientSettings, WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -235,7 +235,7 @@ class Run:
                     self._stop(workers)
                     last = time.monotonic() + settings.client.deadline_s + GRACE_S
         except KeyboardInterrupt:
-            why = "interrupted"
+            why = INTERRUPTED
             self._stop(workers)
             with contextlib.suppress(KeyboardInterrupt):  # once more: the report comes at once
                 self._wait_ended()

@@ -6,7 +6,6 @@ in place of those that sound like it; everything else is a beam search as decode
 
 from __future__ import annotations
 
-import csv
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -16,10 +15,13 @@ from pathlib import Path
 from dlm.client import State
 from dlm.errors import TextError
 from dlm.ngram.vocab import is_mark
+from dlm.units import counted
 from loadtest.recorder import Recorder, RecordingUtterance
 
 LETTERS_PER_S = 14.0  # of read English, spaces included; only where the length is not known
 CANDIDATES_END = b"</s>"
+COLUMNS = ("seconds", "speaker", "text")
+COLUMNS_TEXT = "seconds, speaker and text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,19 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     Args
         as_spoken  see `spoken`; else words are what stands between spaces
     Raises
-        TextError  no line has a word, or a length is not a number above 0
+        TextError  no line has a word, a table lacks columns, or a length is not a number above 0
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     header = lines[0].split("\t") if lines else []
-    is_table = {"seconds", "speaker", "text"} <= set(header)
+    is_table = len(header) > 1 or (bool(lines) and path.suffix in (".tsv", ".csv"))
+    if is_table and not set(COLUMNS) <= set(header):
+        raise TextError(
+            f"{path}, line 1: columns {', '.join(header)}; expected {COLUMNS_TEXT}, separated by "
+            "tabs, after a first column with names. For a sentence per line, leave out the tabs, "
+            "and name the file .txt"
+        )
     found = []
-    rows: Iterable[dict[str, str] | str] = (
-        csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_table else lines
-    )
+    rows: Iterable[dict[str, str] | str] = _rows(lines, header, path) if is_table else lines
     for number, row in enumerate(rows):
         text = row["text"] if isinstance(row, dict) else row
         words = tuple(word.encode() for word in (spoken(text) if as_spoken else text.split()))
@@ -71,9 +77,20 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     if not found:
         raise TextError(
             f"{path} has no sentences; expected a sentence per line, or TSV with the columns "
-            "seconds, speaker and text"
+            f"{COLUMNS_TEXT}"
         )
     return found
+
+
+def _rows(lines: list[str], header: list[str], path: Path) -> Iterator[dict[str, str]]:
+    for number, line in enumerate(lines[1:], 2):
+        row = line.split("\t")  # quotes are text
+        if line and len(row) != len(header):
+            raise TextError(
+                f"{path}, line {number}: {counted(len(row), 'column')}; expected {len(header)}, as "
+                "in line 1"
+            )
+        yield dict(zip(header, row, strict=True)) if line else dict.fromkeys(header, "")
 
 
 def _seconds(row: dict[str, str], path: Path, number: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 SILENT_WINDOWS = 2  # in which no server answered, one after the other: the cluster is gone
 STABLE_WINDOWS = 3
+INTERRUPTED = "interrupted"  # why a run ended, after Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)

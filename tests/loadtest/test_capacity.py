@@ -41,7 +41,8 @@ from loadtest.capacity import (
     verdict,
     write_capacity,
 )
-from loadtest.capacity_page import capacity_page
+from loadtest.capacity_page import NAMES, capacity_page
+from loadtest.cli_run import print_table
 from loadtest.report import Report
 from loadtest.session import read_report
 
@@ -245,6 +246,20 @@ def started(cluster: Path, trace_file: Path, folder: Path, *more: object) -> Any
     )
 
 
+def test_a_row_of_the_table_is_a_line_of_80_columns_in_a_pipe_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the widest figures."""
+    cells = ("100,000", "12,345", "12,345", "12,345", "0.012 %", "0.012 %", "123", "123", "123,456")
+    print_table(NAMES, [(*cells, FAILURES)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        " ".join(NAMES).split(),
+        [*" ".join(cells).split(), FAILURES],
+    ]
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_rates_that_were_measured_and_resume_goes_on(
     servers: Cluster, trace_file: Path, tmp_path: Path
@@ -257,7 +272,7 @@ def test_ctrl_c_keeps_the_rates_that_were_measured_and_resume_goes_on(
     until(lambda: second.exists() and '"started"' in second.read_text(), process)
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1, errors
+    assert process.returncode == 130, errors
     assert "resume the search with --resume out" in errors
     found = read_capacity(tmp_path / "out")
     assert found["ended"] == "interrupted"

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 import forked
 from cluster import ModelFiles
-from dlm.errors import DlmError
+from dlm.errors import DlmError, TextError
 from loadtest.cli import app
 from loadtest.cli_run import DEMO_TRACE
+from loadtest.rescoring import read_transcripts
 from loadtest.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ def test_record_show_and_synth_go_from_text_to_a_larger_trace(
     assert loadtest("show", "t.parquet").stdout == recorded.stdout
     made = loadtest("synth", "t.parquet", "--utterances", 3, "--words", 2, "--output", "s.parquet")
     assert made.returncode == 0, made.stderr
-    lines = {line.split("│")[1].strip(): line for line in made.stdout.splitlines() if "│" in line}
+    lines = {line.split("  ")[0]: line for line in made.stdout.splitlines()}
     assert "changed" in lines["utterances"]
     assert "kept" in lines["utterance s"]
     synthetic = read_trace(tmp_path / "s.parquet").about["synthetic"]
@@ -100,6 +101,23 @@ def test_the_traces_that_come_along_are_small_and_say_where_they_are_from(
     [
         (["run", "--steps", "5,fast"], "--steps is 5,fast; expected rates separated by commas"),
         (["run", "--steps", "5", "--ramp-to", "9"], "--ramp-to and --steps were both given"),
+        (
+            ["run", "--steps", "5", "--request-rate", "9"],
+            "--request-rate and --steps were both given",
+        ),
+        (
+            ["run", "--request-rate", "9", "--concurrency", "5"],
+            "--request-rate and --concurrency were both given; ",
+        ),
+        (
+            ["run", "--steps", "5", "--concurrency", "5"],
+            "--steps and --concurrency were both given",
+        ),
+        (["run", "--ramp-to", "5", "--concurrency", "5"], "--ramp-to and --concurrency were both"),
+        (
+            ["run", "--arrival-pattern", "poisson", "--concurrency", "5"],
+            "--arrival-pattern and --concurrency were both given",
+        ),
         (["run", "--arrival-pattern", "uniform"], "arrival pattern 'uniform'"),
         (
             ["run", "--request-rate", "0"],
@@ -123,6 +141,37 @@ def test_mistakes_are_told_before_anything_is_started(arguments: list[str], mess
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, DlmError)
     assert str(done.exception).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "said.tsv",
+            "id\twords\nu1\tyes\n",
+            "said.tsv, line 1: columns id, words; expected seconds",
+        ),
+        ("said.txt", "u1\t1.5\tyes\n", "said.txt, line 1: columns u1, 1.5, yes; expected seconds"),
+        (
+            "said.csv",
+            "id,seconds,speaker,text\nu1,1,a,yes\n",
+            "said.csv, line 1: columns id,seconds",
+        ),
+        (
+            "said.tsv",
+            "id\tseconds\tspeaker\ttext\nu1\t1\n",
+            "said.tsv, line 2: 2 columns; expected 4",
+        ),
+    ],
+)
+def test_a_table_of_other_columns_is_not_taken_for_speech(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    """Its header would be an utterance, and names and numbers would be words."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TextError) as found:
+        read_transcripts(tmp_path / name, as_spoken=True)
+    assert str(found.value).startswith(f"{tmp_path}/{message}")
 
 
 def test_an_error_is_one_line_and_status_one(loadtest: Loadtest) -> None:

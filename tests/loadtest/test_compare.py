@@ -33,10 +33,10 @@ def made(times: float, seed: int, windows: int = 12, failed: float = 0.0) -> dic
         "complete": True,
         "ended": "the load ended",
         "trace": {"name": "t", "requests": 5},
-        "load": {},
+        "load": {"segments": [{"begin_per_s": 50.0}]},
         "target": {"model": "m", "shard_set": "s"},
         "clients": {},
-        "provenance": {"machine": "a"},
+        "provenance": {"machine": {"cores": 2, "cpu": "a"}},
         "results": one(times),
         "windows": [one(times * math.exp(rng.normal(0, 0.05))) for _ in range(windows)],
     }
@@ -99,13 +99,19 @@ def test_what_else_differs_is_said() -> None:
     """The trace, the machine; a run that broke off."""
     other = copy.deepcopy(made(1.0, 1))
     other["trace"]["name"] = "u"
-    other["provenance"]["machine"] = "b"
+    other["provenance"]["machine"] = {"cores": 4, "cpu": "b"}
+    other["load"]["segments"] = [{"begin_per_s": 50.0}, {"begin_per_s": 100.0}]
     other |= {"complete": False, "ended": "interrupted"}
     told = differences(made(1.0, 1), other)
     assert told[0] == "the runs differ in their trace: t and u"
+    assert told[1:4] == [
+        "the runs differ in their load, segments 2, begin per s: nothing and 100",
+        "the runs differ in their machine, cores: 2 and 4",
+        "the runs differ in their machine, cpu: a and b",
+    ]
     assert told[-1] == "the run after is not complete: interrupted"
     assert differences(other, made(1.0, 1))[-1] == "the run before is not complete: interrupted"
-    assert len(told) == 3
+    assert len(told) == 5
 
 
 def test_the_command_ends_with_one_where_something_got_worse(tmp_path: Path) -> None:

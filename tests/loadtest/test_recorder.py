@@ -122,12 +122,13 @@ def test_transcripts_are_tables_or_lines(tmp_path: Path) -> None:
     path.write_text('file\tseconds\tspeaker\ttext\na.flac\t2.5\t19\tTHE "MAN\n')
     (one,) = read_transcripts(path, as_spoken=True)
     assert one == Transcript("a.flac", "19", 2.5, (b"the", b"man"))
-    path.write_text("the man\n\nis there\n")
-    first, second = read_transcripts(path, as_spoken=False)
+    plain = tmp_path / "t.txt"
+    plain.write_text("the man\n\nis there\n")
+    first, second = read_transcripts(plain, as_spoken=False)
     assert (first.seconds, second.name) == (0.5, "line-3")
     path.write_text("file\tseconds\tspeaker\ttext\na.flac\tlong\t19\tTHE\n")
     with pytest.raises(TextError, match="line 2: seconds is 'long'"):
         read_transcripts(path, as_spoken=True)
-    path.write_text("\n")
+    plain.write_text("\n")
     with pytest.raises(TextError, match="no sentence"):
-        read_transcripts(path, as_spoken=True)
+        read_transcripts(plain, as_spoken=True)

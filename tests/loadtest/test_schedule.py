@@ -7,8 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
+from loadtest.cli_run import DEMO_TRACE
 from loadtest.schedule import CONSTANT, GAMMA, POISSON, Load, Segment, arrivals, schedule, shuffled
-from loadtest.trace import Trace
+from loadtest.trace import Trace, read_trace
 
 
 def gaps(load: Load, count: float) -> NDArray[np.float64]:
@@ -66,6 +67,19 @@ def test_requests_come_at_their_audio_times_in_whole_utterances(trace: Trace) ->
     again = schedule(trace, load, seed=1)
     assert (again.due_s == plan.due_s).all()
     assert (schedule(trace, load, seed=2).due_s[:50] != plan.due_s[:50]).any()
+
+
+@pytest.mark.parametrize("pattern", [POISSON, CONSTANT, GAMMA])
+def test_each_segment_of_a_short_run_has_the_mean_rate_that_was_asked_for(pattern: str) -> None:
+    """Of the packaged trace, 30 s at 50 requests/s are 35 utterances: one draw of them can be off
+    by a third."""
+    trace = read_trace(DEMO_TRACE)
+    for rates in ((50,), (50, 100, 200)):
+        load = Load(tuple(Segment(30, rate, rate) for rate in rates), pattern=pattern)
+        for seed in range(3):
+            due = schedule(trace, load, seed).due_s
+            sent, _ = np.histogram(due, np.arange(len(rates) + 1) * 30.0)
+            assert sent / 30 == pytest.approx(rates, rel=0.02)
 
 
 def test_every_utterance_comes_before_any_comes_again() -> None:
