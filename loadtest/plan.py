@@ -19,6 +19,7 @@ from dlm.errors import ConfigError
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import Manifest, read_manifest
 from dlm.ngram.partition import balanced_slot_table
+from dlm.units import counted
 from loadtest.routes import Slotted
 
 FORMAT, VERSION = "dlm cluster plan", 1
@@ -232,9 +233,9 @@ def fitting(
     alone = model.server_bytes(MOST_SHARDS, wishes.workers)
     if alone > wishes.memory_bytes:
         raise ConfigError(
-            f"a server needs {_gib(alone)} with {MOST_SHARDS} shards, since each holds the 1- and "
-            f"2-grams, {_gib(model.common)}; but it has only {_gib(wishes.memory_bytes)}. Use more "
-            "--memory"
+            f"a server needs {_size(alone)} with {MOST_SHARDS} shards, since each holds the 1- and "
+            f"2-grams, {_size(model.common)}; but it has only {_size(wishes.memory_bytes)}. Use "
+            "more --memory"
         )
     best: Cluster | None = None
     for shards in _sizes():
@@ -287,17 +288,24 @@ def _cluster(
     )
 
 
-def _gib(size: float) -> str:
-    return f"{size / (1 << 30):.3g} GiB"
+def _size(size: float) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.3g} {unit}"
+    return f"{size:.0f} B"
 
 
 def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, str]]:
     """The plan as a table."""
+    shards = counted(cluster.shards, "shard")
     degraded, core = cluster.degraded_share, "core" if wishes.workers == 1 else "cores"
     return [
-        ("servers", f"{cluster.servers}: {cluster.shards} shards x {cluster.replicas} replicas"),
-        ("memory of a server", _gib(cluster.server_bytes)),
-        ("model", f"{model.name}: {_gib(model.shards)} in shards, {_gib(model.common)} everywhere"),
+        ("servers", f"{cluster.servers}: {shards} x {counted(cluster.replicas, 'replica')}"),
+        ("memory of a server", _size(cluster.server_bytes)),
+        (
+            "model",
+            f"{model.name}: {_size(model.shards)} in shards, {_size(model.common)} everywhere",
+        ),
         ("messages per second", f"{cluster.messages_per_s:,.0f}"),
         ("messages per minute", f"{60 * cluster.messages_per_s:,.0f}"),
         ("messages per second of audio", f"{cluster.messages_per_audio_s:.3g}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,9 +112,10 @@ def rescore(
 ) -> None:
     """Rescore lattices and n-best lists with a model.
 
-    Prints one row per utterance, without its words. When servers fail, scores come from shorter
-    n-grams or from a small model, and the row counts them (partial, small). An output file
-    appears once all is done; in an output folder, each lattice appears once it is done.
+    Prints one row per utterance, without its words, then totals on standard error. When servers
+    fail, scores come from shorter n-grams or from a small model, and the row counts them (partial,
+    small). An output file appears once all is done; in an output folder, each lattice appears once
+    it is done.
 
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
@@ -243,7 +245,7 @@ class _Totals:
             print("\t".join([one.found.id, *map(str, row.values())]), flush=True)
 
     def end(self, messages: int) -> None:
-        """The totals."""
+        """The totals, on standard error: a pipe gets rows alone."""
         facts: dict[str, Any] = {
             "utterances": self.utterances,
             "degraded": self.degraded,
@@ -261,4 +263,4 @@ class _Totals:
             print_json_line({"summary": named})
         else:
             for name, value in facts.items():
-                print(f"{name[0].upper()}{name[1:]}:\t{value}")
+                print(f"{name[0].upper()}{name[1:]}:\t{value}", file=sys.stderr)

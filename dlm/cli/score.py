@@ -83,10 +83,10 @@ def score(
 ) -> None:
     """Score text: log10 probability, tokens and OOVs per sentence.
 
-    Perplexities of all lines come last. Each line is scored as it arrives, also from a pipe. A line
-    that --skip leaves out still has a row: nan and 0 tokens, or null and "skipped" with --json.
-    With --local, an ARPA file is first sharded into a temporary folder. The options for TLS
-    and tokens override cluster.toml.
+    Perplexities of all lines come last, on standard error: a pipe gets rows alone. Each line is
+    scored as it arrives, also from a pipe. A line that --skip leaves out still has a row: nan and 0
+    tokens, or null and "skipped" with --json. With --local, an ARPA file is first sharded into a
+    temporary folder. The options for TLS and tokens override cluster.toml.
 
     Examples:
         echo "the man went home" | dlm score
@@ -151,7 +151,7 @@ def score(
             facts["skipped"] = reader.totals.skipped
         print_json_line({"summary": facts})
     else:
-        print_summary(summary, reader, skip)
+        print_summary(summary, reader, skip, sys.stderr)
 
 
 def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:

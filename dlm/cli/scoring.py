@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from dlm.scoring import BLOCK_BYTES
 
@@ -94,17 +94,23 @@ def open_here(
     return LocalModel.open(output, verify=False)  # written just now
 
 
-def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
+def print_summary(
+    summary: ScoreSummary, reader: Reader, skip: bool, to: TextIO | None = None
+) -> None:
     """Prints perplexities and totals; with `skip`, also how many lines were skipped."""
     facts = summary.facts()
 
     def number(value: float | None) -> str:
         return "undefined" if value is None else f"{value:.6f}"
 
-    print(f"Perplexity including OOVs:\t{number(facts['perplexity'])}")
-    print(f"Perplexity excluding OOVs:\t{number(facts['perplexity_without_oovs'])}")
-    print(f"OOVs:\t{summary.oovs}")
-    print(f"Tokens:\t{summary.tokens}")
-    print(f"Sentences:\t{summary.sentences}")
+    rows = {
+        "Perplexity including OOVs": number(facts["perplexity"]),
+        "Perplexity excluding OOVs": number(facts["perplexity_without_oovs"]),
+        "OOVs": summary.oovs,
+        "Tokens": summary.tokens,
+        "Sentences": summary.sentences,
+    }
     if skip:
-        print(f"Skipped lines:\t{reader.totals.left_out()}")
+        rows["Skipped lines"] = reader.totals.left_out()
+    for name, value in rows.items():
+        print(f"{name}:\t{value}", file=to)

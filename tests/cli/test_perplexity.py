@@ -28,7 +28,7 @@ def test_the_summary_is_that_of_score_with_hits_of_each_order(run: Run, folder: 
     done = run("perplexity", folder / "model.arpa", text=TEXT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:5] == scored.stdout.splitlines()[-5:]
+    assert lines[:5] == scored.stderr.splitlines()[-5:]
 
     oracle = DictModel.from_arpa(folder / "model.arpa")
     hits = [0] * oracle.order

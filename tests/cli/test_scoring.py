@@ -46,7 +46,7 @@ PACKS = {"gzip": gzip.compress, "zstd": zstd, "xz": lzma.compress, "bzip2": bz2.
 
 @pytest.fixture
 def said(folder: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """What `dlm score --local` or `dlm perplexity` prints of a file."""
+    """What `dlm score --local` or `dlm perplexity` prints of a file, the summary last."""
 
     def call(name: str, text: Path, **options: object) -> str:
         capsys.readouterr()  # of a call before, which was refused
@@ -54,7 +54,9 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str]) -> Say:
             score(text, local=folder / "shards", **options)  # type: ignore[arg-type]
         else:
             perplexity([folder / "shards", text], quiet=True, **options)  # type: ignore[arg-type]
-        return capsys.readouterr().out
+        printed = capsys.readouterr()
+        summary = printed.err[printed.err.find("Perplexity including") :]
+        return printed.out + summary * printed.err.count("Perplexity including")
 
     return call
 
@@ -78,6 +80,8 @@ def test_score_takes_an_arpa_file_as_perplexity_does(
     done = run("score", "--local", "model.arpa.gz", cwd=tmp_path, text=TEXT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == run("score", "--local", folder / "shards", text=TEXT).stdout
+    assert len(done.stdout.splitlines()) == 1 + len(LINES)  # rows alone, for a pipe
+    assert b"Perplexity including OOVs:" in done.stderr
     assert set(tmp_path.iterdir()) == before
     (tmp_path / "notes").write_text("no model\n")
     refused = run("score", "--local", "notes", cwd=tmp_path, text=TEXT)

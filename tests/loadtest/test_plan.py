@@ -28,6 +28,7 @@ from loadtest.plan import (
     heaviest_share,
     model_of,
     model_of_counts,
+    rows_of,
     traffic_of,
 )
 from loadtest.report import Report
@@ -69,6 +70,15 @@ def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -
     assert found.messages_per_s == pytest.approx(streams * (5 + found.shards))
     assert found.server_cores == pytest.approx(found.messages_per_s * 500e-6)
     assert found.client_cores == pytest.approx(streams * 7.0 * 1.5e-3)
+
+
+def test_a_small_plan_has_small_units_and_the_singular() -> None:
+    """One shard of some kilobytes is not 0.00101 GiB in 1 shards."""
+    wishes, model = Wishes(10, GIB), Model("m", 1, 1_081_344, 2 << 30)
+    cluster = fitting(Wishes(10, 9 * GIB, replicas=1), model, COSTS, even, 1.0)
+    rows = dict(rows_of(cluster, wishes, model))
+    assert rows["servers"].startswith("1: 1 shard x 1 replica")
+    assert rows["model"] == "m: 1.03 MiB in shards, 2 GiB everywhere"
 
 
 def test_what_fits_nowhere_is_told_why() -> None:
