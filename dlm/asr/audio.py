@@ -25,9 +25,14 @@ LOWEST_RATE = 4_000
 SEGMENT_S = 20.0
 _PAUSE_S = 0.2  # a cut is the middle of the quietest stretch of this length
 _BLOCK = 1 << 16  # samples read at a time
-# What libsndfile logs if a WAV, AIFF or AU file is shorter than its header promises.
-_SHORTER = re.compile(r"^\s*(?:data|SSND|Data Size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE)
-_UNKNOWN_BYTES = 0x7FFF0000  # headers of streams promise at least this
+# What libsndfile logs if a WAV, AIFF or AU file, or one of 64 bits (W64, RF64), is shorter than its
+# header promises; and if the last page of an Ogg file is not there, or not whole.
+_SHORTER = re.compile(
+    r"^\s*(?:data|SSND|Data Size|(riff|Riff size))\s*: (\d+) \(should be (\d+)\)", re.MULTILINE
+)
+_NO_END = re.compile(r"^Ogg ?: (?:Last page lacks an end-of-stream|Junk after the last)", re.M)
+_UNKNOWN_BYTES = 0x7FFF0000  # headers of streams promise at least this in their 32 bits
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's, for FLAC from a stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +73,12 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
                         f"{path} has {rate:,} samples per second; speech needs at least "
                         f"{LOWEST_RATE:,}, and 16,000 is best"
                     )
-                promised = max(audio.frames, _promised(audio))
+                # soundfile seeks to where it is after each read, which fails in FLAC from a stream.
+                audio.seekable = lambda: False
+                promised = _promised(audio)
                 samples = _mono_16k(audio)
                 read = audio.tell()
+                has_end = not _NO_END.search(audio.extra_info)
         except (soundfile.LibsndfileError, soundfile.SoundFileRuntimeError) as exc:
             reason = getattr(exc, "error_string", str(exc)).strip().rstrip(".")
             raise AudioError(
@@ -81,6 +89,11 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
         raise AudioError(
             f"{path} ends after {read / rate:.2f} s of the {promised / rate:.2f} s that its header "
             "promises, so it was cut off; copy it again"
+        )
+    if not has_end:
+        raise AudioError(
+            f"{path} ends after {read / rate:.2f} s without the mark of its end, so it was cut "
+            "off; copy it again"
         )
     if not np.isfinite(samples).all():
         raise AudioError(f"{path} has samples that are not finite numbers; convert it again")
@@ -101,14 +114,15 @@ def _promised(audio: Any) -> int:
     libsndfile reads what there is and reports the difference only in its log. A difference shorter
     than a word is taken for a mistake in the header: nothing is lost.
     """
+    frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     found = _SHORTER.search(audio.extra_info)
     if found is None:
-        return 0
-    promised, there = map(int, found.groups())
-    if promised >= _UNKNOWN_BYTES or not there:
-        return 0
-    frames = audio.frames * promised // there
-    return frames if frames - audio.frames > SHORTEST_S * audio.samplerate else 0
+        return frames
+    promised, there = int(found[2]), int(found[3])
+    if (promised >= _UNKNOWN_BYTES and not found[1]) or not there:
+        return frames
+    longer = frames * promised // there
+    return longer if longer - frames > SHORTEST_S * audio.samplerate else frames
 
 
 def _mono_16k(audio: Any) -> NDArray[np.float32]:

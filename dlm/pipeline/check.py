@@ -41,13 +41,14 @@ def check(settings: PipelineSettings) -> None:
     for name, path in settings.inputs.files().items():
         if not path.exists():
             raise ConfigError(f"inputs.{name}: {path} does not exist; give an existing file")
-        if path.is_dir() and name != "topology":
-            raise ConfigError(f"inputs.{name}: {path} is a folder; give a file")
+        # Stages read the inputs several times, so a pipe would block or be empty.
+        if not path.is_file() and not (name == "topology" and path.is_dir()):
+            raise ConfigError(f"inputs.{name}: {path} is a folder, a pipe or a device; give a file")
         if not os.access(path, os.R_OK):
             raise ConfigError(f"inputs.{name}: {path} cannot be read: permission denied")
     text = settings.federate.pretrain.text
-    if text and not os.access(text, os.R_OK):
-        raise ConfigError(f"federate.pretrain.text: {text} does not exist, or cannot be read")
+    if text and not (Path(text).is_file() and os.access(text, os.R_OK)):
+        raise ConfigError(f"federate.pretrain.text: {text} is not a file that can be read")
     check_inputs(settings)
     if settings.unigrams is not None and settings.inputs.whitelist is not None:
         whitelist = settings.inputs.whitelist

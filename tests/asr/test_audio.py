@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -72,22 +73,15 @@ def write_nan(path: Path) -> None:
     soundfile.write(path, samples, SAMPLE_RATE, format="WAV", subtype="FLOAT")
 
 
-def write_half(path: Path) -> None:
-    """The first half of a FLAC file."""
-    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="FLAC")
-    os.truncate(path, path.stat().st_size // 2)
+def half(kind: str) -> Callable[[Path], None]:
+    """Writes the first half of a file, which libsndfile reads without an error except for FLAC."""
 
+    def write(path: Path) -> None:
+        noise = np.random.default_rng(0).normal(scale=0.1, size=2 * SAMPLE_RATE)
+        soundfile.write(path, noise, SAMPLE_RATE, format=kind)
+        os.truncate(path, path.stat().st_size // 2)
 
-def write_half_wav(path: Path) -> None:
-    """The first half of a WAV file, which libsndfile reads without a word."""
-    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="WAV")
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def write_half_aiff(path: Path) -> None:
-    """The first half of an AIFF file."""
-    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="AIFF")
-    os.truncate(path, path.stat().st_size // 2)
+    return write
 
 
 def write_slow(path: Path) -> None:
@@ -103,9 +97,12 @@ def write_slow(path: Path) -> None:
         (write_header, "lasts 0.000 s"),
         (write_blip, "lasts 0.050 s"),
         (write_nan, "not finite numbers"),
-        (write_half, "could not be read as audio|cut off"),
-        (write_half_wav, "ends after 1.00 s of the 2.00 s that its header promises"),
-        (write_half_aiff, "ends after 1.00 s of the 2.00 s"),
+        (half("FLAC"), "could not be read as audio|cut off"),
+        (half("WAV"), "ends after 1.00 s of the 2.00 s that its header promises"),
+        (half("AIFF"), "ends after 1.00 s of the 2.00 s"),
+        (half("RF64"), "ends after 1.00 s of the 2.00 s"),
+        (half("W64"), "ends after 1.00 s of the 2.00 s"),
+        (half("OGG"), "ends after .* without the mark of its end"),
         (write_slow, "has 1 samples per second; speech needs at least 4,000"),
         (Path.mkdir, "is a folder, a pipe or a device"),
         (os.mkfifo, "is a folder, a pipe or a device"),
@@ -138,6 +135,17 @@ def test_a_header_that_does_not_know_the_length_loses_nothing(tmp_path: Path, si
     content[place : place + 4] = size.to_bytes(4, "little")
     path.write_bytes(content)
     assert len(read_audio(path)) == SAMPLE_RATE
+
+
+def test_a_flac_file_that_does_not_know_its_length_is_read_to_its_end(tmp_path: Path) -> None:
+    """As encoders write it to a pipe: 0 samples, which means unknown."""
+    path = tmp_path / "a.flac"
+    soundfile.write(path, tone(9.5), SAMPLE_RATE)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    assert len(read_audio(path)) == 9.5 * SAMPLE_RATE
 
 
 def test_samples_above_full_scale_are_scaled_down(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ counted."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = (folder / "public.txt").read_bytes()
     write_recorded(folder / "of_users.txt", content, raw, digest_name="text_sha256")
     (folder / "upper.txt").write_bytes(content.upper())
+    os.mkfifo(folder / "pipe")
     normalised_model(1, WORDS, order=2).write(folder / "good.arpa")
     arpa = (folder / "good.arpa").read_text()
     (folder / "raw.arpa").write_text(f"# {raw.line}\n{arpa}")
@@ -84,7 +86,8 @@ TEXT = 'text = "public.txt"'
         (swap('"held_out.tsv"', '"users.tsv"'), ConfigError, "it has not learned from"),
         (swap(TEXT, 'text = "of_users.txt"'), PrivacyError, "says that .* comes from users"),
         (swap(TEXT, 'text = "upper.txt"'), ConfigError, "none of the words of inputs.whitelist"),
-        (swap(TEXT, 'text = "/"'), ConfigError, "is a folder; give a file"),
+        (swap(TEXT, 'text = "/"'), ConfigError, "is a folder, a pipe or a device; give a file"),
+        (swap('"users.tsv"', '"pipe"'), ConfigError, "users: .* is a folder, a pipe or a device"),
         (topology("edited.arpa"), PrivacyError, "edited.arpa was changed after"),
         (topology("cut.arpa"), ArpaError, "truncated"),
         (topology("other.arpa"), ConfigError, "none of the words of inputs.whitelist"),
