@@ -108,6 +108,7 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ('users = "users.tsv"', "", r"\[inputs\] lacks users"),
         ('folder = "out"', "", r"\[run\] lacks folder"),
         ('folder = "out"', 'folder = "out"\nseed = "x"', "run.seed is 'x'"),
+        ('folder = "out"', 'folder = "a\\u0000b"', "run.folder is 'a.x00b'; .* NUL"),
         ("text =", "txt =", "did you mean text"),
         ('text = "public.txt"', "", "one of text and topology"),
         ('text = "', 'topology = "t"\ntext = "', "one of text and topology"),
