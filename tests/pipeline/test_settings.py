@@ -132,6 +132,7 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'x'\n", "a number or inf"),
         ("noise_multiplier = 1\n", "delta = 0.1\n", "both --noise-multiplier and --delta"),
         ('public = "the tests"', 'tokenizer = "letters"', "words or whitespace"),
+        ("noise_multiplier = 1\n", "lambda = true\n", "unigrams.lambda is True"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
