@@ -124,15 +124,17 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ("rounds = 4", "rounds = 4\nseed = 3", r"\[run\] seed; leave it out"),
         ("rounds = 4\n", "", r"\[federate.run\] lacks rounds"),
         ("[federate.run]", "[prune]\n[federate.run]", "give one of --threshold"),
+        ("[federate.run]", "[prune]\nngrams = 0\n[federate.run]", "0 n-grams .* 1 or more"),
+        ("[federate.run]", "[prune]\nbytes = 0\n[federate.run]", "0 bytes .* 1 or more"),
         ("[federate.run]", "[shard]\nshards = 0\n[federate.run]", "0 shards"),
         ("[federate.run]", "[shard]\nbits = 6\n[federate.run]", "--encoding compact"),
         ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 to 1e"),
         ("[federate.run]", '[estimate]\nprune = "x"\n[federate.run]', "estimate.prune is 'x'"),
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'inf'\n", "a finite lambda"),
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'x'\n", "a number or inf"),
+        ("noise_multiplier = 1\n", "lambda = true\n", "unigrams.lambda is True"),
         ("noise_multiplier = 1\n", "delta = 0.1\n", "both --noise-multiplier and --delta"),
         ('public = "the tests"', 'tokenizer = "letters"', "words or whitespace"),
-        ("noise_multiplier = 1\n", "lambda = true\n", "unigrams.lambda is True"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
