@@ -126,6 +126,8 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
     kinds = [one for one in get_args(kind) if one is not type(None)]
     if len(kinds) == 1 and type(None) in get_args(kind):  # int | None
         kind = kinds[0]
+    if isinstance(value, str) and "\0" in value:  # no path may have it
+        raise ConfigError(f"{section}.{name} is {value!r}; it must not have the character NUL")
     try:
         if isinstance(value, str) and kind is not str:
             if kind is bool and text:

@@ -119,6 +119,12 @@ class _Inputs:
     comments: dict[str, list[str]] = field(default_factory=dict)
 
 
+def needed_bytes(counts: Sequence[int]) -> int:
+    """Memory for each model with these counts."""
+    # Each n-gram of the union also takes some float64 columns and sampling states.
+    return 2 * model_bytes(counts) + 130 * sum(counts)
+
+
 def _check_memory(request: DistillRequest, limit: int) -> None:
     """Raises `ConfigError` if the models, their union and its extra columns do not fit."""
     paths = [Path(request.source)] if request.kind == "model" else []
@@ -127,8 +133,7 @@ def _check_memory(request: DistillRequest, limit: int) -> None:
     for path in paths:
         with ArpaReader(path) as reader:
             counts.append(tuple(reader.counts))
-    # Each n-gram of the union also takes some float64 columns and sampling states.
-    needed = sum(2 * model_bytes(count) + 130 * sum(count) for count in counts)
+    needed = sum(map(needed_bytes, counts))
     if needed > limit:
         raise ConfigError(
             f"{' and '.join(map(str, paths))}: {counted(sum(map(sum, counts)), 'n-gram')} need "

@@ -23,6 +23,7 @@ LayerState: TypeAlias = tuple[Array, Array]
 State: TypeAlias = list[LayerState]
 
 NORM_EPSILON = 1e-6
+MAX_LAYERS = 100  # each is traced by itself; papers have one or two
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RnnConfig:
         vocab_size        rows; >= 4; ids 0, 1 and 2 (unknown, begin, end) are among them
         embedding_size    units; >= 1; N_e, also of a layer's output
         hidden_size       units; >= 1; N_h, of the cell
-        layers            layers; >= 1
+        layers            layers; 1 to `MAX_LAYERS`
         cell              "cifg" couples the input gate to the forget gate (three gates), "lstm" has
                           four
         recurrence        "projected": the gates see the layer's projected output (Sak 2014);
@@ -69,6 +70,8 @@ class RnnConfig:
         for name in ("embedding_size", "hidden_size", "layers", "groups"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.layers > MAX_LAYERS:
+            raise ConfigError(f"layers is {self.layers}; it must be at most {MAX_LAYERS}")
         for name, known in (
             ("cell", ("cifg", "lstm")),
             ("recurrence", ("projected", "hidden")),

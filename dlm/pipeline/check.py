@@ -6,7 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from dlm.distill import files as distilling
 from dlm.errors import ConfigError
+from dlm.estimate.prune import run as pruning
 from dlm.federated.count_unigrams import list_record
 from dlm.federated.counts_file import read_counts
 from dlm.federated.settings import TrainingSettings
@@ -14,7 +16,7 @@ from dlm.federated.tokens import FIRST_WORD_ID
 from dlm.federated.unigrams import read_whitelist
 from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
-from dlm.index.build.budget import output_bytes, spill_bytes
+from dlm.index.build import budget as sharding
 from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings
@@ -63,6 +65,7 @@ def check(settings: PipelineSettings) -> None:
     check_vouched(settings)
     _check_training(settings.federate)
     _check_vocabulary(settings)
+    _check_models(settings)
     if settings.pieces is not None:
         import sentencepiece  # noqa: F401
 
@@ -143,7 +146,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
         with ArpaReader(inputs.topology) as reader:
             counts = tuple(reader.counts)
         arpa = 40 * sum(counts)
-        needed += 2 * arpa + output_bytes(counts) + spill_bytes(counts)
+        needed += 2 * arpa + sharding.output_bytes(counts) + sharding.spill_bytes(counts)
     return needed
 
 
@@ -156,6 +159,32 @@ def _check_training(settings: TrainingSettings) -> None:
     mechanism_of(settings, release)
     settings.model.network(FIRST_WORD_ID + 1)
     settings.server.transformation()
+
+
+def _check_models(settings: PipelineSettings) -> None:
+    """Checks what the stages after training need of the topology's order and of the memory."""
+    if settings.inputs.topology is not None:
+        with ArpaReader(settings.inputs.topology) as reader:
+            counts = tuple(reader.counts)
+    else:
+        assert settings.estimate is not None
+        counts = (1,) * settings.estimate.order  # the least that it can have
+    least = max(distilling.needed_bytes(counts), sharding.least_bytes((1,)))
+    if settings.prune is not None:
+        numbers = settings.prune.goal.by_order
+        if numbers is not None and len(numbers) != len(counts):
+            raise ConfigError(
+                f"prune.ngrams has numbers for {counted(len(numbers), 'order')}, but the model "
+                f"will have {len(counts)}: give one per order from 1 up, - for no limit"
+            )
+        one = (1,) * len(counts)
+        least = max(least, min(pruning.needed_bytes(one), pruning.least_bytes(one)))
+    limit = settings.run.memory_bytes
+    if limit is not None and limit < least:
+        raise ConfigError(
+            f"run.memory is {settings.run.memory!r}; the stages after training need at least "
+            f"{least:,} bytes. Raise it, or leave it out to use the free memory"
+        )
 
 
 def _state_bytes(settings: PipelineSettings, words: int) -> int:

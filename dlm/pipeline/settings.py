@@ -230,6 +230,8 @@ def _value(table: str, key: str, value: Any) -> Any:
         return str(value)
     if (table, key) == ("unigrams", "lambda"):
         try:
+            if isinstance(value, bool):  # a number, in Python
+                raise ValueError
             return float(value)
         except (TypeError, ValueError) as exc:
             raise ConfigError(f"unigrams.lambda is {value!r}; expected a number or inf") from exc

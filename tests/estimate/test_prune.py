@@ -269,7 +269,8 @@ def test_an_order_without_ngrams_is_left_out(tmp_path: Path) -> None:
         ({"threshold": 1e-8, "ngrams": 5}, "give one of"),
         ({"threshold": -1.0}, "expected 0 or more"),
         ({"threshold": math.nan}, "expected 0 or more"),
-        ({"ngrams": -1}, "-1 is negative; expected 0 or more"),
+        ({"ngrams": 0}, "0 n-grams were requested; expected 1 or more"),
+        ({"by_order": (None, -1)}, "-1 is negative; expected 0 or more"),
     ],
 )
 def test_a_goal_that_is_none_is_refused(goal: dict[str, float], message: str) -> None:

@@ -53,7 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_recorded(folder / "of_users.txt", content, raw, digest_name="text_sha256")
     (folder / "upper.txt").write_bytes(content.upper())
     os.mkfifo(folder / "pipe")
-    normalised_model(1, WORDS, order=2).write(folder / "good.arpa")
+    normalised_model(1, WORDS, order=3).write(folder / "good.arpa")
     arpa = (folder / "good.arpa").read_text()
     (folder / "raw.arpa").write_text(f"# {raw.line}\n{arpa}")
     (folder / "edited.arpa").write_text(f"# {raw.line.replace('without', 'with')}\n{arpa}")
@@ -80,6 +80,9 @@ TEXT = 'text = "public.txt"'
         (swap("samples = 300", "seed = -1"), ConfigError, "distill.seed is -1"),
         (swap("samples = 300", "prior = inf"), ConfigError, "distill.prior is inf"),
         (swap("multiplier = 2.0", "multiplier = nan"), PrivacyError, "noise multiplier is nan"),
+        (swap('"-,-,40"', '"-,40"'), ConfigError, "has numbers for 2 orders, but .* have 3"),
+        (swap('folder = "out"', 'folder = "out"\nmemory = "9"'), ConfigError, "memory is '9'"),
+        (swap("hidden_size = 16", "layers = 100000000000"), ConfigError, "layers is 1000"),
         (swap('mechanism = "tree"', 'mechanism = "trea"'), DlmError, "trea"),
         (swap(TEXT, 'text = "users.tsv"'), PrivacyError, "users' text is not public"),
         (swap(TEXT, 'text = "held_out.tsv"'), PrivacyError, "users' text is not public"),

@@ -242,7 +242,7 @@ def test_a_record_that_was_removed_is_missed(tmp_path: Path, real: Path) -> None
         ),
         ([("p.toml", "report_goal = 20", "report_goal = 99")], ConfigError, "99 with a gap of 2"),
         ([("p.toml", "report_goal = 40", "report_goal = 90")], ConfigError, "at most 1 rounds"),
-        ([("p.toml", '"-,-,40"', "-1")], ConfigError, "is negative"),
+        ([("p.toml", '"-,-,40"', "-1")], ConfigError, "1 or more"),
         (
             [("p.toml", "hidden_size = 16", "hidden_size = 20000000")],
             ConfigError,

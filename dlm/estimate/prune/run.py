@@ -54,7 +54,10 @@ class Goal:
             )
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
             raise ConfigError(f"threshold is {self.threshold}; expected 0 or more")
-        for number in (self.ngrams, self.text_bytes, *(self.by_order or ())):
+        for number, what in ((self.ngrams, "n-grams"), (self.text_bytes, "bytes")):
+            if number is not None and number < 1:
+                raise ConfigError(f"{number} {what} were requested; expected 1 or more")
+        for number in self.by_order or ():
             if number is not None and number < 0:
                 raise ConfigError(f"{number} is negative; expected 0 or more")
 
