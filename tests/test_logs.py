@@ -131,7 +131,9 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
             logger = "dlm.client.health.cascade"
             named = f"WARNING:{logger}:client.server.changed address={address} shard=0 "
             until(lambda: named in shown.getvalue())
-            assert re.search(named + r"before=\w+ after=\w+ reason=(silent|lost)", shown.getvalue())
+            assert re.search(
+                named + r"before=\w+ after=\w+ reason=(silent|lost|draining)", shown.getvalue()
+            )
             queries = queries_to(files, 0)[:2]
             submit(utterance, queries, WAIT_S).result(WAIT_S)
             until(lambda: "client.partial.began shard=0 error=ShardDown" in shown.getvalue())

@@ -19,6 +19,7 @@ from dlm.client.health.membership import (
     Liveness,
     Member,
     Probe,
+    Refused,
     Renew,
     Restarted,
     Tick,
@@ -54,7 +55,7 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             Tick(),
             11.0,
             (SUSPECT, 1),
-            [Probe(8), Changed(UP, SUSPECT)],
+            [Probe(8), Changed("up", "suspect", "silent")],
             id="missed-and-sent-again-at-once",
         ),
         pytest.param(
@@ -62,15 +63,31 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             Unreachable(),
             9.0,
             (SUSPECT, 0),
-            [Changed(UP, SUSPECT)],
+            [Changed("up", "suspect", "lost")],
             id="a-message-found-nobody",
+        ),
+        pytest.param(
+            member(UP, out=False),
+            Refused("draining"),
+            9.0,
+            (UP, 0),
+            [Changed("up", "not_ready", "draining")],
+            id="a-message-found-it-draining",
+        ),
+        pytest.param(
+            member(UP),
+            Beat(7, 1, "warming"),
+            10.1,
+            (UP, 0),
+            [Changed("up", "not_ready", "warming")],
+            id="it-says-that-it-warms-up",
         ),
         pytest.param(
             member(SUSPECT, 1),
             Beat(7, 1),
             10.1,
             (UP, 0),
-            [Changed(SUSPECT, UP)],
+            [Changed("suspect", "up", "answered")],
             id="a-suspect-answers",
         ),
         pytest.param(member(SUSPECT, 1), Tick(), 11.0, (SUSPECT, 2), [Probe(8)], id="missed-twice"),
@@ -79,7 +96,7 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             Tick(),
             11.0,
             (DOWN, 0),
-            [Renew(), Probe(8), Changed(SUSPECT, DOWN)],
+            [Renew(), Probe(8), Changed("suspect", "down", "silent")],
             id="missed-three-times",
         ),
         pytest.param(
@@ -92,7 +109,12 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
         ),
         pytest.param(member(DOWN), Beat(7, 1), 10.1, (DOWN, 1), [], id="one-answer-is-not-enough"),
         pytest.param(
-            member(DOWN, 1), Beat(7, 1), 10.1, (UP, 0), [Changed(DOWN, UP)], id="two-answers-are"
+            member(DOWN, 1),
+            Beat(7, 1),
+            10.1,
+            (UP, 0),
+            [Changed("down", "up", "answered")],
+            id="two-answers-are",
         ),
         pytest.param(
             member(DOWN, 1), Tick(), 11.0, (DOWN, 0), [Probe(8)], id="answers-are-counted-anew"
@@ -117,16 +139,17 @@ def test_each_row_of_the_table_holds(
     assert ((found.health, found.run), did) == (after, actions)
 
 
-def test_a_suspected_server_is_asked_again_at_once() -> None:
+@pytest.mark.parametrize("found", [Unreachable(), Refused("draining")])
+def test_a_suspected_server_is_asked_again_at_once(found: Event) -> None:
     """What a message found is checked by the next tick, not by the next interval."""
-    state, _ = step(member(UP, out=False)._replace(due=99.0), Unreachable(), 9.0, CONFIG)
+    state, _ = step(member(UP, out=False)._replace(due=99.0), found, 9.0, CONFIG)
     _, actions = step(state, Tick(), 9.0, CONFIG)
     assert actions == [Probe(8)]
 
 
 def test_a_server_that_drains_is_up_but_not_to_be_asked() -> None:
     """And is asked again when it says that it is ready."""
-    state, _ = step(member(UP), Beat(7, 1, ready=False), 10.1, CONFIG)
+    state, _ = step(member(UP), Beat(7, 1, "draining"), 10.1, CONFIG)
     assert (state.health, state.usable) == (UP, False)
     state, (probe,) = step(state, Tick(), 10.6, CONFIG)
     assert isinstance(probe, Probe)
@@ -189,8 +212,11 @@ events = st.lists(
         st.floats(0.0, 3.0, width=16),
         st.one_of(
             st.builds(Tick, st.floats(0.0, 1.0)),
-            st.builds(Beat, st.integers(0, 12), st.integers(1, 2), st.booleans()),
+            st.builds(
+                Beat, st.integers(0, 12), st.integers(1, 2), st.sampled_from([None, "warming"])
+            ),
             st.just(Unreachable()),
+            st.just(Refused("draining")),
             st.just(None),  # the answer to the beat that is out
         ),
     ),
@@ -204,18 +230,21 @@ def plain(script: list[tuple[float, Event]]) -> list[tuple[Liveness, int | None,
     health, missed, answered, sequence, silent = SUSPECT, 0, 0, 0, 0
     renewals = {CONFIG.down_after + k * RENEW_AFTER for k in range(len(script))}
     sent: float | None = None
-    due = -inf
+    due, ready = -inf, False
     for now, event in script:
         renewed = False
         if isinstance(event, Beat):
             if sent is not None and event.sequence == sequence:
-                sent, missed, silent = None, 0, 0
+                sent, missed, silent, ready = None, 0, 0, event.refuses is None
                 answered = answered + 1 if health is DOWN else 0
                 if health is not DOWN or answered >= CONFIG.up_after:
                     health, answered = UP, 0
         elif isinstance(event, Unreachable):
             if health is UP:
                 health, missed, due = SUSPECT, 0, now
+        elif isinstance(event, Refused):
+            due = now if health is UP and ready else due
+            ready = False
         else:
             if sent is not None and now - sent >= CONFIG.timeout_s:
                 sent = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,9 @@ from dlm.client.health.cascade import CALM_S, TICK_S, CascadeMonitor
 from dlm.client.health.membership import Beating, Liveness
 from dlm.client.health.modes import Mode, Switching
 from dlm.client.plan.topology import Topology
+from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason, error_from_refusal
 from models import random_model
 
 
@@ -36,6 +39,8 @@ class Wired:
         self.now = 0.0
         self.trip_s = trip_s
         self.more_s: dict[str, float] = {}  # by the server
+        self.state: pb.ServerState = pb.SERVER_STATE_READY
+        self.error: DlmError | None = None  # instead of an answer
         self.ticks = self.out = 0
         self._topology = Topology(files.manifest, {0: servers}, {})
         self.steps = self  # or another's
@@ -69,7 +74,8 @@ class Wired:
 
     def _answer(self, reply: BeatReply) -> None:
         self.out -= 1
-        reply(pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY), None)
+        found = pb.HeartbeatReply(instance=1, state=self.state)
+        reply(None if self.error else found, self.error)
 
     def renew(self, address: str) -> None:
         """See `cascade.Host`."""
@@ -216,14 +222,14 @@ def test_bad_news_is_not_waited_for_and_much_of_it_makes_no_more_ticks(files) ->
     assert watch.mode is Mode.FULL
     beats = watch.status().servers[0]
     assert beats.health is Liveness.UP
-    watch.lost("server:1")
+    watch.lost("server:1", ShardDown("gone"))
     assert watch.status().servers[0].health is Liveness.SUSPECT
     host.run(2 * TICK_S)
     assert watch.status().servers[0].health is Liveness.UP  # it was asked, and answered
     before = host.ticks
     for _ in range(100):
         watch.count(True)
-        watch.lost("server:1")
+        watch.lost("server:1", ShardDown("gone"))
         host.run(TICK_S / 100)
     assert host.ticks - before <= 2
 
@@ -240,6 +246,50 @@ def test_a_server_is_not_blamed_for_answers_that_this_process_did_not_hear(files
     host.run(20.0)
     assert watch.status().servers[0].health is Liveness.UP
     assert not caplog.records
+
+
+def test_the_log_says_why_a_server_is_not_asked_and_when_it_is_up_again(files, caplog) -> None:
+    """As warnings, which a program without handlers shows; a server that was never away is none."""
+    caplog.set_level(logging.INFO, "dlm.client")
+    host = Wired(files)
+    watch = watching(host)
+    host.run(2.0)
+
+    def told() -> list[tuple[str, ...]]:
+        """What was logged since the last time."""
+        records = [r for r in caplog.records if getattr(r, "event", "") == "client.server.changed"]
+        caplog.clear()
+        return [(r.levelname, r.before, r.after, r.reason) for r in records]
+
+    assert told() == [("INFO", "suspect", "up", "answered")]
+    for reason, why, state in (
+        (Reason.DRAINING, "draining", pb.SERVER_STATE_DRAINING),
+        (Reason.NOT_READY, "warming", pb.SERVER_STATE_WARMING),
+    ):
+        host.state = state
+        watch.lost("server:1", error_from_refusal(reason, "ask a replica", where="here"))
+        host.run(5.0)
+        host.state = pb.SERVER_STATE_READY
+        host.run(2.0)
+        assert told() == [
+            ("WARNING", "up", "not_ready", why),
+            ("WARNING", "not_ready", "up", "answered"),
+        ]
+    host.error = AuthenticationError("an old tokens file")
+    host.run(10.0)
+    host.error = None
+    host.run(2.0)
+    assert told() == [
+        ("WARNING", "up", "suspect", "unauthenticated"),
+        ("WARNING", "suspect", "down", "unauthenticated"),
+        ("WARNING", "down", "up", "answered"),
+    ]
+    watch.lost("server:1", ShardDown("connection refused"))
+    host.run(2.0)
+    assert told() == [
+        ("WARNING", "up", "suspect", "lost"),
+        ("WARNING", "suspect", "up", "answered"),
+    ]
 
 
 def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files) -> None:

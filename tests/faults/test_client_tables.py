@@ -17,7 +17,7 @@ from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
 from dlm.client.api.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver.retries import MAX_REROUTES
-from dlm.client.deliver.runtime import Snapshot
+from dlm.client.deliver.runtime import LOOK_AGAIN_S, Snapshot
 from dlm.client.plan.table import Table
 from dlm.client.plan.topology import take_census
 from dlm.errors import (
@@ -323,6 +323,28 @@ def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
         del site.network.moved[last]
         until(lambda: client.utterance().family.model == foreign.manifest.model)
         ask(client.utterance(), foreign.files.oracle, random_queries(foreign.files.oracle, 2, 50))
+
+
+@pytest.mark.parametrize("heartbeats", [True, False])
+def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
+    site: Site, old, tmp_path_factory, monkeypatch, heartbeats: bool
+) -> None:
+    """One that was listed earlier, and has started since the client last looked."""
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 1e9)
+    nowhere, later = "127.0.0.1:1", "127.0.0.1:2"
+    first, queries = old.addresses[0], queries_to(old.files, 0)[:5]
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
+        client = connect(site.path, site.network, heartbeats=heartbeats)
+        ask(client.utterance(), old.files.oracle, queries)
+        site.network.moved[later] = nowhere
+        both = [*old.addresses, later]
+        site.path.write_text("".join(f'[[server]]\naddress = "{one}"\n' for one in both))
+        looks = client.stats.refreshes
+        until(lambda: client.utterance() and client.stats.refreshes > looks)
+        client._core._runtime.looked -= LOOK_AGAIN_S  # a second passes
+        site.network.moved.update({later: first, first: nowhere})
+        ask(client.utterance(), old.files.oracle, queries)
 
 
 def test_threads_never_get_scores_of_the_model_that_came(site: Site, old, foreign) -> None:

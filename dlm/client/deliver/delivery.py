@@ -149,7 +149,7 @@ class Delivery:
             if is_moving(error):
                 runtime.moving[address] = now
             if watch is not None:
-                watch.lost(address)
+                watch.lost(address, error)
         elif error is None:
             runtime.missed.pop(address, None)
         elif isinstance(error, (DeadlineExceeded, Overloaded)):

@@ -74,6 +74,11 @@ class Message:
         return self.snapshot.topology.addresses.get(self.shard, ())
 
     @property
+    def untried(self) -> set[str]:
+        """Those of them that it was not sent to."""
+        return set(self.replicas).difference(self.tried)
+
+    @property
     def asks(self) -> Asks:
         """The kind of its parts, which all have the same."""
         return self.parts[0].call.asks

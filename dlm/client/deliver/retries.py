@@ -56,15 +56,15 @@ class Retries:
         if message.ended or message.out:
             return  # another server still has it
         runtime, now = message.runtime, self._clock()
-        due = now - runtime.looked >= LOOK_AGAIN_S
         if self._ask_another(message, error, now) or self._ask_later(message, error, now):
             return
+        due, gone = self._may_look(runtime), isinstance(error, ShardDown)
         try:
             self._links.check_open()
-            if isinstance(error, StaleShardSet) or (not message.tried and due):
+            if isinstance(error, StaleShardSet) or (due and gone and not message.untried):
                 runtime.helper.submit(self._look_for, message, error)
                 return
-            if due and isinstance(error, (ShardDown, DeadlineExceeded)):
+            if due and (gone or isinstance(error, DeadlineExceeded)):
                 # It may have returned elsewhere; the next calls will know.
                 runtime.looked = now
                 runtime.helper.submit(self._table.refresh_quietly, message.snapshot)
@@ -87,7 +87,7 @@ class Retries:
         if (
             not isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
             or (len(message.tried) != 1 and not is_moving(error))
-            or not set(message.replicas).difference(message.tried)
+            or not message.untried
             or now >= message.deadline
             or self._links.closed
             or not (is_moving(error) or runtime.retrying.spend())
@@ -119,34 +119,48 @@ class Retries:
 
     def _ask_now(self, message: Message, error: DlmError) -> None:
         """After a pause: sends a message again, by the current table."""
-        runtime = message.runtime
+        if not message.ended and self._may_look(message.runtime):
+            self._table.refresh_later()
+        self._ask_untried(message, error)
+
+    def _may_look(self, runtime: Runtime) -> bool:
+        """Whether the last look for the servers is long enough ago."""
+        return self._clock() - runtime.looked >= LOOK_AGAIN_S
+
+    def _look_for(self, message: Message, error: DlmError) -> None:
+        """On the helper thread: fetches the table, and sends the parts by it."""
+        stale = isinstance(error, StaleShardSet)
+        try:
+            if self._table.of(message.snapshot.model) is message.snapshot and (
+                stale or self._may_look(message.runtime)
+            ):
+                # Half of the time left, so that the other half remains for asking again.
+                allowed = max((message.deadline - self._clock()) / 2, 0.05)
+                self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
+        except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
+            if type(exc) is not type(error):  # otherwise it says the same
+                error.add_note(f"looking for the servers again failed too: {exc}")
+            self._inbox.tell(self._ends.fail, message, error)
+        else:
+            self._inbox.tell(self._move if stale else self._ask_untried, message, error)
+
+    def _ask_untried(self, message: Message, error: DlmError) -> None:
+        """Sends a message to a server that it was not sent to, if the current table has one."""
         if message.ended:
             return
-        if self._clock() - runtime.looked >= LOOK_AGAIN_S:
-            self._table.refresh_later()
         if self._links.closed or all(part.call.done() for part in message.parts):
             self._ends.fail(message, error)
             return
         fresh = self._table.of(message.snapshot.model)
         if fresh is None or fresh.shard_set != message.snapshot.shard_set:
             self._move(message, error)
-        else:
-            runtime.counts.stats.retries += 1
-            message.snapshot = fresh
+            return
+        message.snapshot = fresh
+        if message.untried:
+            message.runtime.counts.stats.retries += 1
             self._sender.send(message)
-
-    def _look_for(self, message: Message, error: DlmError) -> None:
-        """On the helper thread: fetches the table, and sends the parts by it."""
-        try:
-            if self._table.of(message.snapshot.model) is message.snapshot:
-                # Half of the time left, so that the other half remains for asking again.
-                allowed = max((message.deadline - self._clock()) / 2, 0.05)
-                self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
-        except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
-            error.add_note(f"looking for the servers again failed too: {exc}")
-            self._inbox.tell(self._ends.fail, message, error)
         else:
-            self._inbox.tell(self._move, message, error)
+            self._ends.fail(message, error)
 
     def _move(self, message: Message, error: DlmError) -> None:
         """Frees the place of a message, and sends its parts by the current table."""
@@ -215,7 +229,7 @@ class Retries:
         attempt.late_at = (attempt.since + deadline) / 2
         if now < attempt.late_at:
             return
-        unasked = set(message.replicas).difference(avoided, message.tried)
+        unasked = message.untried.difference(avoided)
         heard = {address: self._heard(runtime, address, now) for address in unasked}
         others = may_take_over(heard, deadline - now)
         if others:

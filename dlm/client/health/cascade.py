@@ -27,9 +27,10 @@ from dlm.client.health import membership, modes
 from dlm.client.health.membership import Beating, Liveness, Member, behind
 from dlm.client.health.modes import Cascade, Mode, Switching
 from dlm.client.plan.topology import Topology
-from dlm.errors import DlmError
+from dlm.errors import AuthenticationError, DlmError
 from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
 
 log = EventLog(__name__)
 
@@ -43,8 +44,12 @@ STOOD_STILL_S = 0.25
 # with compiled kernels takes. Seconds.
 MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
-# Why a server's health changed, as the log has it: a closed set.
-_REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.Unreachable: "lost"}
+_MOVING: dict[object, membership.Moving] = {
+    Reason.DRAINING: "draining",
+    Reason.NOT_READY: "warming",
+    pb.SERVER_STATE_DRAINING: "draining",
+    pb.SERVER_STATE_WARMING: "warming",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +237,15 @@ class CascadeMonitor:
         if failed:
             self._soon()
 
-    def lost(self, address: str) -> None:
-        """A message did not reach the server."""
+    def lost(self, address: str, error: DlmError) -> None:
+        """A message did not reach the server, or was refused."""
+        event: membership.Event = membership.Unreachable()
+        if isinstance(error, AuthenticationError):
+            event = membership.Unreachable("unauthenticated")
+        elif moving := _MOVING.get(getattr(error, "reason", None)):
+            event = membership.Refused(moving)
         if (host := self._host()) is not None:
-            self._member(host, address, membership.Unreachable(), self._clock())
+            self._member(host, address, event, self._clock())
             self._soon()
 
     def _soon(self) -> None:
@@ -353,11 +363,13 @@ class CascadeMonitor:
                 fields = {
                     "address": address,
                     "shard": self._shards.get(address),
-                    "before": str(action.before),
-                    "after": str(action.after),
-                    "reason": _REASONS[type(event)],
+                    "before": action.before,
+                    "after": action.after,
+                    "reason": action.reason,
                 }
-                if action.after is Liveness.UP:
+                # Up again is a warning as the loss was: a program without handlers shows both.
+                first = action.before == Liveness.SUSPECT and not member.beats
+                if first and action.after == Liveness.UP:
                     log.info("client.server.changed", extra=fields)
                 else:
                     log.warning("client.server.changed", extra=fields)
@@ -381,9 +393,16 @@ class CascadeMonitor:
     ) -> None:
         """Records an answer, from any thread; a refused or garbled heartbeat counts as missed when
         its time is over."""
+        event: membership.Event
         if found is not None and error is None:
             ready = found.state == pb.SERVER_STATE_READY
-            self._here(self._member, address, membership.Beat(sequence, found.instance, ready))
+            refuses = None if ready else _MOVING.get(found.state, "warming")
+            event = membership.Beat(sequence, found.instance, refuses)
+        elif isinstance(error, AuthenticationError):
+            event = membership.Unreachable("unauthenticated")
+        else:
+            return
+        self._here(self._member, address, event)
 
     def _switch(self, host: Host, event: modes.Event, now: float) -> None:
         self._cascade, actions = modes.step(self._cascade, event, now, self._switching)

@@ -10,6 +10,7 @@ health   event                              then
 UP       a beat is answered                 UP
 UP       a beat is missed                   SUSPECT; the next beat goes out at once
 UP       nobody is there: `Unreachable`     SUSPECT; likewise
+UP       it refuses a message: `Refused`    UP, not ready; likewise
 SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
@@ -21,7 +22,7 @@ any      another process answers            Restarted, and as an answered beat
 =======  =================================  ===================================================
 
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
-that does not count as a failure.
+that does not count as a failure. Each change of this *condition* is reported, with its reason.
 
 The fault may be in the connection: one that a firewall has dropped, or whose framing was damaged,
 stays silent as long as it lives, while the server answers on any other. So the connection is
@@ -42,7 +43,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from math import expm1, inf
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from dlm.errors import ConfigError
 
@@ -109,6 +110,11 @@ FIRST_BEATS = 8  # until which the baseline is the delay itself
 RENEW_AFTER = 10
 
 
+Moving: TypeAlias = Literal["draining", "warming"]
+# Why a server is not asked, or is asked again.
+Reason: TypeAlias = Literal["answered", "silent", "lost", "unauthenticated"] | Moving
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed.
@@ -125,17 +131,26 @@ class Beat:
 
     sequence  of the Probe; answers to any but the current one are ignored
     instance  drawn by the server process at its start
-    ready     whether it answers queries
+    refuses   why it does not answer queries; None if it does
     """
 
     sequence: int
     instance: int
-    ready: bool = True
+    refuses: Moving | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A message did not reach the address: it failed at once, not after a deadline."""
+    """A message failed at once, not after a deadline: nobody is there, or it lets nobody in."""
+
+    reason: Literal["lost", "unauthenticated"] = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message was refused, because the server is stopping or starting."""
+
+    reason: Moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +167,11 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Action: report the change to the log, the metrics, and the choice among replicas."""
+    """Action: report the change of condition to the log and to the choice among replicas."""
 
-    before: Liveness
-    after: Liveness
+    before: str
+    after: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +179,7 @@ class Restarted:
     """Action: another process answers at the address: ask what it holds."""
 
 
-Event: TypeAlias = Tick | Beat | Unreachable
+Event: TypeAlias = Tick | Beat | Unreachable | Refused
 Action: TypeAlias = Probe | Renew | Changed | Restarted
 
 
@@ -183,6 +199,7 @@ class Member(NamedTuple):
     delay_s    the shortest of them; meaningless before the first
     baseline_s the long-term delay, for comparison
     measured   when the last round trip ended
+    fault      why it gives no answer; of the last message that failed at once since it gave one
     Guarantees
         at most one beat is in flight; an unanswered one ends in `timeout_s`, so the next is sent
     """
@@ -200,6 +217,12 @@ class Member(NamedTuple):
     baseline_s: float = 0.0
     measured: float = -inf
     silent: int = 0
+    fault: Reason = "silent"
+
+    @property
+    def condition(self) -> str:
+        """Its health, or `not_ready` if it is UP but does not answer queries."""
+        return "not_ready" if self.health is Liveness.UP and not self.ready else str(self.health)
 
     @property
     def usable(self) -> bool:
@@ -225,7 +248,7 @@ def behind(delay_s: float, least_s: float, config: Beating) -> bool:
 def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Member, list[Action]]:
     """The next state and what to do, in order; see the table above."""
     actions: list[Action] = []
-    before = state.health
+    before = state.condition
     if isinstance(event, Beat):
         if event.sequence != state.sequence or state.sent == -inf:
             return state, []
@@ -236,16 +259,24 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
         back = state.health is not Liveness.DOWN or run >= config.up_after
         state = state._replace(
             health=Liveness.UP if back else Liveness.DOWN,
-            ready=event.ready,
+            ready=event.refuses is None,
             run=0 if back else run,
             sent=-inf,
             instance=event.instance,
             silent=0,
+            fault="silent",
         )
+        reason: Reason = event.refuses or "answered"
     elif isinstance(event, Unreachable):
+        reason = event.reason
         if state.health is Liveness.UP:
             state = state._replace(health=Liveness.SUSPECT, run=0, due=now)
+        state = state._replace(fault=reason)
+    elif isinstance(event, Refused):
+        reason = event.reason
+        state = state._replace(ready=False, due=now if state.usable else state.due)
     else:
+        reason = state.fault
         if now - state.sent >= config.timeout_s and state.sent > -inf:
             state = _missed(state, now, config)._replace(silent=state.silent + 1)
             over = state.silent - config.down_after
@@ -257,8 +288,8 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
                 sequence=state.sequence + 1, sent=now, due=now + config.interval_s * spread
             )
             actions.append(Probe(state.sequence))
-    if state.health is not before:
-        actions.append(Changed(before, state.health))
+    if state.condition != before:
+        actions.append(Changed(before, state.condition, reason))
     return state, actions
 
 
