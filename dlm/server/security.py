@@ -125,10 +125,9 @@ class Credentials:
             self.watches["tokens"] = FileWatcher([self._path])
             self.tokens = read_tokens(self._path)
         if config.tls_cert:
-            ca = Path(config.tls_client_ca) if config.tls_client_ca else None
-            files = [p for p in (Path(config.tls_cert), Path(config.tls_key), ca) if p is not None]
-            self.watches["certificates"] = FileWatcher(files)
-            self.certificates = Certificates(Path(config.tls_cert), Path(config.tls_key), ca)
+            files = config.tls_cert, config.tls_key, config.tls_client_ca
+            self.watches["certificates"] = FileWatcher([Path(name) for name in files if name])
+            self.certificates = Certificates(*files)
 
     def reload(self, what: str) -> None:
         """Reads the files of a watch again.

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from dlm.errors import ConfigError
 from dlm.server.poller import grpc
-from dlm.wire.secret import read_secret, require_file
+from dlm.wire.certificates import read_certificates
 
 
 class Certificates:
@@ -19,15 +13,12 @@ class Certificates:
 
     A connection keeps what it began with; each new handshake uses what was read last.
 
-    Raises
-        ConfigError  a file is missing or not PEM, the key belongs to another certificate or has a
-                     password, or others may read it
+    Raises  ConfigError, see `read_certificates`
     """
 
-    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
-        self.paths = tuple(p for p in (cert, key, client_ca) if p is not None)
-        self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._content = self._read()
+    def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
+        self._files = {"ca": client_ca, "cert": cert, "key": key}
+        self._content = read_certificates(**self._files)
         self._fresh = False
 
     def reload(self) -> None:
@@ -35,7 +26,7 @@ class Certificates:
 
         Raises  ConfigError
         """
-        self._content = self._read()
+        self._content = read_certificates(**self._files)
         self._fresh = True
 
     def credentials(self) -> Any:
@@ -43,7 +34,7 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
             self._newer,
-            require_client_authentication=self._client_ca is not None,
+            require_client_authentication=bool(self._files["ca"]),
         )
 
     def _newer(self) -> Any:
@@ -55,47 +46,5 @@ class Certificates:
 
     def _configuration(self) -> Any:
         """Made only when used, so that a process that will fork does not start gRPC."""
-        key, cert, client_ca = self._content
+        client_ca, key, cert = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
-
-    def _read(self) -> tuple[bytes, bytes, bytes | None]:
-        cert, key = _read(self._cert), read_secret(self._key)
-        client_ca = None if self._client_ca is None else _read(self._client_ca)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # The bytes that were read, not the files again, which may have changed since.
-        with _as_file(cert) as cert_file, _as_file(key) as key_file:
-            try:
-                context.load_cert_chain(cert_file, key_file, password=lambda: b"")
-            except (OSError, ValueError) as exc:
-                raise ConfigError(
-                    f"{self._cert} and {self._key} are not a PEM certificate and its key without a "
-                    f"password: {getattr(exc, 'reason', None) or exc}"
-                ) from exc
-        if client_ca is not None:
-            try:
-                context.load_verify_locations(cadata=client_ca.decode("ascii"))
-            except (OSError, ValueError) as exc:
-                raise ConfigError(
-                    f"{self._client_ca} contains no PEM certificate: "
-                    f"{getattr(exc, 'reason', None) or exc}"
-                ) from exc
-        return key, cert, client_ca
-
-
-def _read(path: Path) -> bytes:
-    require_file(path)
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
-
-
-@contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """A file name for bytes in memory: the ssl module takes certificates only from files."""
-    descriptor = os.memfd_create("dlm-tls")
-    try:
-        os.write(descriptor, content)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -140,9 +140,9 @@ def test_files_are_read_when_the_channel_is_made(tmp_path):
     ):
         with pytest.raises(ConfigError, match=fault):
             open_channel("127.0.0.1:1", (), ClientSecurity(**settings))
-    authority.client.key.chmod(0o644)
     mine = {"cert": authority.client.cert, "key": authority.client.key}
-    with pytest.raises(ConfigError, match=r"chmod 6[04]0"):
+    authority.client.cert.write_bytes(b"")  # gRPC itself would end the process
+    with pytest.raises(ConfigError, match="not a PEM certificate and its key"):
         open_channel("127.0.0.1:1", (), ClientSecurity(ca=authority.ca, **mine))
 
 

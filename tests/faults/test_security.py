@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -258,6 +259,29 @@ def test_a_client_without_a_good_certificate_is_refused(
         pair = issuer.issue("bad-client", **({} if kind == "stranger" else kind))
         mine = {"cert": pair.cert, "key": pair.key}
     assert "set cert and key" in failure(connect, cluster, ca=authority.ca, **mine)
+
+
+@pytest.mark.parametrize("which", ["ca", "cert", "key"])
+def test_a_connection_keeps_its_certificates_while_a_file_is_unusable(
+    serve, authority, tmp_path, caplog, which
+) -> None:
+    """New channels use the last usable files, and the log says so once."""
+    cluster = serve(**tls(authority), tls_client_ca=authority.ca)
+    mine = {"ca": authority.ca, "cert": authority.client.cert, "key": authority.client.key}
+    for name, source in mine.items():
+        write_tokens(tmp_path / name, source.read_text().rstrip())
+    security = ClientSecurity(**{name: str(tmp_path / name) for name in mine})
+    with closing(GrpcConnection(cluster.addresses[0], security=security)) as connection:
+        write_tokens(tmp_path / which, mine[which].read_text()[:150])
+        assert lets_in(connection)
+        later: SimpleQueue[Any] = SimpleQueue()  # over another channel
+        connection.heartbeat_later(
+            pb.HeartbeatRequest(sequence=2), WAIT_S, lambda *reply: later.put(reply)
+        )
+        assert later.get(timeout=WAIT_S)[1] is None
+        kept = [r for r in caplog.records if getattr(r, "event", "").endswith(".kept")]
+        assert [r.event for r in kept] == ["client.certificates.kept"]
+        assert str(tmp_path / which) in kept[0].error
 
 
 def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(

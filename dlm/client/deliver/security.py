@@ -13,20 +13,21 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import grpc
 
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
+from dlm.wire.certificates import Contents, read_certificates
 from dlm.wire.secret import (
     AUTHORIZATION,
     SCHEME,
     TOKEN,
-    Signature,
     parse_token_file,
     read_secret,
     signature,
@@ -46,6 +47,8 @@ _PORTLESS = re.compile(r"(?:unix:|unix-abstract:|xds:).+", re.DOTALL)
 RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
 Metadata = tuple[tuple[str, str], ...]
 Token = Callable[[], Metadata]  # the metadata of a call, with the file's current token
+Certificates = Callable[[], Contents]  # what a channel's handshakes use
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,37 +140,48 @@ def open_channel(
     options: Sequence[tuple[str, Any]],
     security: ClientSecurity = PLAIN,
     token: Token | None = None,
+    certificates: Certificates | None = None,
 ) -> grpc.Channel:
     """A channel to `address` with these credentials; it connects at the first call.
 
     Args
-        token  returned by `read_token`, if several channels share it
+        token         returned by `read_token`, if several channels share it
+        certificates  returned by `certificates_of`, likewise
     Raises
         ConfigError  a file is missing or unusable, or others could read the token in transit
     """
-    channel = _open(grpc, address, options, security)
+    channel = _open(grpc, address, options, security, certificates)
     token = token or read_token(security)
     return channel if token is None else _TokenChannel(channel, token)
 
 
 def open_aio_channel(
-    address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity = PLAIN
+    address: str,
+    options: Sequence[tuple[str, Any]],
+    security: ClientSecurity = PLAIN,
+    certificates: Certificates | None = None,
 ) -> grpc.aio.Channel:
     """The same for an event loop, but without the token: calls must carry that themselves."""
-    return _open(grpc.aio, address, options, security)
+    return _open(grpc.aio, address, options, security, certificates)
 
 
 def _open(
-    kind: Any, address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity
+    kind: Any,
+    address: str,
+    options: Sequence[tuple[str, Any]],
+    security: ClientSecurity,
+    certificates: Certificates | None,
 ) -> Any:
     """A gRPC channel, by the functions of the module `kind`."""
     target = security.target(address)
     options = (*options, ("grpc.enable_http_proxy", int(security.use_proxy)))
-    if not security.ca:
+    certificates = certificates or certificates_of(security)
+    if certificates is None:
         return kind.insecure_channel(target, options=options)
     if security.server_name:
         options = (*options, ("grpc.ssl_target_name_override", security.server_name))
-    return kind.secure_channel(target, _credentials(security), options=options)
+    credentials = grpc.ssl_channel_credentials(*certificates())
+    return kind.secure_channel(target, credentials, options=options)
 
 
 def check_address(address: object) -> str:
@@ -264,30 +278,28 @@ def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
     return tuple(dict.fromkeys(ipaddress.ip_address(one.split("%")[0]) for one in tuple(found)))
 
 
-def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:
-    ca = _read(security.ca)
-    if b"-----BEGIN CERTIFICATE-----" not in ca:
-        raise ConfigError(f"{security.ca} contains no PEM certificate")
-    cert = _read(security.cert) if security.cert else None
-    key = read_secret(Path(security.key)) if security.key else None
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
 def check_files(security: ClientSecurity) -> None:
     """Reads certificates, key and token, before any server is asked.
 
     Raises  ConfigError  a file is missing or unusable
     """
-    if security.ca:
-        _credentials(security)
+    certificates_of(security)
     read_token(security)
 
 
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+def certificates_of(security: ClientSecurity) -> Certificates | None:
+    """A function that returns what each channel's handshakes use; None without TLS.
+
+    The files are read again when they change. If they are unusable by then, the old ones stay.
+
+    Raises
+        ConfigError  a file is missing or unusable
+    """
+    if not security.ca:
+        return None
+    files = {"ca": security.ca, "cert": security.cert, "key": security.key}
+    paths = [Path(name) for name in files.values() if name]
+    return _LastUsable("certificates", partial(read_certificates, **files), *paths)
 
 
 def read_token(security: ClientSecurity) -> Token | None:
@@ -301,31 +313,37 @@ def read_token(security: ClientSecurity) -> Token | None:
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)
         return lambda: fixed
-    return _TokenFile(Path(security.token_file)).metadata if security.token_file else None
+    if not security.token_file:
+        return None
+    path = Path(security.token_file)
+
+    def read() -> Metadata:
+        return ((AUTHORIZATION, SCHEME + parse_token_file(read_secret(path), path)),)
+
+    return _LastUsable("token", read, path)
 
 
-class _TokenFile:
-    """The current token in a file; from any thread."""
+class _LastUsable(Generic[T]):
+    """What files held when they were last usable; from any thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: Signature = signature(path)
-        self._found = self._read()
+    def __init__(self, what: str, read: Callable[[], T], *paths: Path) -> None:
+        self._what, self._read, self._paths = what, read, paths
+        self._seen = signature(*paths)
+        self._found = read()
+        self._logged = ""
 
-    def metadata(self) -> Metadata:
-        """The metadata of a call; logs a file that has become unusable."""
-        now = signature(self._path)
+    def __call__(self) -> T:
+        """Their content; logs once why files that have changed are unusable."""
+        now = signature(*self._paths)
         if now != self._seen:
-            self._seen = now
             try:
-                self._found = self._read()
+                # Both or none: files that could not be read may be readable next time.
+                self._found, self._seen, self._logged = self._read(), now, ""
             except ConfigError as exc:
-                logger.error("client.token.kept", extra={"error": str(exc)})
+                if str(exc) != self._logged:
+                    self._logged = str(exc)
+                    logger.error("client.%s.kept", self._what, extra={"error": self._logged})
         return self._found
-
-    def _read(self) -> Metadata:
-        token = parse_token_file(read_secret(self._path), self._path)
-        return ((AUTHORIZATION, SCHEME + token),)
 
 
 class _TokenCall:

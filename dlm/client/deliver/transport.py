@@ -26,6 +26,7 @@ from dlm.client.deliver.security import (
     PLAIN,
     ClientSecurity,
     Metadata,
+    certificates_of,
     open_aio_channel,
     open_channel,
     read_token,
@@ -134,6 +135,7 @@ class GrpcConnection:
         self._target = security.target(address)
         self._security = security
         self._token = read_token(security)
+        self._certificates = certificates_of(security)
         self._most = streams
         self._closed = False
         self._streams: list[Exchange | None] = [None]  # of the loop, as the next
@@ -156,7 +158,9 @@ class GrpcConnection:
             if self._closed:
                 raise self._closed_error()
             if not self._methods:
-                channel = open_channel(self._target, OPTIONS, self._security, self._token)
+                channel = open_channel(
+                    self._target, OPTIONS, self._security, self._token, self._certificates
+                )
                 self._channel = channel
                 fork.register()
                 loop.running()
@@ -315,10 +319,10 @@ class GrpcConnection:
         self._retired = [old for old in (*self._retired, stream) if old.pending]
 
     def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
-        return open_aio_channel(self._target, OPTIONS, self._security), token
+        return self._open_for_beats(), token
 
     def _open_for_beats(self) -> grpc.aio.Channel:
-        return open_aio_channel(self._target, OPTIONS, self._security)
+        return open_aio_channel(self._target, OPTIONS, self._security, self._certificates)
 
     def _retire_old(self, now: float) -> None:
         """Retires streams whose token is no longer in its file: the server ends them when that

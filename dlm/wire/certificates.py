@@ -1,0 +1,75 @@
+"""Certificates, keys and authorities: PEM files, checked before gRPC gets them.
+
+gRPC ends the process if a certificate or key is empty. It reports other unusable files only when it
+connects, as a peer that cannot be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.wire.secret import read_secret, require_file
+
+# Of the authorities, a key and its certificate, in gRPC's order; None if there is no such file.
+Contents = tuple[bytes | None, bytes | None, bytes | None]
+
+
+def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Contents:
+    """The content of these files, checked.
+
+    Args
+        ca         the authorities that are trusted
+        cert, key  a certificate, first in its file, and its key; both or neither
+    Raises
+        ConfigError  a file is missing or not PEM, the key belongs to another certificate or has a
+                     password, or others may read it
+    """
+    authorities = _read(Path(ca)) if ca else None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if authorities is not None:
+        try:
+            # As text it may contain only ASCII, but comments may contain anything.
+            context.load_verify_locations(cadata=authorities.decode("ascii", "ignore"))
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"{ca} contains no PEM certificate: {_reason(exc)}") from exc
+    if not cert:
+        return authorities, None, None
+    chain, secret = _read(Path(cert)), read_secret(Path(key))
+    try:
+        # The bytes that were read, not the files again, which may have changed since.
+        with _as_file(chain) as cert_file, _as_file(secret) as key_file:
+            context.load_cert_chain(cert_file, key_file, password=lambda: b"")
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"{cert} and {key} are not a PEM certificate and its key without a password: "
+            f"{_reason(exc)}"
+        ) from exc
+    return authorities, secret, chain
+
+
+def _reason(exc: Exception) -> str:
+    return getattr(exc, "reason", None) or getattr(exc, "strerror", None) or str(exc)
+
+
+def _read(path: Path) -> bytes:
+    require_file(path)
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A file name for bytes in memory: the ssl module takes certificates only from files."""
+    descriptor = os.memfd_create("dlm-tls")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
