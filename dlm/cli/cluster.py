@@ -91,7 +91,7 @@ def cluster(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client.api.cluster_file import write_cluster_file
     from dlm.client.deliver.security import ClientSecurity
-    from dlm.cluster.processes import check_free, listening, running_servers, supervise
+    from dlm.cluster.processes import claim, listening, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
@@ -105,7 +105,6 @@ def cluster(
                 f"{count} consecutive ports, and the last port is 65535"
             )
     check_writes("--cluster", cluster_file)
-    check_free(cluster_file)
     if small is not None:
         LocalModel.open(small)  # fails now if it is damaged, not when it is needed
     check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
@@ -145,33 +144,36 @@ def cluster(
             raise KeyboardInterrupt
         asked_to_stop = True
 
-    previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with running_servers(
-            directories,
-            workers=workers,
-            replicas=replicas,
-            first_port=port,
-            first_metrics_port=metrics_port,
-            log_level=log_level,
-            options=options,
-            compiling=compile_kernels,
-        ) as servers:
-            if not asked_to_stop:
-                written = write(servers)
-                facts = _facts(directories, manifests, servers, cluster_file, small)
-                print_json_line(facts) if as_json else _print(facts)
-            for line in supervise(servers, lambda: asked_to_stop, restart=restart, changed=rewrite):
-                print(line, file=sys.stderr)
-    finally:
-        if ours(written):
-            # A server started by hand may have taken the place of one of ours.
-            if address := listening(cluster_file):
-                print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
-            else:
-                cluster_file.unlink()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with claim(cluster_file):
+        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with running_servers(
+                directories,
+                workers=workers,
+                replicas=replicas,
+                first_port=port,
+                first_metrics_port=metrics_port,
+                log_level=log_level,
+                options=options,
+                compiling=compile_kernels,
+            ) as servers:
+                if not asked_to_stop:
+                    written = write(servers)
+                    facts = _facts(directories, manifests, servers, cluster_file, small)
+                    print_json_line(facts) if as_json else _print(facts)
+                for line in supervise(
+                    servers, lambda: asked_to_stop, restart=restart, changed=rewrite
+                ):
+                    print(line, file=sys.stderr)
+        finally:
+            if ours(written):
+                # A server started by hand may have taken the place of one of ours.
+                if address := listening(cluster_file):
+                    print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
+                else:
+                    cluster_file.unlink()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
     print("stopped", file=sys.stderr)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from dlm.client.api.cluster_file import WRITTEN_BY, Endpoint, read_cluster_file
 from dlm.errors import ConfigError, ShardDown
-from dlm.files import scratch_folder
+from dlm.files import lock_file, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
@@ -235,7 +235,29 @@ def supervise(
             )
 
 
-def check_free(cluster_file: Path) -> None:
+@contextlib.contextmanager
+def claim(cluster_file: Path) -> Iterator[None]:
+    """Locks `cluster_file` for the cluster of this process, by a file beside it.
+
+    Raises
+        ConfigError  it belongs to a cluster that is starting or runs, or dlm did not write it
+    """
+    lock = cluster_file.with_name(f".{cluster_file.name}.lock")
+    handle = lock_file(lock)
+    if handle is None:
+        raise ConfigError(
+            f"another dlm cluster writes {cluster_file}; "
+            "stop it, choose another --cluster, or start this one in another folder"
+        )
+    try:
+        _check_free(cluster_file)
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _check_free(cluster_file: Path) -> None:
     """Raises `ConfigError` unless `cluster_file` is free, or left by a cluster that has ended."""
     if not cluster_file.exists():
         return

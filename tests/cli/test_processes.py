@@ -82,7 +82,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
             timeout=WAIT_S,
         )
         assert second.returncode == 1
-        assert b"names a running cluster" in second.stderr
+        assert b"another dlm cluster writes cluster.toml" in second.stderr
         assert (tmp_path / "cluster.toml").read_bytes() == written
         servers = process.children()
         process.kill()
@@ -90,6 +90,27 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
     assert (tmp_path / "cluster.toml").exists()
     with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready():
         assert (tmp_path / "cluster.toml").read_bytes() != written
+
+
+def test_of_two_clusters_started_at_once_one_is_refused(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The file is not written yet when the second one looks."""
+    line = ("cluster", folder / "shards")
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(CommandServer(*line, cwd=tmp_path, env=environ)) for _ in range(2)
+        ]
+
+        def settled() -> bool:
+            done = [one.process.poll() is not None or "wrote" in one.printed for one in both]
+            return all(done)
+
+        until(settled)
+        (refused,) = (one for one in both if "wrote" not in one.printed)
+        assert refused.wait() == 1
+        assert "another dlm cluster writes cluster.toml" in refused.errors
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_server_outlives_a_cluster_that_was_killed(
