@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from dlm.cli.options import (
     TokenFile,
     UseProxy,
 )
-from dlm.cli.scoring import open_here, open_text, print_summary, quick_start
+from dlm.cli.scoring import any_bytes_on_stdout, open_here, open_text, print_summary, quick_start
 from dlm.scoring import (
     BLOCK_BYTES,
     SERVED_BYTES,
@@ -105,8 +104,7 @@ def score(
         )
     if threads < 1:
         raise ConfigError(f"--threads is {threads}; expected 1 or more")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
+    any_bytes_on_stdout()  # words
     texts = [] if file is None else [file]
     with quick_start():
         reader = open_text(texts, skip, column, BLOCK_BYTES if local is not None else SERVED_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,12 @@ def open_text(
 
     names = [str(source) for source in sources] or ["-"]
     return Reader(names, skip=skip, column=column, scored=True, block_bytes=block_bytes)
+
+
+def any_bytes_on_stdout() -> None:
+    """Lets words and names of files that are not UTF-8 be printed as the bytes they are."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 @contextmanager

@@ -97,6 +97,7 @@ def transcribe(
     from dlm.asr.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
+    from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
     from dlm.client.plan.warm import KERNELS
     from dlm.errors import AudioError, ConfigError
@@ -115,7 +116,14 @@ def transcribe(
             "AUDIO is -, but audio cannot be read from standard input; save it to a file and name "
             "that"
         )
+    for file in [] if as_json or len(audio) == 1 else audio:
+        if any(char in str(file) for char in "\t\n\r"):
+            raise ConfigError(
+                f"AUDIO is {str(file)!r}; a tab or line break would break the lines of output. Add "
+                "--json, or rename the file"
+            )
     check_reads("AUDIO", *audio)
+    any_bytes_on_stdout()  # names of files
     tell = stage_printer(quiet=quiet)
     began, heard_s, in_partial, refused = time.monotonic(), 0.0, 0, 0
     with ExitStack() as stack:

@@ -199,7 +199,13 @@ def dlm(tmp_path: Path) -> Dlm:
 
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S
+            command(*arguments),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=WAIT_S,
         )
 
     return call
@@ -208,15 +214,17 @@ def dlm(tmp_path: Path) -> Dlm:
 def test_the_command_prints_words_and_its_json_is_an_nbest_list(
     cluster: Cluster, tmp_path: Path, dlm: Dlm
 ) -> None:
-    """A bad file is reported; the others are done all the same."""
+    """A bad file is reported; the others are done all the same, whatever bytes their names have."""
     cluster.write(tmp_path / "cluster.toml")
+    named = tmp_path / os.fsdecode(b"caf\xe9.flac")
+    named.symlink_to(SPOKEN)
     (tmp_path / "bad.flac").write_text("no audio")
     options = ("--deadline", 20, "--max-words", WORDS)
-    done = dlm("transcribe", "bad.flac", SPOKEN, *options)
+    done = dlm("transcribe", "bad.flac", named, *options)
     assert done.returncode == 1, done.stderr
     assert "bad.flac could not be read as audio" in done.stderr
     name, text = done.stdout.rstrip("\n").split("\t")
-    assert name == str(SPOKEN)
+    assert name == str(named)
     assert "acquaintance" not in done.stderr
     done = dlm("transcribe", SPOKEN, "--json", "--nbest", 4, "-q", *options)
     assert done.returncode == 0, done.stderr

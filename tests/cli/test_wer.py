@@ -104,6 +104,7 @@ def test_a_subset_of_nothing_is_an_error(run: Run, folder: Path) -> None:
         (("--nbest", 2), "--nbest is 2, but only --json prints more"),
         (("--lm-weight", -1), "lm_weight is -1.0"),
         (("--deadline", 0), "deadline"),
+        (("tab\there.wav",), r"AUDIO is 'tab\there.wav'; a tab or line break"),
     ],
 )
 def test_settings_of_transcribe_are_checked_before_anything_is_opened(
