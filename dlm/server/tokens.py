@@ -68,6 +68,8 @@ def read_tokens(path: Path) -> Tokens:
     digests: list[bytes] = []
     names: list[str] = []
     for number, line in lines_of(read_secret(path), path):
+        if len(digests) == MAX_TOKENS:  # here, since each is compared with all before it
+            raise ConfigError(f"{path} has more tokens than expected: at most {MAX_TOKENS}")
         name, colon, secret = line.partition(":")
         if not colon or not is_name(name):
             raise ConfigError(
@@ -94,6 +96,4 @@ def read_tokens(path: Path) -> Tokens:
         raise ConfigError(
             f"{path} contains no token; expected {_FORMAT}. (To let nobody in, stop the server.)"
         )
-    if len(digests) > MAX_TOKENS:
-        raise ConfigError(f"{path} contains {len(digests)} tokens; expected at most {MAX_TOKENS}")
     return Tokens(tuple(digests), tuple(names))

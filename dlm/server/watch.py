@@ -21,14 +21,16 @@ class FileWatcher:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
         self._loaded = self._seen = signature(*self.paths)
+        self.error = ""  # why the change was rejected
 
     def changed(self) -> bool:
-        """A look; True once for each change, when it is over."""
+        """A look; True when a change is over, and until it is applied."""
         before, self._seen = self._seen, signature(*self.paths)
-        if self._seen != before or self._seen == self._loaded:
-            return False
-        self._loaded = self._seen
-        return True
+        return self._seen == before != self._loaded
+
+    def applied(self) -> None:
+        """What the last look saw is loaded."""
+        self._loaded, self.error = self._seen, ""
 
 
 # Applies a change; returns what to log about it, if anything.
@@ -36,14 +38,20 @@ Reload = Callable[[], Mapping[str, object] | None]
 
 
 def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
-    """Calls `reload` after a change; if that is rejected, logs it and keeps the old files."""
+    """Calls `reload` after a change; if that is rejected, keeps the old files and tries again.
+
+    A reason is logged once. Trying again applies a change for which descriptors were short.
+    """
     if not watch.changed():
         return
     try:
         told = reload()
     except ConfigError as exc:
-        logger.error("server.%s.kept", what, extra={"error": str(exc)})
+        if str(exc) != watch.error:
+            watch.error = str(exc)
+            logger.error("server.%s.kept", what, extra={"error": watch.error})
     else:
+        watch.applied()
         logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths), **(told or {})})
 
 
