@@ -30,6 +30,7 @@ EXTEND, BLOCKS = "extend", "context_blocks"
 CALLS = (EXTEND, BLOCKS)  # methods of an utterance
 # Audio time may pass the end of an utterance by so much: seconds are float32, and decoders round.
 LATE_S = 0.05
+MOST_S = 86_400.0  # of an utterance: a day
 
 Words: TypeAlias = tuple[bytes, ...]
 
@@ -204,7 +205,9 @@ def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) 
     table = _table_of(spoken, about)
     _trace_of(table, "the trace to be written")
     with replacing(path) as file:
-        pq.write_table(table, file, compression="zstd", compression_level=12)
+        pq.write_table(
+            table, file, compression="zstd", compression_level=12, write_page_checksum=True
+        )
 
 
 def trace_of(spoken: Sequence[Spoken]) -> Trace:
@@ -238,7 +241,8 @@ def read_trace(path: Path) -> Trace:
     """
     with path.open("rb") as file:
         try:
-            table = pq.read_table(file)
+            # Not `read_table`, whose threads sometimes abort Python at its exit.
+            table = pq.ParquetFile(file, page_checksum_verification=True).read()
         except (pa.ArrowInvalid, pa.ArrowException, OSError) as exc:
             raise FormatError(
                 f"{path} is not a trace: {exc}. Create one with `python -m loadtest record`"
@@ -259,6 +263,10 @@ def _trace_of(table: pa.Table, where: str) -> Trace:
     one = table.combine_chunks()
     columns = {name: one.column(name).combine_chunks() for name in SCHEMA.names}
     for name, column in columns.items():
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as exc:
+            raise FormatError(f"{where}, column {name}: {exc}") from exc
         if column.null_count:
             raise FormatError(f"{where} has {column.null_count} nulls in column {name}")
     names, begins = _runs(columns["utterance"])
@@ -299,7 +307,7 @@ def _about(table: pa.Table, where: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
         version = about["version"]
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise FormatError(f"{where}: its header {text[:80]!r} has no version") from exc
     if version != VERSION:
         raise FormatError(
@@ -357,7 +365,10 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
     )
     is_block = trace.call == CALLS.index(BLOCKS)
     faults = [
-        (~(np.isfinite(seconds) & (seconds > 0)), "utterance_s is not a number above 0"),
+        (
+            ~((seconds > 0) & (seconds <= MOST_S)),
+            f"utterance_s is not a number above 0, up to {MOST_S:.0f}",
+        ),
         (seconds != trace.seconds[trace.utterance], "utterance_s differs within an utterance"),
         (~same_speaker, "speaker differs within an utterance"),
         (~((trace.at_s >= 0) & (trace.at_s <= seconds + LATE_S)), "at_s is not in the utterance"),

@@ -50,6 +50,7 @@ def test_other_tools_read_the_columns(tmp_path: Path) -> None:
         ({"at_s": 1.2}, "row 0 .*at_s is not in the utterance"),
         ({"at_s": float("nan")}, "at_s is not"),
         ({"utterance_s": 0.0}, "utterance_s is not a number above 0"),
+        ({"utterance_s": 3e38}, "utterance_s is not .* up to 86400"),
         ({"words": [[b"a"], [b"b"], [b"c"]]}, "neither one row nor a row for each context"),
         ({"words": [[b"a"], [b"b", b"c"]]}, "differ in length"),
         ({"words": []}, "words has neither"),
@@ -88,6 +89,7 @@ def test_rows_that_cannot_be_are_refused(
     [
         (None, "without the metadata 'dlm.trace'"),
         (b"no json", "no version"),
+        (b"[" * 100_000, "no version"),
         (json.dumps({"version": 2}).encode(), "version 2; this loadtest reads 1"),
     ],
 )
@@ -99,6 +101,32 @@ def test_other_parquet_files_are_refused(
     pq.write_table(schema.empty_table(), tmp_path / "t.parquet")
     with pytest.raises(FormatError, match=message):
         read_trace(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("column", ["utterance", "speaker", "kind", "call"])
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, column: str) -> None:
+    """Which parquet's readers do not check; words may be any bytes."""
+    path = tmp_path / "t.parquet"
+    write_trace(path, SPOKEN, {})
+    table = pq.read_table(path)
+    bad = pa.array([b"\xff\xfe"] * table.num_rows).view(pa.string())
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, bad), path)
+    with pytest.raises(FormatError, match=f"column {column}"):
+        read_trace(path)
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    """In the pages, by their checksums, wherever a damaged value would still be allowed."""
+    path = tmp_path / "t.parquet"
+    write_trace(path, SPOKEN, {})
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little") + 8
+    for at in range(4, len(whole) - footer):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            assert list(read_trace(path).utterances()) == SPOKEN
+        except FormatError:
+            continue
 
 
 def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
