@@ -243,7 +243,7 @@ def read_trace(path: Path) -> Trace:
         try:
             # Not `read_table`, whose threads sometimes abort Python at its exit.
             table = pq.ParquetFile(file, page_checksum_verification=True).read()
-        except (pa.ArrowInvalid, pa.ArrowException, OSError) as exc:
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
             raise FormatError(
                 f"{path} is not a trace: {exc}. Create one with `python -m loadtest record`"
             ) from exc

@@ -130,15 +130,17 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
-    """Text, a trace that was cut, one whose rows of an utterance are apart, an empty one."""
+    """Text, a damaged trace, one whose rows of an utterance are apart, an empty one."""
     path = tmp_path / "t.parquet"
     path.write_text("once upon a time")
     with pytest.raises(FormatError, match="is not a trace"):
         read_trace(path)
     write_trace(path, SPOKEN, {})
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(FormatError, match="is not a trace"):
-        read_trace(path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-100], whole.replace(b"speaker", b"speak\xffr")):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match="is not a trace"):
+            read_trace(path)
     with pytest.raises(FormatError, match="must follow each other"):
         write_trace(path, [SPOKEN[0], SPOKEN[1], SPOKEN[0]], {})
     with pytest.raises(FormatError, match="has no requests"):
