@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,10 +22,14 @@ from dlm.cli.privacy_options import (
     Which,
     blt_made_for,
     gap_of,
+    numbers_of,
     only_of_some,
     progress_line,
 )
 from dlm.units import counted
+
+if TYPE_CHECKING:
+    from dlm.federated.noise.blt import BltParameters
 
 
 def account(
@@ -49,6 +53,26 @@ def account(
     made_for: MadeFor = None,
     buffers: Buffers = None,
     bands: Bands = None,
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,...",
+            help="Decays of the buffers of a BLT that was made elsewhere, with --scale.",
+        ),
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(metavar="X,...", help="Output scales of these buffers.")
+    ] = None,
+    coefficients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,...", help="First column of a bandtoep matrix that was made elsewhere."
+        ),
+    ] = None,
+    restarts: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Rounds before which a new tree begins; tree only."),
+    ] = None,
     column_norm: Annotated[
         float | None,
         typer.Option(
@@ -65,7 +89,8 @@ def account(
     and the papers print, is about 4 to 8 % smaller.
 
     The default BLT is the one of BLT Table 4 made for the nearest gap (100, 400 or 1,000 rounds);
-    use --made-for to account for the BLT you ran. With --sampling-probability, cohorts are
+    use --made-for to account for the BLT you ran, or --decay and --scale if you know its buffers. A
+    run's report prints the command for each of its stages. With --sampling-probability, cohorts are
     Poisson-sampled, and epsilon is printed as a run reports it, by two current accountants, and by
     the moments accountant of DP-FedAvg's tables. Use --column-norm for a noise multiplier published
     with a matrix whose column norm is not 1.
@@ -84,11 +109,12 @@ def account(
             f"--noise-multiplier is {noise_multiplier}; expected a finite number, 0 or more"
         )
     if sampling_probability is not None:
-        others = (gap, min_sep, max_part, made_for, buffers, bands, column_norm)
+        others = (gap, min_sep, max_part, made_for, buffers, bands, decay, scale, coefficients,
+                  restarts, column_norm)  # fmt: skip
         if any(given is not None for given in others):
             raise ConfigError(
-                "--sampling-probability replaces --gap, --min-sep, --max-part, --made-for, "
-                "--buffers, --bands and --column-norm; leave those out"
+                "--sampling-probability replaces --gap, --min-sep, --max-part, --column-norm and "
+                "all options of matrices; leave those out"
             )
         probability = _probability(sampling_probability)
         answer = sampled_guarantee_of(
@@ -111,14 +137,21 @@ def account(
             "with the buffers published there. Give both options, or neither"
         )
     gap = gap_of(gap, min_sep)
-    only_of_some(mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands)
+    only_of_some(
+        mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, decay=decay,
+        scale=scale, coefficients=coefficients, restarts=restarts,
+    )  # fmt: skip
+    if coefficients is not None and bands is not None:
+        raise ConfigError("--bands is the number of --coefficients; give one of the two")
     found = sensitivity_of(
         mechanism.value,
         rounds,
         gap,
         max_part,
-        blt=None if made_for is None else blt_made_for(made_for, buffers, "max"),
+        blt=_blt(made_for, buffers, decay, scale),
         bands=bands,
+        coefficients=None if coefficients is None else numbers_of("--coefficients", coefficients),
+        restarts=() if restarts is None else numbers_of("--restarts", restarts, int),
         column_norm=1.0 if column_norm is None else column_norm,
         progress=progress_line,
     )
@@ -132,7 +165,7 @@ def account(
         delta=delta,
     )
     fit = f"n={rounds} gap={gap} k={max_part}"
-    if mechanism.value == "blt" and made_for is None and found.made_for != fit:
+    if mechanism.value == "blt" and made_for is decay is None and found.made_for != fit:
         answer["notes"].append(
             f"this BLT was made for {found.made_for}; if the run's was made for its own "
             f"participation, give --made-for {rounds},{gap},{max_part}"
@@ -151,6 +184,25 @@ def account(
         print(f"note: {note}")
 
 
+def _blt(
+    made_for: str | None, buffers: int | None, decay: str | None, scale: str | None
+) -> BltParameters | None:
+    """The BLT made for some participation, or that of these buffers; None if neither is given."""
+    from dlm.errors import ConfigError
+
+    if (decay is None) != (scale is None):
+        raise ConfigError("--decay and --scale describe the same buffers; give both or neither")
+    if made_for is not None:
+        if decay is not None:
+            raise ConfigError("--made-for and --decay each describe a BLT; give one of them")
+        return blt_made_for(made_for, buffers, "max")
+    if decay is None or scale is None:
+        return None
+    from dlm.federated.noise.blt import BltParameters
+
+    return BltParameters(numbers_of("--decay", decay), numbers_of("--scale", scale))
+
+
 def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(answer)
@@ -160,6 +212,7 @@ def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
         f"probability {answer['sampling_probability']:.6g}, "
         f"noise multiplier {answer['noise_multiplier']:g}"
     )
+    print(f"zCDP rho     {answer['rho']:.6g}  without amplification")
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}")
     print(f"             {answer['epsilon_pld']:.6g}  {AS_SIMULATED} (PLD)")
     print(f"             {answer['epsilon_rdp']:.6g}  the same by Renyi orders (RDP)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,12 +99,18 @@ def only_of_some(
     buffers: int | None = None,
     bands: int | None = None,
     error: str | None = None,
+    decay: str | None = None,
+    scale: str | None = None,
+    coefficients: str | None = None,
+    restarts: str | None = None,
 ) -> None:
     """Rejects options that do not apply to a mechanism, and values out of range."""
     from dlm.errors import ConfigError
 
     if name != "blt":
-        for option, found in (("--made-for", made_for), ("--buffers", buffers), ("--error", error)):
+        of_blt = {"--made-for": made_for, "--buffers": buffers, "--error": error, "--decay": decay,
+                  "--scale": scale}  # fmt: skip
+        for option, found in of_blt.items():
             if found is not None:
                 raise ConfigError(
                     f"{option} is {found}, but the mechanism is {name}; {option} applies to "
@@ -114,6 +120,15 @@ def only_of_some(
         raise ConfigError(
             f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS}; 2 to 4 are enough"
         )
+    for option, found, only in (
+        ("--coefficients", coefficients, "bandtoep"),
+        ("--restarts", restarts, "tree"),
+    ):
+        if found is not None and name != only:
+            raise ConfigError(
+                f"{option} is {found}, but the mechanism is {name}; {option} applies to "
+                f"--mechanism {only} only"
+            )
     if bands is not None:
         if name not in BANDED:
             raise ConfigError(
@@ -137,6 +152,16 @@ def blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameter
         ) from None
     buffers = DEFAULT_BUFFERS if buffers is None else buffers
     return optimise_blt(rounds, gap, max_part, buffers=buffers, error=error)
+
+
+def numbers_of(option: str, given: str, kind: type = float) -> tuple[Any, ...]:
+    """The numbers of "0.9,0.4"."""
+    from dlm.errors import ConfigError
+
+    try:
+        return tuple(kind(part) for part in given.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} is {given!r}; expected numbers such as 0.9,0.4") from None
 
 
 def progress_line(line: str) -> None:

@@ -224,7 +224,7 @@ class Auditor:
             self._most,
             sensitivity=sensitivity,
             norm_inflation=self.engine.sensitivity_factor(parameters),
-            restarts=restarts,
+            matrix=self.mechanism.matrix(),
             noise=settings.noise,
             rounding=grid_release(self._release, self.engine, drawn).factor(parameters, sensitivity)
             if self._on_grid

@@ -49,6 +49,11 @@ TRANSPARENCY = (
     "Whether the run used that code and these settings cannot be verified from outside: it is the "
     "provider's word, which a signature (dlm privacy sign) ties to a key."
 )
+CHECKS = (
+    "Each command prints the rho below it, and each event is the same Gaussian for dp-accounting. "
+    'The epsilon of this report is that of the last command, in its line "{line}". (If a stage of '
+    "several has Poisson-sampled cohorts, dlm privacy verify composes them numerically.)"
+)
 GENERATORS = {  # of floating-point noise, by stage
     "network": "JAX's Threefry 2x32, with keys of 64 bits: not a cryptographic generator, and the "
     "weakest part of this noise",
@@ -66,7 +71,7 @@ def sampling(kind: str, rate: float | None) -> str:
     }.get(kind, kind)
 
 
-def noise(stages: Sequence[Mapping[str, Any]], matrices: Mapping[str, Mapping[str, Any]]) -> str:
+def noise(stages: Sequence[Mapping[str, Any]]) -> str:
     """What noise each stage added, on which grid, and from which generator."""
     lines = []
     for stage in stages:
@@ -88,8 +93,6 @@ def noise(stages: Sequence[Mapping[str, Any]], matrices: Mapping[str, Mapping[st
             if seed
             else "keys: drawn from the operating system, and never written to a file",
         ]
-        for what, value in matrices.get(str(name), {}).items():
-            text.append(f"{what}: {value}")
         lines.append("; ".join(text) + ".")
     return "\n".join(lines)
 

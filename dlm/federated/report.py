@@ -57,7 +57,6 @@ class PrivacyReport:
     incidents: tuple[str, ...] = ()
     made: str = ""
     data: Mapping[str, str] | None = None
-    matrices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def checklist(self) -> list[tuple[str, str]]:
         """(number and title, text) of each point, in the papers' order."""
@@ -73,7 +72,7 @@ class PrivacyReport:
             ("3b. Accounting assumptions", self._assumptions()),
             ("3c. The formal statement", self.statement()),
             ("3d. Transparency and verifiability", checklist.TRANSPARENCY),
-            ("4a. Noise", checklist.noise(self.stages, self.matrices)),
+            ("4a. Noise", checklist.noise(self.stages)),
             (
                 "4b. What was trusted",
                 checklist.trusted(self.stages, said, self.provenance.unverified),
@@ -180,6 +179,15 @@ class PrivacyReport:
                 json.dumps(_plain(self.numbers), indent=1),
                 "```",
             ]
+        checks = self.checks()
+        if checks:
+            line = "for exact Gaussian noise"
+            if any(map(_is_discrete, self.stages)):
+                line = "as a run reports it (discrete noise)"
+            out += ["", "## Check the numbers", "", checklist.CHECKS.format(line=line)]
+        for check in checks:
+            out += ["", f"{check['stage']}: {check['text']}.", "", "```", check["command"]]
+            out += [f"# rho {check['rho']!r}", check["event"], "```"]
         out += ["", "## Evidence", "", f"* settings: SHA-256 {digest_of(_plain(self.config))}"]
         out += [
             f"* participation ledger of {name}: SHA-256 {found['digest']}"
@@ -187,6 +195,16 @@ class PrivacyReport:
         ]
         out += ["", "```", self.provenance.to_json(), "```", ""]
         return "\n".join(out)
+
+    def checks(self) -> list[dict[str, Any]]:
+        """The `account.reproduce.Check` of each stage, as JSON; none without numbers."""
+        if self.numbers is None:
+            return []
+        from dlm.federated.account.compose import StageRecord
+        from dlm.federated.account.reproduce import checks_of
+
+        stages = [StageRecord.from_json(stage) for stage in self.stages]
+        return [check._asdict() for check in checks_of(stages, self.delta)]
 
     def _head(self) -> dict[str, str]:
         data = self.data or {}
@@ -216,13 +234,13 @@ class PrivacyReport:
                 for title, text in self.checklist()
             },
             "delta": self.delta,
+            "checks": self.checks(),
             "numbers": _plain(self.numbers),
             "stages": [_plain(stage) for stage in self.stages],
             "ledgers": {name: dict(found) for name, found in self.ledgers.items()},
             "config": _plain(self.config),
             "public_data": [str(one) for one in self.provenance.public_inputs],
             "held_out_users": self.held_out,
-            "matrices": _plain(self.matrices),
             "incidents": list(self.incidents),
             "provenance": self.provenance.to_dict(),
         }
@@ -245,7 +263,6 @@ def build(
     incidents: Sequence[str] = (),
     at: datetime | None = None,
     data: Mapping[str, str] | None = None,
-    matrices: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> PrivacyReport:
     """The report of a run, from its records.
 
@@ -269,7 +286,6 @@ def build(
         at           time of the report
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
-        matrices     stage -> the matrix that correlates its noise, for readers
     Raises
         PrivacyError   a ledger with more participation than its stage assumes, another number of
                        rounds, or cohorts that were not sampled as accounting assumes
@@ -323,7 +339,6 @@ def build(
         tuple(incidents),
         "" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         data,
-        dict(matrices or {}),
     )
 
 

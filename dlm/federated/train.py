@@ -329,7 +329,9 @@ class Training(FederatedRun[RoundReport]):
         rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
-        restarts = () if self.mechanism is None else self.mechanism.restarts
+        matrix = {} if self.mechanism is None else self.mechanism.matrix()
+        if "restarts" in matrix:
+            matrix["restarts"] = [at for at in matrix["restarts"] if at < rounds]
         gap, most = self.cohorts.bounds(rounds)
         on_grid = isinstance(self.noise, DiscreteNoise)
         return StageRecord(
@@ -344,7 +346,7 @@ class Training(FederatedRun[RoundReport]):
                 norm_inflation=self.engine.sensitivity_factor(
                     rnn.parameter_count(self.state.params)
                 ),
-                restarts=tuple(at for at in restarts if at < rounds),
+                matrix=matrix,
                 noise="discrete" if on_grid else "float",
                 rounding=self._rounding(gap, most),
                 extras={
@@ -362,7 +364,7 @@ class Training(FederatedRun[RoundReport]):
     def _sensitivity(self, gap: int, most: int) -> float | None:
         """For mechanisms that accounting does not know by name: the sensitivity of all planned
         rounds, which is at least that of the rounds done."""
-        if self.mechanism is None or self.mechanism.name in ("gaussian", "tree"):
+        if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
             return None
         if (gap, most) not in self._sensitivities:
             self._sensitivities[gap, most] = self.mechanism.sensitivity(gap=gap, max_part=most)
@@ -418,7 +420,6 @@ class Training(FederatedRun[RoundReport]):
             incidents=() if self.folder is None else self.folder.incidents,
             at=at,
             data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
-            matrices={"network": self._matrix()},
         )
 
     def _record(self, public: Arrays) -> Provenance:
@@ -428,15 +429,6 @@ class Training(FederatedRun[RoundReport]):
             return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
         return self._report(rounds, public).provenance
-
-    def _matrix(self) -> dict[str, Any]:
-        """The matrix that correlates the noise, for a report."""
-        if self.mechanism is None:
-            return {}
-        found: dict[str, Any] = {"matrix, SHA-256": self.mechanism.digest()}
-        if (given := getattr(self.mechanism, "parameters", None)) is not None:  # BLT Appendix A
-            found |= {"buffer decay": list(given.decay), "output scale": list(given.scale)}
-        return found
 
     @property
     def _vocabulary_name(self) -> str:

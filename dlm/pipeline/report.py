@@ -105,7 +105,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         _read(path)
         for path in (Path(f"{counts_of(settings.run)}{REPORT_JSON}"), at.network / REPORTS[1])
     ]
-    whole: dict[str, dict[str, Any]] = {"ledgers": {}, "matrices": {}, "config": {}}
+    whole: dict[str, dict[str, Any]] = {"ledgers": {}, "config": {}}
     incidents: list[str] = []
     for part in parts:
         for name, into in whole.items():
@@ -126,7 +126,6 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         tuple(incidents),
         parts[-1].get("made") or "",  # when users' text was last used: made again, it is the same
         parts[-1].get("data_set"),
-        matrices=whole["matrices"],
     )
     return WholeReport(
         privacy,

@@ -315,8 +315,8 @@ def test_no_noise_is_no_guarantee() -> None:
         "account", "--mechanism", "gaussian", "--noise-multiplier", 0, "--rounds", 10,
         "--sampling-probability", 0.1, "--delta", 1e-6,
     )  # fmt: skip
-    names = ("epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
-    assert [sampled[name] for name in names] == [None] * 4
+    names = ("rho", "epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
+    assert [sampled[name] for name in names] == [None] * 5
 
 
 @pytest.mark.parametrize(
@@ -357,6 +357,15 @@ def test_options_without_a_use_and_noise_that_is_no_number_are_refused() -> None
     with pytest.raises(ConfigError, match="--buffers is 2 without --made-for"):
         answer("account", "--mechanism", "blt", "--rounds", 64, "--max-part", 4, "--min-sep", 15,
                "--noise-multiplier", 1, "--delta", 1e-6, "--buffers", 2)  # fmt: skip
+    for name, more, message in (
+        ("blt", ("--decay", "0.9"), "--decay and --scale describe the same buffers"),
+        ("blt", ("--decay", "1", "--scale", "1", "--made-for", "9,3,3"), "--made-for and --decay"),
+        ("bandmf", ("--coefficients", "1,1"), "--coefficients applies to --mechanism bandtoep"),
+        ("tree", ("--restarts", "9,5"), r"restarts are \[9, 5\]; expected ascending rounds"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            answer("account", "--mechanism", name, "--rounds", 64, "--max-part", 4, "--gap", 16,
+                   "--noise-multiplier", 1, "--delta", 1e-6, *more)  # fmt: skip
     with pytest.raises(ConfigError, match="--error is mean, but the mechanism is tree"):
         answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
                "--error", "mean")  # fmt: skip

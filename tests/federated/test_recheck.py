@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("scipy", reason="pip install -e '.[train]'")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from typer.testing import CliRunner
 
@@ -20,26 +21,58 @@ from dlm.federated.account.compose import StageRecord
 from dlm.federated.account.recheck import DIFFERS, recheck
 from dlm.federated.counts_file import WordCounts, write_counts
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.noise.banded import BandMF
+from dlm.federated.noise.blt import Blt, BltParameters
+from dlm.federated.noise.gaussian import GaussianMechanism
+from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu
+from dlm.federated.noise.tree import TreeAgg, TreeAggFull
 from dlm.federated.provenance import Guarantee, Provenance, digest_of
 from dlm.federated.recorded import sidecar
-from dlm.federated.report import build
+from dlm.federated.report import PrivacyReport, build
 
 DELTA = 1e-8
-STAGES = [
-    StageRecord("network", "gaussian", 3.0, 4, 2, 2),
-    StageRecord("network", "tree", 3.0, 4, 2, 2),
-    StageRecord("network", "tree-full", 3.0, 4, 2, 2, sensitivity=2.9),  # of more rounds
-    StageRecord("network", "blt", 3.0, 4, 2, 2, sensitivity=1.9, noise="discrete", rounding=1.0001),
-    StageRecord("network", "gaussian", 3.0, 4, 2, 2, clip_noise=9.0, norm_inflation=1.01),
+# Of 6 planned rounds, of which 4 were run.
+MECHANISMS = [
+    GaussianMechanism(6),
+    TreeAgg(6),
+    TreeAgg(6, [1, 3]),
+    TreeAggFull(6),
+    Blt(6, BltParameters((0.97, 0.4), (0.3, 0.25))),
+    BandedToeplitz("bandtoep", 6, np.array([0.6, 0.7, 0.2])),
+    band_fhu(6, 4),
+    BandMF(np.array([[0.8, 0.0]] + [[0.8, 0.6]] * 4 + [[1.0, 0.6]])),
 ]
 
 
-def record(stage: StageRecord, **more: Any) -> Provenance:
-    """Of a run that was done so, as its report has it."""
+def stage_of(mechanism: Any, **more: Any) -> StageRecord:
+    """As a run states it."""
+    named = mechanism.name in ("gaussian", "tree", "tree-restart")
+    return StageRecord(
+        "network", mechanism.name, 3.0, 4, 2, 2, matrix=mechanism.matrix(),
+        sensitivity=None if named else mechanism.sensitivity(gap=2, max_part=2), **more,
+    )  # fmt: skip
+
+
+GRID = {"noise": "discrete", "rounding": 1.0001}
+STAGES = [
+    *map(stage_of, MECHANISMS),
+    stage_of(MECHANISMS[4], **GRID),
+    stage_of(MECHANISMS[0], clip_noise=9.0, norm_inflation=1.01),
+]
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: f"{s.mechanism} {s.noise}")
+
+
+def reported(stage: StageRecord, **more: Any) -> PrivacyReport:
+    """The report of a run that was done so."""
     book = ParticipationLedger(10, sampling={"kind": "timer"}, gap=2, max_part=2)
     for index in range(4):
         book.record(index, [f"user {index % 2} {place}" for place in range(3)])
-    return build([stage], delta=DELTA, ledgers={"network": book}, **more).provenance
+    return build([stage], delta=DELTA, ledgers={"network": book}, **more)
+
+
+def record(stage: StageRecord, **more: Any) -> Provenance:
+    """That report's record."""
+    return reported(stage, **more).provenance
 
 
 def stated(of: Provenance, **numbers: float) -> Provenance:
@@ -49,7 +82,7 @@ def stated(of: Provenance, **numbers: float) -> Provenance:
     return Provenance.from_json(edited.to_json())
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=[f"{s.mechanism} {s.noise}" for s in STAGES])
+@each_stage
 def test_what_a_run_wrote_follows_and_other_numbers_do_not(stage: StageRecord) -> None:
     """Epsilon or rho, smaller or larger, by a hundred-thousandth; a millionth passes."""
     good = record(stage)
@@ -71,7 +104,7 @@ def test_what_a_run_wrote_follows_and_other_numbers_do_not(stage: StageRecord) -
 def test_all_stages_count_and_a_simulation_is_recomputed_too() -> None:
     """What a model inherits is in its epsilon."""
     words = record(STAGES[0])
-    both = record(STAGES[3], inputs={"the vocabulary": words})
+    both = record(STAGES[8], inputs={"the vocabulary": words})
     assert len(both.stages) == 2
     assert recheck(both).follows is True
     alone = dataclasses.replace(both, stages=both.stages[1:])
@@ -97,12 +130,43 @@ def test_a_sampled_stage_is_recomputed() -> None:
         assert recheck(stated(made, epsilon=0.1)).follows is False
 
 
-def test_a_sensitivity_that_is_too_small_for_its_participation_is_told() -> None:
-    """Of mechanisms whose sensitivity their names tell; others state their own."""
-    small = dataclasses.replace(STAGES[2], sensitivity=1.0)
+@each_stage
+def test_an_edited_sensitivity_is_refused_even_if_epsilon_follows_from_it(
+    stage: StageRecord,
+) -> None:
+    """It is recomputed from the matrix; for fewer rounds than were run, it is not believed."""
+    small = dataclasses.replace(stage, sensitivity=stage.worst_sensitivity / 2)
     found = recheck(record(small))
     assert found.follows is False
-    assert "states a sensitivity of 1, and tree-full has" in found.text
+    assert f"sensitivity of {small.sensitivity:.6g}, and {stage.mechanism} has" in found.text
+    if "decay" in stage.matrix:
+        short = dataclasses.replace(stage, matrix={**stage.matrix, "rounds": 1}, sensitivity=1.0)
+        assert recheck(record(short)).follows is False
+
+
+@each_stage
+def test_the_printed_command_and_event_give_the_reports_numbers(stage: StageRecord) -> None:
+    """Of one stage; and, of the one with discrete noise, with another."""
+    dp_accounting = pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    both = [{"the vocabulary": record(STAGES[0])}] if stage.noise == "discrete" else []
+    for inputs in ({}, *both):
+        report = reported(stage, inputs=inputs)
+        guarantee = report.provenance.guarantee
+        assert guarantee is not None
+        text = report.markdown()
+        commands = re.findall(r"^dlm (privacy account .*)\n# rho (.*)\n(.*)$", text, re.M)
+        assert len(commands) == (3 if inputs else 1)
+        for command, rho, event in commands:
+            answer = CliRunner().invoke(app, [*command.split(), "--json"])
+            told = json.loads(answer.stdout)
+            assert told["rho"] == pytest.approx(float(rho), rel=1e-12)
+            noise = eval(event, {"dp_accounting": dp_accounting}).noise_multiplier
+            assert 1 / (2 * noise**2) == pytest.approx(told["rho"], rel=1e-12)
+        assert told["rho"] == pytest.approx(guarantee.rho, rel=1e-12)
+        discrete = stage.noise == "discrete"
+        assert ("as a run reports it" in text) == discrete
+        epsilon = told["epsilon" if discrete else "epsilon_gaussian"]
+        assert epsilon == pytest.approx(guarantee.epsilon, rel=1e-9)
 
 
 def test_a_record_that_does_not_hold_enough_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +174,10 @@ def test_a_record_that_does_not_hold_enough_says_so(monkeypatch: pytest.MonkeyPa
     public = Provenance.public("ACME", "the list")
     blt = {"stage": "network", "mechanism": "blt", "noise_multiplier": 1.0, "rounds": 4}
     strange = {**blt, "sensitivity": 1.5, "temperature": 3}
+    wide = BandMF(np.array([[1.0, 0.0, 0.0], [1.0, 0.5, 0.0], *[[1.0, 0.5, 0.2]] * 4]))
     for given, why in [
+        (record(dataclasses.replace(STAGES[4], matrix={})), "does not have the matrix of blt"),
+        (record(stage_of(wide)), "does not have the matrix of bandmf"),
         (Provenance.none("somebody said so"), "states no epsilon"),
         (public, "has no stage"),
         (Provenance(Guarantee(1.0, DELTA, 0.1), stages=(blt,)), "sensitivity of blt"),

@@ -185,7 +185,6 @@ def test_the_report_reads_as_a_reviewer_asks(compose: Any) -> None:
     text = made(
         at=datetime(2026, 11, 22, 16, 5, tzinfo=UTC),
         data={"name": "users.tsv", "digest": book.keyed_digest("0123")},
-        matrices={"network": {"matrix, SHA-256": "abc", "buffer decay": [0.9, 0.4]}},
         held_out=56,
         incidents=["its journal was cut: it lacks 2 of 4 rounds"],
     )
@@ -198,7 +197,7 @@ def test_the_report_reads_as_a_reviewer_asks(compose: Any) -> None:
         "mechanism gaussian, noise multiplier 4.0; Gaussian, in floating point",
         "keys of 64 bits: not a cryptographic generator",
         "keys: drawn from the operating system, and never written to a file",
-        "buffer decay: [0.9, 0.4]",
+        "dlm privacy account --mechanism gaussian --noise-multiplier 4.0 --rounds 12 --gap 3",
         "* That no user's text is in the vocabulary (public, says ACME",
         "computed and clipped by LocalEngine, and added up by integers in the clear",
         "* network: the L2 norm of an update is at most 0.5",

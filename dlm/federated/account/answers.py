@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from dlm.federated.noise.participation import (
     named_sensitivity,
     toeplitz_sensitivity,
 )
+
+if TYPE_CHECKING:
+    from dlm.federated.noise.mechanism import Mechanism
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
 UNCORRELATED = (
@@ -50,6 +53,8 @@ def sensitivity_of(
     *,
     blt: Any = None,
     bands: int | None = None,
+    coefficients: Sequence[float] | None = None,
+    restarts: Sequence[int] = (),
     column_norm: float = 1.0,
     progress: Callable[[str], None] | None = None,
 ) -> Sensitivity:
@@ -58,6 +63,8 @@ def sensitivity_of(
     Args
         blt          `BltParameters`; by default those of BLT Table 4 with the nearest gap
         bands        of banded mechanisms; the gap if None
+        coefficients of bandtoep, whose matrix is otherwise optimised; they replace `bands`
+        restarts     of a tree: rounds at whose start a new tree begins
         column_norm  of the banded matrix that the noise multiplier refers to; ours have 1
     """
     if column_norm != 1.0 and name not in BANDED:
@@ -68,14 +75,17 @@ def sensitivity_of(
     if not (column_norm > 0 and math.isfinite(column_norm)):
         raise ConfigError(f"the column norm is {column_norm}; it must be finite and above 0")
     times = check_participation(rounds, gap, max_part)
-    if name in ("gaussian", "tree", "tree-full"):
-        return Sensitivity(named_sensitivity(name, rounds, gap, max_part), True, "")
+    if name in ("gaussian", "tree", "tree-restart", "tree-full"):
+        value = named_sensitivity(name, rounds, gap, max_part, tuple(restarts))
+        return Sensitivity(value, True, "")
     if name == "blt":
         from dlm.federated.noise.blt import Blt, nearest_production
 
         parameters = nearest_production(gap) if blt is None else blt
         value = Blt(rounds, parameters).sensitivity(gap=gap, max_part=max_part)
         return Sensitivity(value, True, parameters.made_for)
+    if coefficients is not None:
+        bands = len(coefficients)
     width = min(gap if bands is None else bands, rounds)
     made_for = f"{width} bands"
     if column_norm != 1.0:
@@ -84,13 +94,19 @@ def sensitivity_of(
     # All columns of BandMF have norm 1, and so have the complete ones of BandToep; if one user's
     # columns do not overlap, their entries do not matter.
     whole = name == "bandmf" or (name == "bandtoep" and (times - 1) * gap + width <= rounds)
-    if apart and whole:
+    if apart and whole and coefficients is None:
         return Sensitivity(column_norm * math.sqrt(times), True, made_for)
-    from dlm.federated.noise.make import make_mechanism
+    made: Mechanism
+    if coefficients is not None:
+        from dlm.federated.noise.toeplitz import BandedToeplitz
 
-    made = make_mechanism(
-        name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=progress
-    )
+        made = BandedToeplitz(name, rounds, np.asarray(coefficients, np.float64))
+    else:
+        from dlm.federated.noise.make import make_mechanism
+
+        made = make_mechanism(
+            name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=progress
+        )
     exact = made.sensitivity_is_exact(gap=gap, max_part=max_part)
     value = made.sensitivity(gap=gap, max_part=max_part)
     return Sensitivity(column_norm * value, exact, made_for)
@@ -144,7 +160,7 @@ def guarantee_of(
 def sampled_guarantee_of(
     name: str, q: float, *, noise_multiplier: float, rounds: int, delta: float
 ) -> dict[str, Any]:
-    """Epsilon of independent noise on Poisson-sampled cohorts.
+    """zCDP without amplification, and epsilon, of independent noise on Poisson-sampled cohorts.
 
     `epsilon` is what a run reports for its discrete noise: by Renyi divergences of whole orders.
     The others are for exact Gaussian noise: by privacy loss distributions, as a simulation reports,
@@ -160,14 +176,15 @@ def sampled_guarantee_of(
         )
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; it must be 1 or more")
-    names = ("epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
-    epsilons = dict.fromkeys(names, math.inf)
+    names = ("rho", "epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
+    found = dict.fromkeys(names, math.inf)
     if noise_multiplier != 0:  # without noise there is nothing to account for
         run = StageRecord(
             name, name, noise_multiplier, rounds, 1, rounds, sampling="poisson", sampling_rate=q,
             noise="discrete",
         )  # fmt: skip
-        epsilons = {
+        found = {
+            "rho": run.rho,
             "epsilon": compose([run], delta).epsilon,
             "epsilon_pld": tight_epsilon(q, noise_multiplier, rounds, delta),
             "epsilon_rdp": tight_epsilon(q, noise_multiplier, rounds, delta, accountant="rdp"),
@@ -180,7 +197,7 @@ def sampled_guarantee_of(
         "rounds": rounds,
         "noise_multiplier": noise_multiplier,
         "delta": delta,
-        **epsilons,
+        **found,
         "notes": [UNCORRELATED],
     }
 

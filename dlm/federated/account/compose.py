@@ -33,13 +33,13 @@ class StageRecord:
         max_part          most participations of a user, observed or enforced; never
                           rounds / gap rounded down, which can be too small
         sensitivity       the mechanism's for that participation and a clip norm of 1; required for
-                          all but "gaussian" and "tree"
+                          all but "gaussian" and trees
+        matrix            what determines it, as `Mechanism.matrix` returns it
         sampling          how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
         sampling_rate     of "poisson": the probability; with it amplification is accounted for
         clip_noise        for an adaptive clip norm: standard deviation on the clip counts;
                           `noise_multiplier` is then only that of the updates
         norm_inflation    norm after rounding for secure aggregation over the clip norm
-        restarts          of "tree-restart"
         noise             "float", or "discrete": whole steps of a grid
         rounding          of "discrete": factor by which the grid raises the sensitivity, at least 1
         simulated         the noise came from a configured seed, so it protects nobody
@@ -57,7 +57,7 @@ class StageRecord:
     sampling_rate: float | None = None
     clip_noise: float | None = None
     norm_inflation: float = 1.0
-    restarts: tuple[int, ...] = ()
+    matrix: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     simulated: bool = False
     noise: str = "float"
     rounding: float = 1.0
@@ -121,7 +121,11 @@ class StageRecord:
         from dlm.federated.noise.participation import named_sensitivity
 
         return named_sensitivity(
-            self.mechanism, self.rounds, self.gap, self.max_part, self.restarts
+            self.mechanism,
+            self.rounds,
+            self.gap,
+            self.max_part,
+            tuple(self.matrix.get("restarts", ())),
         )
 
     @property
@@ -131,13 +135,13 @@ class StageRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, from which `from_json` makes the same record."""
-        return {**dataclasses.asdict(self), "restarts": list(self.restarts)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StageRecord:
         """The record that `to_json` wrote; unknown or missing fields are refused."""
         try:
-            return cls(**{**values, "restarts": tuple(values.get("restarts", ()))})
+            return cls(**values)
         except TypeError as exc:
             raise ConfigError(f"not a record of a stage: {exc}") from exc
 

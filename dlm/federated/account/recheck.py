@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from dlm.federated.provenance import Guarantee, Provenance
 
 TOLERANCE = 1e-6  # relative; accounting of the same stages agrees far better
+# What a record must state of a matrix so that its sensitivity can be recomputed.
+PARAMETERS = {
+    "gaussian": set[str](),
+    "tree": set[str](),
+    "tree-restart": {"restarts"},
+    "tree-full": {"rounds"},
+    "blt": {"rounds", "decay", "scale"},
+    "bandtoep": {"rounds", "coefficients"},
+    "bandfhu": {"rounds", "bands"},
+    "bandmf": {"rounds", "bands"},
+}
 DIFFERS = "the stated epsilon does not follow from the stated noise"
 
 
@@ -43,8 +54,8 @@ def recheck(record: Provenance) -> Recheck:
 
     Guarantees
         a record fails if its epsilon or rho differs from that of its stages by more than a relative
-        1e-6, or if a sensitivity is too small for the stated participation. Sensitivities of
-        matrices that the record does not contain (BLT, BandMF, BandToep, BandFHU) are trusted
+        1e-6, or a stated sensitivity from that of its stage's matrix. If the record does not have
+        the matrix, nothing is said. That the columns of BandMF have norm 1 is trusted
     """
     stated = record.guarantee or record.simulated
     if stated is None:
@@ -56,15 +67,35 @@ def recheck(record: Provenance) -> Recheck:
 
         stages = [StageRecord.from_json(stage) for stage in record.stages]
         found = compose(stages, stated.delta)
+        sensitivities = [sensitivity_of_stage(stage) for stage in stages if not stage.raw]
     except ImportError as exc:
         return Recheck(None, f"not recomputed: {exc.name or exc} is missing (the extra train)")
-    except (DlmError, ValueError, TypeError, OverflowError) as exc:
+    except (DlmError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
         return Recheck(None, f"not recomputed: the record does not hold enough ({exc})")
-    differing = [*_differences(stated, found.epsilon, found.rho), *_too_small(stages)]
+    differing = _differences(stated, found.epsilon, found.rho)
+    noised = [stage for stage in stages if not stage.raw]
+    for stage, value in zip(noised, sensitivities, strict=True):
+        claimed = stage.worst_sensitivity
+        if value is not None and not math.isclose(claimed, value, rel_tol=TOLERANCE):
+            differing.append(
+                f"stage {stage.stage} states a sensitivity of {claimed:.6g}, and {stage.mechanism} "
+                f"has {value:.6g} for gap {stage.gap} and {stage.max_part} participations"
+            )
     if differing:
         return Recheck(False, f"{DIFFERS}: {'; '.join(differing)}")
     names = ", ".join(stage.stage for stage in stages)
-    return Recheck(True, f"epsilon {found.epsilon:.6g} follows from the stated noise of {names}")
+    if None in sensitivities:
+        which = noised[sensitivities.index(None)]
+        return Recheck(
+            None,
+            f"not recomputed: the record does not have the matrix of {which.mechanism}, so the "
+            f"sensitivity {which.worst_sensitivity:.6g} of stage {which.stage} is only stated",
+        )
+    return Recheck(
+        True,
+        f"epsilon {found.epsilon:.6g} follows from the stated noise of {names}; trusted: "
+        f"{', '.join(dict.fromkeys(what for stage in stages for what in trusted_of(stage)))}",
+    )
 
 
 def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
@@ -78,22 +109,47 @@ def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
     ]
 
 
-def _too_small(stages: list[StageRecord]) -> list[str]:
-    """Stated sensitivities that are too small, for mechanisms without parameters."""
-    from dlm.federated.noise.participation import named_sensitivity
+def sensitivity_of_stage(stage: StageRecord) -> float | None:
+    """The sensitivity of a stage by the matrix that it states; None if it does not state enough."""
+    from dlm.federated.account.answers import sensitivity_of
+    from dlm.federated.noise.participation import check_participation
 
+    matrix = stage.matrix
+    if set(matrix) != PARAMETERS.get(stage.mechanism, set()):
+        return None
+    # The sensitivity for fewer rounds than were run could be too small.
+    rounds = max(matrix.get("rounds", 1), stage.rounds)
+    times = check_participation(rounds, stage.gap, stage.max_part)
+    if stage.mechanism == "bandmf" and matrix["bands"] > stage.gap and times > 1:
+        return None  # columns overlap, and it depends on their entries
+    blt = None
+    if stage.mechanism == "blt":
+        from dlm.federated.noise.blt import BltParameters
+
+        blt = BltParameters(tuple(matrix["decay"]), tuple(matrix["scale"]))
+    return sensitivity_of(
+        stage.mechanism, rounds, stage.gap, stage.max_part, blt=blt, bands=matrix.get("bands"),
+        coefficients=matrix.get("coefficients"), restarts=matrix.get("restarts", ()),
+    ).value  # fmt: skip
+
+
+def trusted_of(stage: StageRecord) -> list[str]:
+    """The numbers of a stage that accounting takes as they are stated."""
+    found = ["noise multipliers, rounds and participation"]
+    if "rounds" in stage.matrix:
+        found.append("parameters of matrices")
+    if stage.mechanism == "bandmf":
+        found.append("columns of norm 1 (bandmf)")
+    return found + costs_of(stage)
+
+
+def costs_of(stage: StageRecord) -> list[str]:
+    """What makes `effective_noise` smaller than the noise multiplier."""
     found = []
-    for stage in stages:
-        known = stage.mechanism in ("gaussian", "tree", "tree-full", "tree-restart")
-        if stage.raw or stage.sensitivity is None or not known:
-            continue
-        least = named_sensitivity(
-            stage.mechanism, stage.rounds, stage.gap, stage.max_part, stage.restarts
-        )
-        if stage.sensitivity < least * (1 - TOLERANCE):
-            found.append(
-                f"stage {stage.stage} states a sensitivity of {stage.sensitivity:.6g}, and "
-                f"{stage.mechanism} has {least:.6g} for {stage.rounds} rounds, gap {stage.gap} and "
-                f"{stage.max_part} participations"
-            )
+    if stage.norm_inflation > 1:
+        found.append(f"a factor of {stage.norm_inflation:.9g} for secure aggregation")
+    if stage.clip_noise is not None:
+        found.append(f"clip counts with noise {stage.clip_noise:.6g}")
+    if stage.rounding > 1:
+        found.append(f"a factor of 1 + {stage.rounding - 1:.3g} for the grid")
     return found

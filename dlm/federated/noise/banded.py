@@ -49,6 +49,10 @@ class BandMF(Base):
             raise ConfigError(f"this matrix is for {self.rounds} rounds; {rounds} were asked for")
         return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
 
+    def matrix(self) -> dict[str, Any]:
+        """The bands alone."""
+        return {**super().matrix(), "bands": self.rows.shape[1]}
+
     def parameters_of(self) -> tuple[Floats, ...]:
         """The rows."""
         return (self.rows,)

@@ -96,6 +96,11 @@ class Blt(Base):
         )
         return noise, buffers
 
+    def matrix(self) -> dict[str, Any]:
+        """Decays and scales."""
+        decay, scale = list(self.parameters.decay), list(self.parameters.scale)
+        return {**super().matrix(), "decay": decay, "scale": scale}
+
     def parameters_of(self) -> tuple[Floats, ...]:
         """Decays and scales."""
         return np.array(self.parameters.decay), np.array(self.parameters.scale)

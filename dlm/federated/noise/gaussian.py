@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,10 @@ class GaussianMechanism(Base):
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         return draw(state), state.buffers
+
+    def matrix(self) -> dict[str, Any]:
+        """Nothing: C is the identity."""
+        return {}
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
         """The square root of the number of participations."""

@@ -113,6 +113,14 @@ class Mechanism(Protocol):
         """Numbers held between rounds for a model of `model_size` parameters."""
         ...
 
+    def matrix(self) -> dict[str, Any]:
+        """What determines C besides its name: options of `dlm privacy account`, as plain values.
+
+        With `rounds`, sensitivity is that of so many rounds, even if a run stops earlier. BandMF
+        has too many entries; only its bands are here.
+        """
+        ...
+
     def digest(self) -> str:
         """Of the matrix C: a stream that went on with another one would have neither's law."""
         ...
@@ -206,6 +214,10 @@ class Base:
     def state_size(self, model_size: int) -> int:
         """Numbers held between rounds for a model of `model_size` parameters."""
         return self.buffer_count * model_size
+
+    def matrix(self) -> dict[str, Any]:
+        """The rounds that it was made for; families add to this."""
+        return {"rounds": self.rounds}
 
     def parameters_of(self) -> tuple[Floats, ...]:
         """The numbers that define C, besides name, rounds and restarts."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,15 @@ def most_participations(rounds: int, gap: int) -> int:
     The papers divide rounds by MinS and round down, which can be too small.
     """
     return -(-rounds // gap)
+
+
+def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
+    """`restarts`, if they are ascending rounds after the first."""
+    if any(b <= a for a, b in itertools.pairwise([0, *restarts, rounds])):
+        raise ConfigError(
+            f"restarts are {list(restarts)}; expected ascending rounds between 1 and {rounds - 1}"
+        )
+    return tuple(restarts)
 
 
 def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) -> float:
@@ -301,9 +311,13 @@ def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
 def named_sensitivity(
     name: str, rounds: int, gap: int, max_part: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart."""
+    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart.
+
+    Raises
+        ConfigError  restarts that do not ascend from 1 to the last round
+    """
     if name == "gaussian":
         return math.sqrt(check_participation(rounds, gap, max_part))
-    edges = [0, *restarts, rounds]
+    edges = [0, *check_restarts(restarts, rounds), rounds]
     sizes = tuple(size for a, b in itertools.pairwise(edges) for size in forest_sizes(b - a))
     return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))

@@ -35,6 +35,12 @@ class BandedToeplitz(Base):
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         return ring_step(state, jnp.asarray(self.coefs, jnp.float32))
 
+    def matrix(self) -> dict[str, Any]:
+        """The column; of BandFHU, whose coefficients are known, its bands."""
+        if self.name == "bandfhu":
+            return {**super().matrix(), "bands": len(self.coefs)}
+        return {**super().matrix(), "coefficients": self.coefs.tolist()}
+
     def parameters_of(self) -> tuple[Floats, ...]:
         """The column."""
         return (self.coefs,)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import ConfigError, PrivacyError
+from dlm.errors import PrivacyError
 from dlm.federated.noise.keys import NoiseKey
 from dlm.federated.noise.mechanism import (
     Base,
@@ -25,7 +26,11 @@ from dlm.federated.noise.mechanism import (
     check_rounds,
     draw,
 )
-from dlm.federated.noise.participation import forest_sensitivity_squared, forest_sizes
+from dlm.federated.noise.participation import (
+    check_restarts,
+    forest_sensitivity_squared,
+    forest_sizes,
+)
 
 
 def node_variances(levels: int) -> Floats:
@@ -50,12 +55,7 @@ class TreeAgg(Base):
 
     def __init__(self, rounds: int, restarts: Sequence[int] = ()) -> None:
         self.rounds = check_rounds(rounds)
-        self._restarts = tuple(restarts)
-        if list(self._restarts) != sorted({r for r in self._restarts if 0 < r < rounds}):
-            raise ConfigError(
-                f"restarts are {list(restarts)}; expected ascending rounds between 1 and "
-                f"{rounds - 1}"
-            )
+        self._restarts = check_restarts(restarts, rounds)
         self.name = "tree-restart" if self._restarts else "tree"
         self._starts = np.array([0, *self._restarts])
         self._lengths = np.diff([0, *self._restarts, rounds])
@@ -109,6 +109,10 @@ class TreeAgg(Base):
         level = jnp.minimum(level, self.buffer_count - 1)
         buffers = jax.tree.map(lambda held, new: held.at[level].set(new), state.buffers, estimate)
         return jax.tree.map(jnp.subtract, estimate, gone), buffers
+
+    def matrix(self) -> dict[str, Any]:
+        """The restarts: the nodes of a round do not depend on later ones."""
+        return {"restarts": list(self._restarts)} if self._restarts else {}
 
     def sensitivity(self, *, gap: int, max_part: int) -> float:
         """Exact, by a dynamic program over the trees of all segments together."""
