@@ -31,6 +31,7 @@ def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None
 def summary(manifest: Manifest, directory: Path, public_key: Path | None = None) -> None:
     """Prints the contents of a shard set, for people."""
     from dlm.index.describe import describe
+    from dlm.ngram.arpa.provenance import provenance_facts
 
     facts = describe(manifest)
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
@@ -53,8 +54,13 @@ def summary(manifest: Manifest, directory: Path, public_key: Path | None = None)
     promise = privacy(manifest, directory, public_key)
     rows += [("privacy", promise), ("provenance", "")]
     for key, value in facts["provenance"].items():
-        values = value if isinstance(value, list) else [value]
-        rows += [(f"  {key}", _shown(v, promise)) for v in values]
+        for one in value if isinstance(value, list) else [value]:
+            made = provenance_facts(str(one))
+            if made is None:
+                rows.append((f"  {key}", _shown(one, promise)))
+            else:
+                rows.append(("  made by", _brief(made.pop("made_by", "unknown"))))
+                rows += [(f"    {_brief(name)}", _brief(fact)) for name, fact in made.items()]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
@@ -62,6 +68,7 @@ def summary(manifest: Manifest, directory: Path, public_key: Path | None = None)
 
 NO_RECORD = "no record of private training, so no guarantee is stated"
 WRONG = "WRONG, no guarantee can be claimed: "
+ROW = 100  # characters of a fact
 
 
 def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
@@ -121,6 +128,25 @@ def _shown(value: object, promise: str) -> str:
     if promise.startswith(WRONG):
         return f"{LINE_PREFIX}{WRONG}see the statement above"
     return f"{LINE_PREFIX}the record of the statement above"
+
+
+def _brief(value: Any) -> str:
+    """A fact of a provenance line in one short row; --json prints all of it."""
+    text = _joined(value)
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= ROW else f"{text[: ROW - 4]} ..."
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, dict):
+        left = {k: v for k, v in value.items() if k not in ("name", "comments") and v is not None}
+        facts = ", ".join(f"{k} {_joined(v)}" for k, v in left.items() if v not in ({}, []))
+        return f"{value['name']} ({facts})" if "name" in value else facts
+    if isinstance(value, list):
+        return ("; " if any(isinstance(v, list | dict) for v in value) else " ").join(
+            map(_joined, value)
+        )
+    return "-" if value is None else str(value)
 
 
 def helm_values(manifest: Manifest, workers: int) -> str:
