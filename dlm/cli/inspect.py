@@ -12,6 +12,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.progress import stage_printer
+from dlm.cli.records import PublicKey
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set.")]
 
 
-def facts_of(manifest: Manifest, directory: Path) -> dict[str, Any]:
+def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None) -> dict[str, Any]:
     """The contents of a shard set, for machines."""
     from dlm.index.describe import describe
 
-    return {**describe(manifest), "privacy": privacy(manifest, directory)}
+    return {**describe(manifest), "privacy": privacy(manifest, directory, public_key)}
 
 
-def summary(manifest: Manifest, directory: Path) -> None:
+def summary(manifest: Manifest, directory: Path, public_key: Path | None = None) -> None:
     """Prints the contents of a shard set, for people."""
     from dlm.index.describe import describe
+    from dlm.ngram.arpa.provenance import provenance_facts
 
     facts = describe(manifest)
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
@@ -49,11 +51,16 @@ def summary(manifest: Manifest, directory: Path) -> None:
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")
         for entry in facts["files"]
     ]
-    promise = privacy(manifest, directory)
+    promise = privacy(manifest, directory, public_key)
     rows += [("privacy", promise), ("provenance", "")]
     for key, value in facts["provenance"].items():
-        values = value if isinstance(value, list) else [value]
-        rows += [(f"  {key}", _shown(v, promise)) for v in values]
+        for one in value if isinstance(value, list) else [value]:
+            made = provenance_facts(str(one))
+            if made is None:
+                rows.append((f"  {key}", _shown(one, promise)))
+            else:
+                rows.append(("  made by", _brief(made.pop("made_by", "unknown"))))
+                rows += [(f"    {_brief(name)}", _brief(fact)) for name, fact in made.items()]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
@@ -61,15 +68,17 @@ def summary(manifest: Manifest, directory: Path) -> None:
 
 NO_RECORD = "no record of private training, so no guarantee is stated"
 WRONG = "WRONG, no guarantee can be claimed: "
+ROW = 100  # characters of a fact
 
 
-def privacy(manifest: Manifest, directory: Path) -> str:
+def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None) -> str:
     """The guarantee that a shard set's privacy record states.
 
     It states none if there are two records, if the record was changed, or if its epsilon does not
-    follow from its noise; the last is checked only where the extra `train` is installed.
+    follow from its noise; the last is checked only where the extra `train` is installed. With a
+    key, nor if a file is not the signed one.
     """
-    from dlm.errors import DlmError
+    from dlm.errors import ConfigError, DlmError
     from dlm.federated.lookup import FileSnapshot, record_of_file
     from dlm.federated.provenance import is_record_line
     from dlm.federated.recorded import sidecar
@@ -79,37 +88,65 @@ def privacy(manifest: Manifest, directory: Path) -> str:
     said = [str(line) for line in manifest.provenance.get("comments", [])]
     if not any(map(is_record_line, said)) and not sidecar(place).exists():
         return NO_RECORD
+    why = ""
     try:
-        record = record_of_file(FileSnapshot.read(place))
+        if public_key is None:
+            record = record_of_file(FileSnapshot.read(place))
+        else:
+            from dlm.federated.signature import look_at, read_public_key
+
+            found = look_at(place, read_public_key(public_key))
+            if found.record is None:
+                return f"{WRONG}{found.text}"
+            record = found.record
+            why = "" if found.standing == "verified" else f" Unverified: {found.text}."
+    except ConfigError:  # the key cannot be read
+        raise
     except DlmError as exc:
         return f"{WRONG}{exc}"
     if record.guarantee is not None and record.stages:
         from dlm.federated.account.recheck import recheck
 
-        found = recheck(record)
-        if found.follows is False:
-            return f"{WRONG}{found.text}"
-    return record.statement()
+        checked = recheck(record)
+        if checked.follows is False:
+            return f"{WRONG}{checked.text}"
+    return record.statement(with_standing=not why) + why
 
 
 def _shown(value: object, promise: str) -> str:
-    """A value of the provenance; for a privacy record, its statement if it is not `promise`.
+    """A value of the provenance; for a privacy record, that `promise` is what it states.
 
     A line that does not begin like a record is free text and claims nothing.
     """
-    from dlm.errors import DlmError
-    from dlm.federated.provenance import LINE_PREFIX, Provenance, is_record_line
+    from dlm.federated.provenance import LINE_PREFIX, is_record_line
 
     text = str(value)
     if not text.startswith(LINE_PREFIX):
         return text
     if not is_record_line(text):
         return f"{text} (not a record)"
-    try:
-        said = Provenance.from_json(text).statement()
-    except DlmError as exc:
-        return f"{LINE_PREFIX}{WRONG}{exc}"
-    return LINE_PREFIX + ("the record of the statement above" if said == promise else said)
+    if promise.startswith(WRONG):
+        return f"{LINE_PREFIX}{WRONG}see the statement above"
+    return f"{LINE_PREFIX}the record of the statement above"
+
+
+def _brief(value: Any) -> str:
+    """A fact of a provenance line in one short row; --json prints all of it."""
+    text = _joined(value)
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= ROW else f"{text[: ROW - 4]} ..."
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, dict):
+        left = {k: v for k, v in value.items() if k not in ("name", "comments") and v is not None}
+        facts = ", ".join(f"{k} {_joined(v)}" for k, v in left.items() if v not in ({}, []))
+        return f"{value['name']} ({facts})" if "name" in value else facts
+    if isinstance(value, list):
+        return ("; " if any(isinstance(v, list | dict) for v in value) else " ").join(
+            map(_joined, value)
+        )
+    return "-" if value is None else str(value)
 
 
 def helm_values(manifest: Manifest, workers: int) -> str:
@@ -143,13 +180,16 @@ def info(
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="With --helm: processes per server.")
     ] = 1,
+    public_key: PublicKey = None,
 ) -> None:
     """Show the contents of a shard set, from its manifest.
 
-    The line "privacy" states the guarantee of the model's privacy record, or that it has none.
+    The line "privacy" states the guarantee of the model's privacy record, or that it has none. With
+    --public-key, it says whether that key signed the record and all files of the set.
 
     Examples:
         dlm info shards/model
+        dlm info shards/model --public-key key.pub
         dlm info shards/model --helm --workers 4 > values.yaml
     """
     from dlm.errors import ConfigError
@@ -161,9 +201,9 @@ def info(
     if helm:
         print(helm_values(manifest, workers), end="")
     elif as_json:
-        print_json(facts_of(manifest, directory))
+        print_json(facts_of(manifest, directory, public_key))
     else:
-        summary(manifest, directory)
+        summary(manifest, directory, public_key)
 
 
 def verify(

@@ -12,12 +12,10 @@ from dlm.cli.options import Json
 
 UNVERIFIED_STATUS = 3
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="Counts, wordpieces, a report or an ARPA file; or the folder of a run or shard set.",
-    ),
+_FILE = "Counts, wordpieces, a report or an ARPA file; or the folder of a run or shard set"
+File = Annotated[Path, typer.Argument(metavar="FILE", help=f"{_FILE}.")]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help=f"{_FILE}, or of a finished pipeline.")
 ]
 PublicKey = Annotated[
     Path | None,
@@ -28,46 +26,62 @@ PublicKey = Annotated[
 
 
 def sign(
-    file: File,
+    files: Files,
     key: Annotated[
         Path,
         typer.Option(metavar="FILE", help="PEM file of an Ed25519 key, without a passphrase."),
     ],
     as_json: Json = False,
 ) -> None:
-    """Sign a file together with its privacy record.
+    """Sign files together with their privacy records.
 
-    For a shard set, the manifest and each of its files are signed. First prints what is signed: the
-    SHA-256 of the file, and the statement of its record. The signature is written beside the file
-    (.signature.json). To create a key, run `openssl genpkey -algorithm ed25519 -out key.pem`; to
-    extract its public half, run `openssl pkey -in key.pem -pubout -out key.pub`.
+    For a shard set, the manifest and each of its files are signed; for a pipeline, the file of each
+    stage. First prints what is signed: the SHA-256 of each file, and the statement of its record.
+    The signature is written beside the file (.signature.json). To create a key, run `openssl
+    genpkey -algorithm ed25519 -out key.pem`; to extract its public half, run `openssl pkey -in
+    key.pem -pubout -out key.pub`.
+
+    A record names the inputs whose own records nobody had verified. If you sign those files in the
+    same call, the signature says that you saw them, and `verify` no longer calls them unverified.
 
     Examples:
         dlm privacy sign runs/first --key key.pem
+        dlm privacy sign runs/pipeline --key key.pem
     """
     from datetime import UTC, datetime
 
-    from dlm.federated.signature import Claim, read_private_key
+    from dlm.federated.run_folder import PIPELINE_JOURNAL
+    from dlm.federated.signature import claims_of, read_private_key
     from dlm.federated.signature import sign as sign_claim
+    from dlm.pipeline.journal import recorded_files
 
-    signer, claim = read_private_key(key), Claim.of(_meant(file))
-    if not as_json:
-        for line in claim.lines():
-            print(line, flush=True)
-    signature = sign_claim(claim, signer, at=datetime.now(UTC))
-    if as_json:
-        print_json(
+    signer, paths = read_private_key(key), []
+    for file in files:
+        if (file / PIPELINE_JOURNAL).exists():
+            paths += recorded_files(file)
+        else:
+            paths.append(file)
+    signed = []
+    for claim in claims_of(map(_meant, paths)):
+        if not as_json:
+            for line in claim.lines():
+                print(line, flush=True)
+        signature = sign_claim(claim, signer, at=datetime.now(UTC))
+        if not as_json:
+            print(f"signed: {signature}")
+        signed.append(
             {
                 "file": str(claim.path),
                 "sha256": claim.sha256,
                 "files": dict(claim.files),
                 "record_sha256": claim.record.digest,
+                "inputs": {record: str(one.path) for record, one in claim.inputs.items()},
                 "privacy": claim.record.statement(),
                 "signature": str(signature),
             }
         )
-    else:
-        print(f"signed: {signature}")
+    if as_json:
+        print_json({"signed": signed})
 
 
 def verify(

@@ -250,14 +250,14 @@ def claim(cluster_file: Path) -> Iterator[None]:
             "stop it, choose another --cluster, or start this one in another folder"
         )
     try:
-        _check_free(cluster_file)
+        check_free(cluster_file)
         yield
     finally:
         lock.unlink(missing_ok=True)
         os.close(handle)
 
 
-def _check_free(cluster_file: Path) -> None:
+def check_free(cluster_file: Path) -> None:
     """Raises `ConfigError` unless `cluster_file` is free, or left by a cluster that has ended."""
     if not cluster_file.exists():
         return

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dlm.federated.provenance import UnverifiedInput
+
 SETTING = (
     "A central guarantee. Whoever runs the training (the provider) is trusted to run this program "
     "unchanged, and to keep its private files to itself.\n"
@@ -98,7 +100,9 @@ def noise(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def trusted(
-    stages: Sequence[Mapping[str, Any]], public: Sequence[str], unverified: Sequence[str]
+    stages: Sequence[Mapping[str, Any]],
+    public: Sequence[str],
+    unverified: Sequence[UnverifiedInput],
 ) -> str:
     """What the guarantee depends on but nothing here checks."""
     lines = [

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dlm.errors import FormatError
-from dlm.federated.provenance import UNVERIFIED, Provenance, PublicInput, digest_of
+from dlm.federated.provenance import (
+    UNVERIFIED,
+    Provenance,
+    PublicInput,
+    UnverifiedInput,
+    digest_of,
+)
 
 T = TypeVar("T")
 Stage = Mapping[str, Any]
@@ -170,7 +176,7 @@ class Inherited:
     ledgers: tuple[str, ...]
     derived: tuple[str, ...]
     public_inputs: tuple[PublicInput, ...]
-    unverified: tuple[str, ...]
+    unverified: tuple[UnverifiedInput, ...]
     notes: tuple[str, ...]
 
 
@@ -182,7 +188,7 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
     """
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
-    unverified: list[str] = []
+    unverified: list[UnverifiedInput] = []
     for what, record in inputs.items():
         if record is None:
             reasons.append(f"nothing says whose text {what} is: it has no record")
@@ -196,9 +202,9 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
         elif not record.stages and not record.is_public:
             reasons.append(f"the record of {what} names no stage to compose")
         if record.guarantee is not None:
-            unverified += record.unverified
+            unverified += record.still_unverified
             if record.standing == UNVERIFIED:
-                unverified.append(what)
+                unverified.append(UnverifiedInput(what, record.digest))
     found = stages_of(records)
     return Inherited(
         tuple(dict.fromkeys(reasons)),

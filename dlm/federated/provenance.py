@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,22 @@ class PublicInput:
 
 
 @dataclass(frozen=True)
+class UnverifiedInput:
+    """An input whose record was read, but not verified with a trusted key.
+
+    Fields
+        what    such as "the vocabulary counts.tsv"
+        record  digest of its record
+    """
+
+    what: str
+    record: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+@dataclass(frozen=True)
 class Provenance:
     """What is guaranteed, to whom and by what; or why nothing is.
 
@@ -112,9 +128,11 @@ class Provenance:
     config: str | None = None  # digest of the settings of the run
     derived: tuple[str, ...] = ()  # what was made from it since, without using users' data again
     public_inputs: tuple[PublicInput, ...] = ()  # its parts that somebody says are public
-    unverified: tuple[str, ...] = ()  # inputs whose record was not verified
+    unverified: tuple[UnverifiedInput, ...] = ()  # when it was made, and so in its digest
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
+    # Digests of the records that the trusted signer of this one saw; not stored in it.
+    seen: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if (self.guarantee is None) != bool(self.reasons):
@@ -162,11 +180,17 @@ class Provenance:
             besides = f" ({held_out} held-out {self.unit}s are not covered)" if held_out else ""
             text = f"{self.guarantee.statement()} for each {self.unit} who took part{besides}."
         if self.standing != FIRST_HAND and with_standing:
-            text += f" {WORTH.get(self.standing, self.standing).capitalize()}."
-        if self.unverified and self.standing != UNVERIFIED:
-            of = _and(self.unverified)
+            worth = WORTH.get(self.standing, self.standing)
+            text += f" {worth[0].upper()}{worth[1:]}."
+        if self.still_unverified and self.standing != UNVERIFIED:
+            of = _and(self.still_unverified)
             text += f" Unverified: the record of {of} was not verified with a trusted key."
         return text
+
+    @property
+    def still_unverified(self) -> tuple[UnverifiedInput, ...]:
+        """The inputs whose record no trusted key has signed, here either."""
+        return tuple(one for one in self.unverified if one.record not in self.seen)
 
     def derive(self, step: str, **content: str) -> Provenance:
         """The record of something made from this without using users' data: it inherits everything.
@@ -175,16 +199,31 @@ class Provenance:
             step     what was done
             content  SHA-256 of the output by name; the new record is only about that
         """
-        made = dataclasses.replace(self, derived=(*self.derived, step), content={})
+        made = dataclasses.replace(
+            self,
+            derived=(*self.derived, step),
+            content={},
+            unverified=self.still_unverified,
+            seen=frozenset(),
+        )
         if self.standing == UNVERIFIED and self.guarantee is not None:
             # Signing the output does not make up for an unsigned input.
-            of = f"what {step} is made of"
+            of = UnverifiedInput(f"what {step} is made of", self.digest)
             made = dataclasses.replace(made, standing=FIRST_HAND, unverified=(*self.unverified, of))
         return made.about(**content)
 
-    def verified(self, key: str) -> Provenance:
-        """The record, signed by a trusted key of this name."""
-        return dataclasses.replace(self, standing=f"verified: signed by the key {key}")
+    def verified(self, key: str, seen: Iterable[str] = ()) -> Provenance:
+        """The record, signed by a trusted key of this name.
+
+        Args
+            seen  digests of the records of its inputs that the signer also saw
+        """
+        made = dataclasses.replace(self, seen=frozenset(seen))
+        inputs = [one for one in self.unverified if one not in made.still_unverified]
+        standing = f"verified: signed by the key {key}"
+        if inputs:
+            standing += f" together with {_and(inputs)}"
+        return dataclasses.replace(made, standing=standing)
 
     def about(self, **content: str) -> Provenance:
         """The record with more SHA-256, by name, of what it is about."""
@@ -208,7 +247,7 @@ class Provenance:
             "config": self.config,
             "derived": list(self.derived),
             "public": [dataclasses.asdict(one) for one in self.public_inputs],
-            "unverified": list(self.unverified),
+            "unverified": [dataclasses.asdict(one) for one in self.unverified],
             "content": dict(self.content),
         }
         if self.simulated is not None:
@@ -275,7 +314,7 @@ class Provenance:
                 body["config"],
                 tuple(body["derived"]),
                 tuple(PublicInput(**one) for one in body["public"]),
-                tuple(body["unverified"]),
+                tuple(UnverifiedInput(**one) for one in body["unverified"]),
                 dict(body["content"]),
                 UNVERIFIED,
             )
@@ -311,5 +350,6 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _and(names: Sequence[str]) -> str:
+def _and(inputs: Sequence[UnverifiedInput]) -> str:
+    names = [str(one) for one in inputs]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,13 +1,15 @@
 """Signatures of records and of their files: FILE.signature.json, beside the file.
 
-    sign(Claim.of(Path("counts.tsv")), read_private_key(Path("key.pem")), at=now)
+    for claim in claims_of([Path("counts.tsv"), Path("pieces.model")]):
+        sign(claim, read_private_key(Path("key.pem")), at=now)
     found = look_at(Path("counts.tsv"), read_public_key(Path("key.pub")))
     found.standing, found.text
 
 A digest detects accidents, but not an edit by somebody who recomputes it; a signature detects both.
 It is Ed25519 over the SHA-256 of the file, the digest of its record and the time. Any file with a
 record can be signed: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest. For a
-manifest, the SHA-256 of every file of its shard set is signed, too.
+manifest, the SHA-256 of every file of its shard set is signed, too. Of files that are signed
+together, each signature names those that its file was made of: the signer saw their records.
 
 `openssl genpkey -algorithm ed25519 -out key.pem` makes a key, `openssl pkey -in key.pem -pubout
 -out key.pub` its public key.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -109,12 +111,15 @@ class Claim:
         record  that it has
         files   of a shard set: SHA-256 of each file, by name; the manifest itself only has
                 checksums, which detect damage but not forgery
+        inputs  files signed with it that it was made of, as its record says, by the digest of
+                their record
     """
 
     path: Path
     sha256: str
     record: Provenance
     files: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, Claim] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: Path) -> Claim:
@@ -137,8 +142,30 @@ class Claim:
             f"{self.path}: SHA-256 {self.sha256}",
             *(f"{self.path.parent / name}: SHA-256 {d}" for name, d in self.files.items()),
             f"record: SHA-256 {self.record.digest}",
+            *(
+                f"made of {one}: {self.inputs[one.record].path}"
+                for one in self.record.unverified
+                if one.record in self.inputs
+            ),
             self.record.statement(),
         ]
+
+
+def claims_of(paths: Iterable[Path]) -> list[Claim]:
+    """The claims for files that are signed together; raises as `Claim.of`."""
+    claims = [Claim.of(path) for path in paths]
+    seen = {claim.record.digest: claim for claim in claims}
+    return [
+        replace(
+            claim,
+            inputs={
+                one.record: seen[one.record]
+                for one in claim.record.unverified
+                if one.record in seen
+            },
+        )
+        for claim in claims
+    ]
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
@@ -160,6 +187,7 @@ def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
         "content": claim.sha256,
         "files": dict(claim.files),
         "record": claim.record.digest,
+        "inputs": {record: one.sha256 for record, one in claim.inputs.items()},
         "signed": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "public_key": key.public_key().public_bytes_raw().hex(),
     }
@@ -213,7 +241,8 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
     if trusted.public_bytes_raw() != seal.key.public_bytes_raw():
         mine = fingerprint(trusted)
         return Verdict("unverified", record, f"{path} is {who}, not by the trusted one, {mine}")
-    return Verdict("verified", record.verified(fingerprint(seal.key)), f"{path} is {who}")
+    record = record.verified(fingerprint(seal.key), seal.body.get("inputs", ()))
+    return Verdict("verified", record, f"{path} is {who}")
 
 
 @dataclass(frozen=True)
@@ -240,7 +269,7 @@ class _Seal:
             for name in ("content", "record", "signed"):
                 str(body[name])
             if body["version"] > 1:
-                dict(body["files"])
+                dict(body["files"]), dict(body["inputs"])
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise FormatError(f"{place} is not a signature: {exc!r}") from exc
         return cls(place, body, signature, key)

@@ -10,12 +10,15 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from dlm.errors import FormatError
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated.provenance import file_digest
+from dlm.federated.run_folder import PIPELINE_JOURNAL
 from dlm.files import write_whole
 from dlm.pipeline.decide import Entry
 
 FORMAT_NAME = "dlm pipeline journal"
 FORMAT_VERSION = 1
+RECORDED = ("unigrams", "pieces", "federate", "distill", "prune", "shard")
 
 
 class PipelineJournal:
@@ -54,3 +57,31 @@ class PipelineJournal:
         body = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "stages": stages}
         write_whole(self._path, (json.dumps(body, indent=1) + "\n").encode(), mode=0o600)
         self.entries = entries
+
+
+def recorded_files(folder: Path) -> list[Path]:
+    """The file with a privacy record of each stage of a finished pipeline, the shard set last.
+
+    Raises
+        ConfigError   the pipeline is not finished
+        PrivacyError  a file is not the one that its stage wrote
+    """
+    entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries
+    left = [name for name, entry in entries.items() if entry.wrote is None]
+    if left or "shard" not in entries:
+        raise ConfigError(
+            f"the pipeline in {folder} is not finished: stage {[*left, 'shard'][0]} is not done. "
+            "Run dlm pipeline again first"
+        )
+    found = []
+    for name in RECORDED:
+        if (entry := entries.get(name)) is None or not entry.wrote:
+            continue
+        key, digest = next(iter(entry.wrote.items()))
+        if file_digest(folder / key) != digest:
+            raise PrivacyError(
+                f"{folder / key} is not the file that stage {name} of the pipeline wrote; restore "
+                "it, or run dlm pipeline again to see what changed"
+            )
+        found.append(folder / key)
+    return found

@@ -10,12 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.conftest import MODEL
+from dlm import __version__
 from dlm.cli.main import app
 from dlm.errors import ConfigError
 from dlm.federated.provenance import Guarantee, Provenance
 from dlm.index.build.shard_set import build_shard_set
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
+from dlm.ngram.arpa import provenance_line
 
 TINY = Path(__file__).parents[2] / "shards/tiny/exact-2"
 
@@ -119,6 +121,38 @@ def test_an_unverified_record_is_stated_once(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")]).output
     assert told.count("Unverified") == told.count("differential privacy") == 1
     assert "privacy: the record of the statement above\n" in told
+
+
+def test_provenance_is_short_rows(tmp_path: Path) -> None:
+    """One per fact, without those of the inputs' inputs or control characters; --json has all."""
+    arpa = MODEL.write(tmp_path / "model.arpa")
+    inner = provenance_line("estimate", order=3)
+    line = provenance_line(
+        "distill",
+        samples=300,
+        limits=[None, 40],
+        note="a\x1b[2Jb" + "c" * 900,
+        inputs=[
+            {"name": "net", "rounds": 3},
+            {"name": "top", "counts": [1, 2], "comments": [inner]},
+        ],
+    )
+    arpa.write_bytes(f"# {line}\n# provenance: [7]\n".encode() + arpa.read_bytes())
+    build_shard_set(arpa, tmp_path / "shards", shards=1)
+    told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")]).output
+    rows = told[told.index("provenance") :].splitlines()
+    assert max(map(len, rows)) <= 130
+    assert [row.split(maxsplit=1) for row in rows[2:8]] == [
+        ["made", f"by           dlm {__version__} distill"],
+        ["samples", "300"],
+        ["limits", "- 40"],
+        ["note", rows[5].split(maxsplit=1)[1]],
+        ["inputs", "net (rounds 3); top (counts 1 2)"],
+        ["comments", "provenance: [7]"],
+    ]
+    assert rows[5].split(maxsplit=1)[1].startswith("a\\x1b[2Jbccc")
+    asked = CliRunner().invoke(app, ["info", str(tmp_path / "shards"), "--json"]).output
+    assert json.loads(asked)["provenance"]["comments"][0] == line
 
 
 def test_one_form_is_printed_at_a_time() -> None:

@@ -52,7 +52,7 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
     assert done.stdout.startswith(f"verified: {counts} is signed on ")
     assert "0.125-zCDP for each user who took part. Verified: signed by the key" in done.stdout
     assert privacy("verify", counts).exit_code == 3
-    claim = json.loads(privacy("sign", counts, "--key", key, "--json").stdout)
+    (claim,) = json.loads(privacy("sign", counts, "--key", key, "--json").stdout)["signed"]
     assert claim["sha256"] == file_digest(counts)
     assert claim["record_sha256"] == read_counts(counts).provenance.digest
     told = privacy("verify", counts, "--public-key", public, "--json")

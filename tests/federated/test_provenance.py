@@ -20,6 +20,7 @@ from dlm.federated.model_record import merged_record
 from dlm.federated.provenance import (
     Guarantee,
     Provenance,
+    UnverifiedInput,
     content_digest,
     digest_of,
 )
@@ -188,11 +189,16 @@ def test_what_was_read_is_unverified_and_so_is_what_is_made_from_it() -> None:
     made = "Unverified: the record of what pieces is made of was not verified with a trusted key."
     assert made in read.derive("pieces").statement()
     assert made in read.derive("pieces").verified("0123").statement()
-    assert inherited({"the counts": read}).unverified == ("the counts",)
+    counts, words = (UnverifiedInput(f"the {name}", GOOD.digest) for name in ("counts", "list"))
+    assert inherited({"the counts": read}).unverified == (counts,)
     assert inherited({"the counts": GOOD}).unverified == ()
-    later = dataclasses.replace(GOOD, unverified=("the counts", "the list"))
+    later = dataclasses.replace(GOOD, unverified=(counts, words))
     assert "the record of the counts and the list was not verified" in later.statement()
-    assert inherited({"the network": later}).unverified == ("the counts", "the list")
+    assert inherited({"the network": later}).unverified == (counts, words)
+    signed = later.verified("0123", [GOOD.digest])
+    assert signed.statement().endswith("the key 0123 together with the counts and the list.")
+    assert signed.digest == later.digest
+    assert inherited({"the network": signed}).unverified == signed.derive("x").unverified == ()
 
 
 def counts(provenance: Provenance = GOOD) -> WordCounts:

@@ -390,7 +390,10 @@ def test_the_checkpoint_alone_does_not_hold_the_noise(
         assert row.astype("<f4").tobytes()[:16] in private.read_bytes()
 
 
-@pytest.mark.parametrize("mechanism", ["blt", "tree", "bandfhu"])
+@pytest.mark.parametrize(
+    "mechanism",
+    ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "bandfhu"))],
+)
 @pytest.mark.parametrize("last", [6, 3], ids=["finished", "aborted"])
 def test_a_run_that_has_ended_keeps_none_of_its_noise(
     mechanism: str, last: int, folder: Path, users: UserDataset, tmp_path: Path

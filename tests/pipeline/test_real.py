@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,44 @@ def test_the_folder_stands_for_its_model_and_its_report(real: Path) -> None:
     composed = CliRunner().invoke(app, ["privacy", "compose", str(real / "out")])
     assert composed.exit_code == 0, composed.exception
     assert "together: (epsilon = " in composed.output
+
+
+def test_one_signing_verifies_the_shard_set_and_the_stages_before_it(
+    tmp_path: Path, real: Path
+) -> None:
+    """The signature names the files that the signer saw; without them, they stay unverified."""
+    pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
+    out = Path(shutil.copytree(real / "out", tmp_path / "out"))
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    for line in (
+        f"openssl genpkey -algorithm ed25519 -out {key}",
+        f"openssl pkey -in {key} -pubout -out {public}",
+    ):
+        subprocess.run(line.split(), check=True, capture_output=True)
+
+    def call(*arguments: object) -> Result:
+        return CliRunner().invoke(app, list(map(str, arguments)))
+
+    assert call("privacy", "sign", out / "shards", "--key", key).exit_code == 0
+    alone = call("privacy", "verify", out / "shards", "--public-key", public).stdout
+    assert "Unverified: the record of the vocabulary counts.tsv and the network network" in alone
+    signed = call("privacy", "sign", out, "--key", key)
+    assert signed.exit_code == 0, signed.exception
+    assert f"made of the network network: {out / 'network/checkpoint.dlmfed'}" in signed.stdout
+    moved = shutil.move(out / "shards", tmp_path / "elsewhere")  # the set travels by itself
+    for shown in (
+        call("privacy", "verify", moved, "--public-key", public),
+        call("info", moved, "--public-key", public),
+    ):
+        assert shown.exit_code == 0, shown.exception
+        assert "together with the vocabulary counts.tsv and the network network." in shown.stdout
+        assert "Unverified" not in shown.stdout
+    assert "Unverified: this record was not" in call("info", moved).stdout
+    edit(tmp_path / "elsewhere/manifest.json.signature.json", '"signed": "', '"signed": "1')
+    assert "privacy             WRONG" in call("info", moved, "--public-key", public).stdout
+    edit(out / "counts.tsv", "w", "v")
+    refused = call("privacy", "sign", out, "--key", key).exception
+    assert isinstance(refused, PrivacyError)
 
 
 def test_the_report_for_programs_and_one_process_at_a_time(real: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from dlm import __version__
 
+_PREFIX = "provenance: "
+
 
 def provenance_line(command: str, **facts: Any) -> str:
     """The comment of a model that a command of dlm makes, without `#`: one JSON object.
@@ -15,4 +17,13 @@ def provenance_line(command: str, **facts: Any) -> str:
         command  as `prune`
         facts    JSON values: the method, its arguments, and the name of the source model
     """
-    return f"provenance: {json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
+    return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
+
+
+def provenance_facts(line: str) -> dict[str, Any] | None:
+    """What a `provenance_line` says; None of any other comment."""
+    try:
+        found = json.loads(line.removeprefix(_PREFIX)) if line.startswith(_PREFIX) else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
