@@ -58,6 +58,28 @@ def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool)
     ask(client.utterance(), files.oracle, queries)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hedging", [True, False])
+def test_a_stopped_replica_fails_no_call_that_has_a_second(
+    files, twice, connect, hedging: bool
+) -> None:
+    """Also where nothing may be hedged: after half of that second the other replica gets it."""
+    addresses = [a for c in twice for a in c.addresses]
+    client = connect(addresses, deadline_s=1.0, hedging=hedging)
+    stopped = twice[0].servers[0]
+    with Load(client, {files.manifest.model: files.oracle}).running() as load:
+        load.goes_on(200)  # by now it is known how fast the servers are
+        if hedging:
+            client._core._runtime.hedging.saved = 0.0
+        stopped.pause()
+        try:
+            until(lambda: client.stats.retries > 0 or bool(load.failed))
+            load.goes_on(100)
+        finally:
+            stopped.resume()
+        load.goes_on()
+
+
 @pytest.mark.parametrize(
     ("linger_s", "order"),
     [(0.0, (0, 2)), *(pytest.param(s, (0, 2, 0, 2), marks=pytest.mark.slow) for s in (0.0, 3.0))],
