@@ -30,6 +30,7 @@ from typing import IO
 SUFFIX = ".partial"
 _TRIES = 100
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 REFUSED = (*NO_ROOM, errno.EIO)
 
 # What this process has started and neither put in place nor removed: path -> process.

@@ -1,15 +1,18 @@
-"""Free memory and disk space of this machine, and sizes as people write them."""
+"""Limits of this process, free memory and disk space, and sizes as people write them."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 
 from dlm.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MIN_FILES = 64  # a server of one process, or a client, opens 30; without any left gRPC aborts
+MORE_FILES = "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
 
 
@@ -20,6 +23,16 @@ def parse_size(text: str) -> int:
         percent = "; percentages are not supported" if "%" in text else ""
         raise ConfigError(f"{text!r} is not a size{percent}; write, for example, 800M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def check_open_files() -> None:
+    """Raises `ConfigError` if this process may open too few files and connections."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit < MIN_FILES:
+        raise ConfigError(
+            f"this process may open only {limit} files and connections; dlm needs at least "
+            f"{MIN_FILES}. {MORE_FILES}"
+        )
 
 
 def available_bytes() -> int:

@@ -49,7 +49,7 @@ def chaos(
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """
     from dlm.client.api.cluster_file import WRITTEN_BY, read_cluster_file
-    from dlm.cluster.processes import check_free
+    from dlm.cluster.processes import claim
     from loadtest.chaos import Chaos, random_faults, read_script, server_pid, write_through
     from loadtest.proxy import Proxies
 
@@ -74,13 +74,13 @@ def chaos(
         plan = random_faults(seed, minutes * 60, len(endpoints), kill=kill)
     if through.absolute() == cluster.absolute():
         raise ConfigError(f"--through {through} is the cluster's own file; choose another name")
-    check_free(through)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, stop)
-    with Proxies([e.address for e in endpoints], seed or 0) as proxies:
+    addresses = [endpoint.address for endpoint in endpoints]
+    with claim(through), Proxies(addresses, seed or 0) as proxies:
         chaos = Chaos(cluster, endpoints, proxies)
         written = None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
@@ -19,6 +20,7 @@ from dlm.cli.progress import begin_waiting, stop_waiting
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 from dlm.files import NO_ROOM
+from dlm.resources import MORE_FILES, check_open_files
 from dlm.signals import end_signals
 
 # Command -> its module in dlm.cli, and its name there. Only the command that runs is imported:
@@ -104,6 +106,7 @@ def options(
     # gRPC reads this on import. Its own log lines are not JSON and name lines of its source; the
     # command itself reports servers that cannot be reached.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    check_open_files()
 
 
 def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -205,6 +208,8 @@ def _complain(exc: BaseException) -> None:
             # Standard output may have been written in part.
             text += ". " + ("Nothing partial is left; existing" if exc.filename else "Existing")
             text += " files are unchanged"
+        elif exc.errno == errno.EMFILE:
+            text += f". {MORE_FILES}"
     print(f"dlm: {text}", file=sys.stderr)
     for note in getattr(exc, "__notes__", []):
         print(f"     {note}", file=sys.stderr)

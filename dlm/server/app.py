@@ -366,6 +366,8 @@ class ShardServer:
         try:
             self.port = self.guard.bind(server, config.address)
         except RuntimeError as exc:
+            if trouble := self.process.open_files.check():
+                raise ConfigError(trouble) from exc
             raise cannot_be_bound(config.address) from exc
         return server
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dlm.errors import ConfigError
+from dlm.files import NO_DESCRIPTOR
 from dlm.logs import EventLog
 
 logger = EventLog(__name__)
@@ -137,7 +138,7 @@ class HttpServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError as exc:
-                if exc.errno in (errno.EMFILE, errno.ENFILE):
+                if exc.errno in NO_DESCRIPTOR:
                     await self._accept_in_place_of_spare()
                 elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
                     await asyncio.sleep(RETRY_S)

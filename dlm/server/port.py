@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlm.errors import ConfigError
+from dlm.files import NO_DESCRIPTOR
 
 _TRIES = 16  # ports to try if the system picks one that is free for only one address family
 
@@ -37,16 +38,21 @@ def reserved(host: str, port: int, *, address: str) -> Iterator[int]:
         the port
     Raises
         ConfigError  another process listens there or has reserved it, or the address does not exist
+        OSError      no file descriptor is left
     """
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as exc:
+        if exc.errno in NO_DESCRIPTOR:
+            raise
         raise cannot_be_bound(address) from exc
     for last in range(_TRIES - 1, -1, -1):
         with contextlib.ExitStack() as stack:
             try:
                 found = _reserve(places, port, stack)
             except OSError as exc:
+                if exc.errno in NO_DESCRIPTOR:
+                    raise
                 if port or not last or exc.errno != errno.EADDRINUSE:
                     raise cannot_be_bound(address) from exc
                 continue

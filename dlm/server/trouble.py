@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
+from dlm.files import NO_DESCRIPTOR
 from dlm.logs import EventLog
 
 logger = EventLog(__name__)
@@ -64,7 +65,7 @@ class OpenFiles:
             self._room()
         except OSError as exc:
             # Another error (no memory, no such device) says nothing about how many are open.
-            if exc.errno in (errno.EMFILE, errno.ENFILE):
+            if exc.errno in NO_DESCRIPTOR:
                 self._none_left(exc.errno)
         else:
             self._calm_looks += 1

@@ -80,3 +80,19 @@ def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:
     )
     assert "dlm.cli.wer" in imported("--help")
     assert "No such command 'scroe'" in imported("scroe")
+
+
+@pytest.mark.parametrize("command", ["serve x --shard 0", "status"])
+def test_a_low_limit_of_open_files_is_refused_with_what_to_do(command: str, tmp_path: Path) -> None:
+    """gRPC ends a process that has too few by a signal, without a word."""
+    line = f'ulimit -n 24; exec "$0" -m dlm.cli.main {command}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        [
+            "dlm: this process may open only 24 files and connections; dlm needs at least 64. "
+            "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
+        ],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import sys
@@ -133,3 +134,14 @@ def test_an_address_that_this_machine_has_not_is_refused(host):
         reserved(host, 0, address=f"{host}:0"),
     ):
         raise AssertionError("never reached")
+
+
+def test_a_process_without_descriptors_left_does_not_blame_the_port():
+    """The port is free: who reads "another process listens there" looks in the wrong place."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"), reserved(HOST, 0, address="x"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

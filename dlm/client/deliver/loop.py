@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import uvloop
 
 from dlm.logs import EventLog
+from dlm.resources import check_open_files
 
 log = EventLog(__name__)
 
@@ -179,10 +180,14 @@ _order = itertools.count()
 
 
 def running() -> LoopThread:
-    """The loop of this process, started on first use; call it inside `fork.inside`."""
+    """The loop of this process, started on first use; call it inside `fork.inside`.
+
+    Raises  ConfigError  the process may open too few files: gRPC would abort it
+    """
     global _running
     with _lock:
         if _running is None or not _running.thread.is_alive():
+            check_open_files()
             _running = LoopThread()
             if _timers:
                 _running.post(_running.arm)
