@@ -52,15 +52,16 @@ def federate(
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
+
+    check_reads("USERS", users, folders=True)
+    check_writes("--output", output, folder=True)
+    stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train_network import train_network
     from dlm.federated.users import MISSING, UserDataset
 
     if missing not in MISSING:
         raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
-
-    check_reads("USERS", users, folders=True)
-    check_writes("--output", output, folder=True)
     settings = TrainingSettings.read(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )

@@ -53,6 +53,7 @@ def train_network(
     if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
         progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
     with RunFolder(output) as folder:
+        progress("reading and sorting users' text")
         dataset = open_users(folder.store)
         found = dataset.facts
         if found.rows_without_user or found.users_without_text:
@@ -71,6 +72,8 @@ def train_network(
                 f"{held_out:,} held-out users are evaluated without noise: no guarantee covers "
                 "them, and they must have agreed"
             )
+        if training.rounds_done < (settings.run.stop_after or settings.run.rounds):
+            progress("compiling a round")
         diverged = None
         try:
             for done in training.run():

@@ -83,6 +83,10 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert "nothing to do" in again.stderr
     assert "already has 2 rounds, and stop_after is 1; raise --stop-after" in again.stderr
     assert re.search(r"round 1 of 3: \d+\.\d\d s, 4 users", first.stderr)
+    # What the seconds before the first round go to, in order; none of it where nothing is done.
+    waits = r"importing jax\n.*reading and sorting users' text\n.*compiling a round\n.*round 1 of"
+    assert re.search(waits, first.stderr, re.DOTALL)
+    assert "compiling a round" not in again.stderr
     rest = federate(place, "--json")
     assert rest.exit_code == 0, rest.exception
     (last,) = [json.loads(line) for line in rest.stdout.splitlines()]
