@@ -25,10 +25,17 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def check_open_files() -> None:
-    """Raises `ConfigError` if this process may open too few files and connections."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit < MIN_FILES:
+def check_open_files(*, may_raise: bool = False) -> None:
+    """Raises `ConfigError` if this process may open too few files and connections.
+
+    Args
+        may_raise  first raise a soft limit that is too low, as far as needed; not in the process
+                   of a program that uses dlm as a library
+    """
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if may_raise and limit < MIN_FILES and (hard >= MIN_FILES or hard == resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_FILES, hard))
+    elif limit < MIN_FILES:
         raise ConfigError(
             f"this process may open only {limit} files and connections; dlm needs at least "
             f"{MIN_FILES}. {MORE_FILES}"

@@ -106,7 +106,7 @@ def options(
     # gRPC reads this on import. Its own log lines are not JSON and name lines of its source; the
     # command itself reports servers that cannot be reached.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    check_open_files()
+    check_open_files(may_raise=True)
 
 
 def program(names: Iterable[str] = COMMANDS) -> typer.Typer:

@@ -96,3 +96,12 @@ def test_a_low_limit_of_open_files_is_refused_with_what_to_do(command: str, tmp_
             "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
         ],
     )
+
+
+def test_a_low_soft_limit_of_open_files_is_raised(tmp_path: Path) -> None:
+    """The command goes on to what it would say otherwise."""
+    line = 'ulimit -S -n 24; exec "$0" -m dlm.cli.main status'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stderr.startswith("dlm: cluster.toml does not exist")

@@ -159,7 +159,8 @@ def verify_files(
 
 
 def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
-    ours = {layout.MANIFEST, *(entry.name for entry in manifest.files)}
+    signature = f"{layout.MANIFEST}.signature.json"  # read by `dlm privacy verify`
+    ours = {layout.MANIFEST, signature, *(entry.name for entry in manifest.files)}
     for path in sorted(report.directory.iterdir()):
         if path.name not in ours:
             report.warnings.append(f"{path} is not a file of this shard set; dlm does not read it")
