@@ -98,7 +98,7 @@ def unigrams(
     """Count how often users use the words of a list.
 
     Next to the counts, the command writes who took part (.ledger.json), the privacy report
-    (.report.md, .report.json), the record that everything built from the counts inherits
+    (.privacy.md, .privacy.json), the record that everything built from the counts inherits
     (.provenance.json) and the journal of the rounds (.metrics.jsonl). If the run is interrupted,
     the same command resumes it; until it is done, the folder .work holds users' text. With noise,
     the word list needs its own privacy record, or --public NAME must vouch for it. With

@@ -4,7 +4,7 @@
 | --- | --- |
 | OUTPUT, OUTPUT.provenance.json | counts (`counts_file`) and their record |
 | OUTPUT.ledger.json | who took part when, for the owner |
-| OUTPUT.report.md, OUTPUT.report.json | the privacy report |
+| OUTPUT.privacy.md, OUTPUT.privacy.json | the privacy report |
 | OUTPUT.metrics.jsonl | the journal, one line per round; kept, so that no older .work is resumed |
 | OUTPUT.work | the run's folder (`run_folder`), until the run is over |
 """

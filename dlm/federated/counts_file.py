@@ -17,7 +17,7 @@ from dlm.federated.recorded import SIDECAR_SUFFIX, read_record, write_recorded
 
 DIGEST = "counts_sha256"  # in the record
 # What `collect` writes beside counts of users.
-LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".report.md", ".report.json"
+LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".privacy.md", ".privacy.json"
 JOURNAL, WORK = ".metrics.jsonl", ".work"
 
 

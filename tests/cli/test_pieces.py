@@ -159,7 +159,7 @@ def test_an_inventory_never_takes_the_place_of_its_counts(counts: Path) -> None:
     assert read_counts(released).provenance.guarantee == GOOD.guarantee
 
 
-@pytest.mark.parametrize("end", [".provenance.json", ".ledger.json", ".report.json", ".work"])
+@pytest.mark.parametrize("end", [".provenance.json", ".ledger.json", ".privacy.json", ".work"])
 def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
     counts: Path, end: str
 ) -> None:

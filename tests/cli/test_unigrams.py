@@ -82,11 +82,11 @@ def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path
     ledger = ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json")
     assert (ledger.rounds, ledger.participants, ledger.observed_max_part()) == (10, 300, 1)
     assert found.provenance.ledgers == (ledger.digest,)
-    report = json.loads((tmp_path / "counts.tsv.report.json").read_text())
+    report = json.loads((tmp_path / "counts.tsv.privacy.json").read_text())
     assert report["provenance"] == found.provenance.to_dict()
-    assert "# Privacy report" in (tmp_path / "counts.tsv.report.md").read_text()
+    assert "# Privacy report" in (tmp_path / "counts.tsv.privacy.md").read_text()
     assert sorted(p.name.removeprefix("counts.tsv") for p in tmp_path.iterdir()) == [
-        *("", ".ledger.json", ".metrics.jsonl", ".provenance.json", ".report.json", ".report.md"),
+        *("", ".ledger.json", ".metrics.jsonl", ".privacy.json", ".privacy.md", ".provenance.json"),
     ]
     assert "round 8/10" in done.stderr and "Z " in done.stderr
 
@@ -171,7 +171,7 @@ def test_noise_is_accounted_for(
     # The simulation's noise is in floats: its epsilon is that of the exact Gaussian.
     assert record.simulated == Guarantee(gaussian_epsilon(0.125, 1e-6), 1e-6, 0.125)
     assert found.epsilon == zcdp_epsilon(0.125, 1e-6) > record.simulated.epsilon
-    text = Path(f"{tmp_path / 'a.tsv'}.report.md").read_text()
+    text = Path(f"{tmp_path / 'a.tsv'}.privacy.md").read_text()
     assert "in steps of lambda's 2^-32" in text
     assert "by ChaCha20; the grid costs nothing" in text
 
