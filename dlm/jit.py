@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -278,6 +279,16 @@ for line in sys.stdin:
 HELPERS = 3  # at most, each of 150 MB: this process may not have all the processors it sees
 
 Tell = Callable[[int, int], None]
+
+
+def declared_kernels() -> list[Any]:
+    """All kernels of dlm whose types are declared, so that they can be compiled ahead."""
+    paths = sorted({path for name in SOURCES[:2] for path in PACKAGE.rglob(name)})
+    parts = [path.relative_to(PACKAGE).with_suffix("").parts for path in paths]
+    modules = [importlib.import_module(".".join([PACKAGE.name, *names])) for names in parts]
+    found = [kernel for module in modules for kernel in vars(module).values()]
+    declared = [one for one in found if getattr(getattr(one, "_cache", None), "types", "")]
+    return list(dict.fromkeys(declared))
 
 
 def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:

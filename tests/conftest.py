@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import fcntl
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -121,11 +120,7 @@ def compile_kernels() -> None:
     others wait for. Each would compile them for itself where they are first called."""
     from dlm import jit
 
-    paths = sorted({path for name in jit.SOURCES[:2] for path in jit.PACKAGE.rglob(name)})
-    parts = [path.relative_to(jit.PACKAGE).with_suffix("").parts for path in paths]
-    modules = [importlib.import_module(".".join(["dlm", *names])) for names in parts]
-    found = [kernel for module in modules for kernel in vars(module).values()]
-    jit.compile_ahead([k for k in found if getattr(getattr(k, "_cache", None), "types", "")])
+    jit.compile_ahead(jit.declared_kernels())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

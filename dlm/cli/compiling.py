@@ -56,10 +56,10 @@ class _Progress:
         print(begin + line, end=end, file=sys.stderr, flush=True)
 
 
-def compile_kernels(kernels: Sequence[Any]) -> None:
-    """Compiles the kernels that the cache lacks; see `jit.compile_ahead`."""
+def compile_kernels(kernels: Sequence[Any]) -> int:
+    """Compiles the kernels that the cache lacks, and returns how many; see `jit.compile_ahead`."""
     progress = _Progress()
     try:
-        compile_ahead(kernels, progress.tell)
+        return compile_ahead(kernels, progress.tell)
     finally:
         progress.end()

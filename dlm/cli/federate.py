@@ -53,8 +53,6 @@ def federate(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
 
-    check_reads("USERS", users, folders=True)
-    check_writes("--output", output, folder=True)
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train_network import train_network
@@ -62,6 +60,9 @@ def federate(
 
     if missing not in MISSING:
         raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
+
+    check_reads("USERS", users, folders=True)
+    check_writes("--output", output, folder=True)
     settings = TrainingSettings.read(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )

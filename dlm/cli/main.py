@@ -27,6 +27,7 @@ from dlm.signals import end_signals
 # importing all of them takes as long as scoring 100,000 words.
 COMMANDS = {
     "demo": ("demo", "demo"),
+    "compile": ("compile", "compile_"),
     "shard": ("shard", "shard"),
     "serve": ("serve", "serve"),
     "cluster": ("cluster", "cluster"),
@@ -65,7 +66,7 @@ HEADINGS = {
 }
 
 # Commands that answer at once or run until they are stopped, and options that ask for silence.
-OWN_WORDS = {"cluster", "demo", "info", "score", "serve", "status", "token"}
+OWN_WORDS = {"cluster", "compile", "demo", "info", "score", "serve", "status", "token"}
 MUTE = {"-q", "--quiet", "--help"}
 
 SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."

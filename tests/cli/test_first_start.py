@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cli.conftest import Run
 from cluster import WAIT_S, command
 from dlm.cli import compiling
 from dlm.cluster import processes
@@ -40,6 +42,14 @@ def test_kernels_are_compiled_before_the_first_server_starts(
     ) as servers:
         assert [server.endpoint.shard for server in servers] == [0, 1]
     assert order == ["compile", "start", "start"]
+
+
+def test_what_dlm_compile_compiled_is_not_compiled_again(run: Run) -> None:
+    """Of one command, or of all."""
+    for words in (("score",), ("serve", "shard")):
+        facts = [json.loads(run("compile", *words, "--json").stdout) for _ in range(2)]
+        assert facts[0]["kernels"] == facts[1]["kernels"] > 10
+        assert facts[1]["compiled"] == 0
 
 
 @pytest.mark.slow
