@@ -188,7 +188,7 @@ main.main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_callback_drops_still_ends_the_command(number: signal.Signals) -> None:
     """It is raised again where Python can carry it, and nothing is printed."""
     line = [sys.executable, "-c", IN_CALLBACK, str(int(number))]
@@ -205,11 +205,11 @@ from dlm.cli import main
 def run(**_):
     with files.replacing(Path("x.arpa")) as file:
         try:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
         except SystemExit:
             pass
         signals.time.monotonic = lambda now=time.monotonic(): now + 3600.0
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
     print("deaf")
 main.program = lambda _: run
 main.main()
@@ -220,7 +220,7 @@ def test_the_second_signal_always_ends_the_command(tmp_path: Path) -> None:
     """Where code swallowed the first; what was half written is removed all the same."""
     line = [sys.executable, "-c", DEAF]
     done = forked.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGHUP, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
     assert list(tmp_path.iterdir()) == []
 
 
