@@ -20,8 +20,9 @@ def erase(
 
     Whoever has the noise can subtract it from the releases. A run that finishes erases it by
     itself; use this command for a run that you stopped. The model, its report and the ledger of who
-    took part stay, and the run cannot resume. The files are overwritten, then removed; snapshots,
-    backups, a journalling or copy-on-write file system and an SSD may keep what was there.
+    took part stay, and the run cannot resume. The noise is overwritten, then removed; the text is
+    removed. Snapshots, backups, a journalling or copy-on-write file system and an SSD may keep what
+    was there.
 
     Examples:
         dlm privacy erase runs/first

@@ -21,6 +21,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,13 @@ class RunState:
 
 
 def check_history(
-    place: Path, *, done: int | None, private: Iterable[int], journal: Iterable[int], released: bool
+    place: Path,
+    *,
+    done: int | None,
+    private: Iterable[int],
+    journal: Iterable[int],
+    released: bool,
+    ended: bool = False,
 ) -> None:
     """Checks that resuming does not repeat a round.
 
@@ -123,6 +130,7 @@ def check_history(
         private   rounds of the private parts
         journal   rounds (from 0) in the journal
         released  whether rounds are releases, done only once; others can be repeated
+        ended     whether there is the ledger of a run that has ended
     Raises
         PrivacyError  rounds were done that the checkpoint lacks
     """
@@ -131,6 +139,8 @@ def check_history(
     last = max(journal, default=-1)
     if done is None:
         traces = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
+        if ended:
+            traces.append(LEDGER)
         if last >= 0:
             traces.append("a journal")
         if traces:
@@ -240,7 +250,8 @@ class RunFolder:
 
     def remove_text(self) -> None:
         """Removes the copy of users' text."""
-        shutil.rmtree(self.store, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.store)
 
     def remove(self) -> None:
         """Removes the folder of a finished run; a journal elsewhere stays."""
@@ -263,7 +274,8 @@ class RunFolder:
         again = released or any(line.released for line in lines)
         history = {"private": parts, "journal": [line.round for line in lines]}
         if not self.has_begun:
-            check_history(self.path, done=None, released=again, **history)
+            ended = (self.path / LEDGER).exists()
+            check_history(self.path, done=None, released=again, ended=ended, **history)
             self._accepted = True
             return None
         found = checkpoint.read(self.path / CHECKPOINT)
@@ -276,8 +288,8 @@ class RunFolder:
             for life, rounds in found.facts.get("lives", [(self._run, done)])
         ]
         self.incidents = list(found.facts.get("incidents", ()))
-        ended = _ended(self.path, found)
-        private = ended or _private_part(self.path, found)
+        last = _ended(self.path, found)
+        private = last or _private_part(self.path, found)
         private.refuse_other_settings({**binding.of_version(private.settings), **binding.private})
         ledger = _ledger_in(private, found)
         check_history(self.path, done=done, released=released, **history)
@@ -288,12 +300,12 @@ class RunFolder:
         if lacking := [index for index in range(done) if index not in kept]:
             self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
         self._mend_journal(done, [*lines, *own])
-        self._erase_parts(None if ended else private.path)
+        self._erase_parts(None if last else private.path)
         self._accepted = True
         return RunState(
             done,
             found.arrays,
-            None if ended else private.arrays,
+            None if last else private.arrays,
             ledger,
             float(private.facts["now_s"]),
             found.facts.get("state", {}),
@@ -363,13 +375,16 @@ class RunFolder:
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
         ends = state.private is None
+        # The checkpoint has a digest of this file. Whoever guesses the noise could confirm it by
+        # that, if the file held nothing else that is unknown once it is erased.
+        blind = {"blind": secrets.token_bytes(32)} if released and not ends else {}
         private = self.path / (LEDGER if ends else f"private-{state.done}.state")
         digest = checkpoint.save(
             private,
             state.private or (),
             {**binding.settings, **binding.private},
             facts={"now_s": state.now_s},
-            attachments={"ledger": state.ledger.to_bytes()},
+            attachments={"ledger": state.ledger.to_bytes(), **blind},
             mode=0o600,
         )
         facts = {
@@ -420,7 +435,7 @@ class RunFolder:
                 (),
                 private.settings,
                 facts=private.facts,
-                attachments=private.attachments,
+                attachments={"ledger": private.attachments["ledger"]},
                 mode=0o600,
             )
         self._erase_parts(None)

@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import register
+from dlm.federated import checkpoint, register
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState, check_history
+from dlm.federated.run_folder import (
+    CHECKPOINT,
+    METRICS,
+    RunBinding,
+    RunFolder,
+    RunState,
+    check_history,
+)
 
 BINDING = RunBinding({"rounds": 9}, {"users": "these"}, b"alpha\nbeta\n")
 
@@ -76,12 +83,22 @@ def test_a_stop_anywhere_and_a_simulation_go_on(found: dict[str, Any]) -> None:
         (history(done=0, private=[0], journal=[0]), "it is an older one"),
         (history(done=None, private=[], journal=[0]), "has a journal of earlier rounds"),
         (history(done=None, private=[3], journal=[]), r"has private-3\.state of earlier rounds"),
+        (history(done=None, private=[], journal=[], ended=True), r"has ledger\.state of earlier"),
     ],
 )
 def test_rounds_that_no_checkpoint_has_stop_a_run(found: dict[str, Any], message: str) -> None:
     """An older checkpoint was put back, or none is left."""
     with pytest.raises(PrivacyError, match=message):
         check_history(Path("run"), **found)
+
+
+def test_a_checkpoint_does_not_confirm_a_guess_of_the_noise(tmp_path: Path) -> None:
+    """Its digest of the private part is another one for the same noise, ledger and settings."""
+    digests = []
+    for name in ("a", "b"):
+        kept(tmp_path / name, 3, released=True)
+        digests.append(checkpoint.read(tmp_path / name / CHECKPOINT).facts["private"])
+    assert digests[0] != digests[1]
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:

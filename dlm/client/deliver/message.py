@@ -36,12 +36,13 @@ class Message:
         rounds   times that all servers were tried in vain, and waited for
         out      servers that have it now: one, or two if it was late
         ended    answered, or given up
+        taken_over  another server was asked after half of its time, which happens once
     """
 
     __slots__ = (
         *("checksum", "deadline", "encode_s", "ended", "groups", "lane", "number", "out", "parts"),
         *("place", "place_of", "queued", "request", "rounds", "runtime", "shard", "snapshot"),
-        *("soonest", "tried"),
+        *("soonest", "taken_over", "tried"),
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class Message:
         self.tried: list[str] = []
         self.rounds = 0
         self.out: list[Attempt] = []
-        self.ended = False
+        self.ended = self.taken_over = False
 
     @property
     def replicas(self) -> Sequence[str]:

@@ -222,8 +222,8 @@ class Retries:
             runtime.counts.stats.hedges += 1
             self._sender.send(message, hedge=True)
             return
-        if len(message.tried) != 1:
-            return  # it was sent again already
+        if message.taken_over:
+            return  # once per message
         # A part whose time is over no longer waits.
         deadline = min([p.deadline for p in message.parts if p.deadline > now])
         attempt.late_at = (attempt.since + deadline) / 2
@@ -233,7 +233,7 @@ class Retries:
         heard = {address: self._heard(runtime, address, now) for address in unasked}
         others = may_take_over(heard, deadline - now)
         if others:
-            attempt.late_at = inf
+            attempt.late_at, message.taken_over = inf, True
             runtime.counts.stats.retries += 1
             self._sender.send(message, among=others)
         else:  # one of them may answer again soon

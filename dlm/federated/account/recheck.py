@@ -134,22 +134,32 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
 
 def trusted_of(stage: StageRecord) -> list[str]:
-    """The numbers of a stage that accounting takes as they are stated."""
+    """The numbers of a stage that accounting takes as they are stated, and costs that it lacks."""
     found = ["noise multipliers, rounds and participation"]
+    if stage.sampling_rate is not None:
+        found.append(f"Poisson sampling with probability {stage.sampling_rate:g}")
     if "rounds" in stage.matrix:
         found.append("parameters of matrices")
     if stage.mechanism == "bandmf":
         found.append("columns of norm 1 (bandmf)")
+    lacking = [what for what, text in _costs(stage).items() if not text]
+    if lacking:
+        found.append(f"no cost of {' or '.join(lacking)}")
     return found + costs_of(stage)
 
 
 def costs_of(stage: StageRecord) -> list[str]:
     """What makes `effective_noise` smaller than the noise multiplier."""
-    found = []
-    if stage.norm_inflation > 1:
-        found.append(f"a factor of {stage.norm_inflation:.9g} for secure aggregation")
-    if stage.clip_noise is not None:
-        found.append(f"clip counts with noise {stage.clip_noise:.6g}")
-    if stage.rounding > 1:
-        found.append(f"a factor of 1 + {stage.rounding - 1:.3g} for the grid")
-    return found
+    return [text for text in _costs(stage).values() if text]
+
+
+def _costs(stage: StageRecord) -> dict[str, str]:
+    """By what they are of; "" for those that the stage does not state."""
+    inflation, clip, grid = stage.norm_inflation, stage.clip_noise, stage.rounding
+    return {
+        "secure aggregation": f"a factor of {inflation:.9g} for secure aggregation"
+        if inflation > 1
+        else "",
+        "clip counts": "" if clip is None else f"clip counts with noise {clip:.6g}",
+        "the grid": f"a factor of 1 + {grid - 1:.3g} for the grid" if grid > 1 else "",
+    }
