@@ -272,10 +272,12 @@ class RunFolder:
         lines = _lines(_text(self.journal))
         parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(_PRIVATE)}
         again = released or any(line.released for line in lines)
-        history = {"private": parts, "journal": [line.round for line in lines]}
+        journal = [line.round for line in lines]
         if not self.has_begun:
             ended = (self.path / LEDGER).exists()
-            check_history(self.path, done=None, released=again, ended=ended, **history)
+            check_history(
+                self.path, done=None, private=parts, journal=journal, released=again, ended=ended
+            )
             self._accepted = True
             return None
         found = checkpoint.read(self.path / CHECKPOINT)
@@ -292,7 +294,7 @@ class RunFolder:
         private = last or _private_part(self.path, found)
         private.refuse_other_settings({**binding.of_version(private.settings), **binding.private})
         ledger = _ledger_in(private, found)
-        check_history(self.path, done=done, released=released, **history)
+        check_history(self.path, done=done, private=parts, journal=journal, released=released)
         if released:
             self._look_at_register(done)
         own = _lines(found.facts.get("lines", ()))
