@@ -1,18 +1,23 @@
-"""Settings: each part has a frozen dataclass beside its code; this file resolves them.
+"""Settings: each part says its own once, as fields of a frozen dataclass; this file resolves them.
 
-Flags override the environment (``DLM_<SECTION>_<FIELD>``), the environment overrides a TOML file,
-and the file overrides the default. A value is checked once, when its dataclass is constructed.
+A field carries its meaning, unit and bounds (`setting`). From it follow the key in a TOML file, the
+variable ``DLM_<SECTION>_<FIELD>``, the command's option (`cli/options.py`), the check (`check`),
+the text of its error and a row of the reference page, `SETTINGS.md` beside the part.
+
+Flags override the environment, the environment overrides a TOML file, and the file overrides the
+default. A value is checked once, when its dataclass is constructed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
+import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, field, fields
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from dlm.errors import ConfigError
 
@@ -20,6 +25,144 @@ T = TypeVar("T")
 
 LIKE = 0.8  # difflib's ratio above which a name is suggested: a letter or two are wrong
 _A = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
+_NUMBERS: dict[Any, type] = {int: Integral, float: Real}
+
+
+class Setting(NamedTuple):
+    """What a field carries besides its name, type and default; from `field` on, those.
+
+    meaning       what it does, in whole sentences; the help of its option
+    unit          plural; stands after the bounds
+    low, high     bounds, both allowed; a number must be finite, unless `high` is infinity
+    above, below  bounds, not allowed themselves
+    one_of        the strings allowed; those of a Literal need not be repeated
+    why           reasons for the default and the bounds; only on the reference page
+    name          in files, variables and options, if the field's own name differs
+    field         the field's own name
+    kind          the type without None
+    optional      whether None is allowed
+    default       None if there is none, or None is it
+    required      whether a file must name it
+    """
+
+    meaning: str = ""
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    one_of: tuple[str, ...] = ()
+    why: str = ""
+    name: str = ""
+    field: str = ""
+    kind: Any = None
+    optional: bool = False
+    default: Any = None
+    required: bool = False
+
+    @property
+    def expected(self) -> str:
+        """The values allowed, such as "1 to 256 processes"; "" if there is no bound."""
+        if self.one_of:
+            *others, last = self.one_of
+            return " or ".join(filter(None, (", ".join(others), last)))
+        low, high, above, below = map(number, (self.low, self.high, self.above, self.below))
+        least = f"{low} or more" if low else f"above {above}" if above else ""
+        most = f"at most {high}" if high else f"below {below}" if below else ""
+        text = f"{low} to {high}" if low and high else " and ".join(filter(None, (least, most)))
+        return f"{text} {self.unit}" if text and self.unit else text
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value of the right type is within the bounds."""
+        if self.one_of:
+            return value in self.one_of
+        is_number = isinstance(value, Real)
+        return not is_number or (
+            (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+            and (self.below is None or value < self.below)
+            and (isinstance(value, Integral) or math.isfinite(value) or self.high == value)
+        )
+
+
+_KNOWN: dict[type, tuple[Setting, ...]] = {}  # an option is made from one field of many
+
+
+def about(meaning: str, **more: Any) -> dict[str, Setting]:
+    """Metadata for `dataclasses.field`: for a setting without a default, or with a factory."""
+    return {"setting": Setting(meaning, **more)}
+
+
+def setting(default: T, meaning: str, **more: Any) -> T:
+    """A field of a dataclass, with a default; see `Setting`."""
+    return field(default=default, metadata=about(meaning, **more))
+
+
+def like(kind: Any, name: str, default: Any = MISSING) -> Any:
+    """The field `name` of another dataclass once more, with the same default or another."""
+    one = kind.__dataclass_fields__[name]
+    given = one.default if default is MISSING else default
+    return field(default=given, repr=one.repr, metadata=one.metadata)
+
+
+def settings_of(kind: type) -> tuple[Setting, ...]:
+    """The fields of the dataclass `kind`, in their order."""
+    if kind in _KNOWN:
+        return _KNOWN[kind]
+    found = []
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        carried: Setting = one.metadata.get("setting", Setting())
+        hint = hints[one.name]
+        kinds = get_args(hint)
+        optional = NoneType in kinds
+        if optional and len(kinds) == 2:
+            hint = kinds[kinds[0] is NoneType]
+        found.append(
+            carried._replace(
+                one_of=get_args(hint) if get_origin(hint) is Literal else carried.one_of,
+                name=carried.name or one.name,
+                field=one.name,
+                kind=hint,
+                optional=optional,
+                default=None if one.default is MISSING else one.default,
+                required=one.default is MISSING and one.default_factory is MISSING,
+            )
+        )
+    return _KNOWN.setdefault(kind, tuple(found))
+
+
+def check(section: str, values: Any) -> None:
+    """Checks that the numbers and choices of a dataclass have their types and are within bounds.
+
+    Raises  ConfigError  the first that is not, as SECTION.NAME
+    """
+    for one in settings_of(type(values)):
+        value = getattr(values, one.field)
+        if value is None and one.optional:
+            continue
+        expected = one.expected or "a finite number"
+        is_flag = isinstance(value, bool) and one.kind in _NUMBERS  # a number, in Python
+        if is_flag or not isinstance(value, _NUMBERS.get(one.kind, object)):
+            expected = kind_name(one.kind)
+        elif one.allows(value):
+            continue
+        raise ConfigError(f"{section}.{one.name} is {value!r}; expected {expected}")
+
+
+def kind_name(kind: Any) -> str:
+    """What a type is called: "an integer"."""
+    if isinstance(kind, UnionType):
+        return " or ".join(kind_name(one) for one in get_args(kind) if one is not NoneType)
+    return str(_A.get(kind) or getattr(kind, "__name__", kind))
+
+
+def number(value: float | None) -> str:
+    """A bound or a default as text, such as 65,535, 0.5 or 1e+15; "" for None and infinity."""
+    if value is None or value == math.inf:
+        return ""
+    return f"{int(value):,}" if value == value // 1 and abs(value) < 1e12 else f"{value:g}"
 
 
 def resolve(
@@ -46,41 +189,49 @@ def resolve(
         within   what precedes the table's name in the file, as "federate."
     Raises
         ConfigError  an unknown field in the file or the environment, an unknown table of the file,
-                     or a value of the wrong type or out of bounds
+                     a field without a default that nothing names, or a value of the wrong type or
+                     out of bounds
     """
     environ = os.environ if environ is None else environ
-    hints = get_type_hints(kind)
-    fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    settings = settings_of(kind)
+    names = [one.name for one in settings]
     values: dict[str, Any] = {}
     if found is None and file is not None:
         found = read_toml(file)
+    place = f"{file}: " if file else ""
     if found is not None:
         misplaced = sorted(set(found) - {section, *tables})
         if misplaced:
-            said = "; ".join(_misplaced(name, section, fields) for name in misplaced)
-            raise ConfigError(f"{file}: {said}")
+            said = "; ".join(_misplaced(name, section, names) for name in misplaced)
+            raise ConfigError(place + said)
         table = found.get(section, {})
-        unknown = sorted(set(table) - set(fields))
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{place}{section} is {table!r}; expected a table, [{section}]")
+        unknown = sorted(set(table) - set(names))
         if unknown:
-            said = "; ".join(name + nearest(name, fields) for name in unknown)
-            raise ConfigError(f"{file}: [{within}{section}] has no setting named {said}")
+            said = "; ".join(name + nearest(name, names) for name in unknown)
+            raise ConfigError(f"{place}[{within}{section}] does not have a setting named {said}")
         values.update(table)
     prefix = f"{prefix}_{section}_".upper()
-    variables = {prefix + name.upper(): name for name in fields}
+    variables = {prefix + name.upper(): name for name in names}
     # A misspelt limit or path of a secret would otherwise silently have no effect.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
     if unknown:
-        said = "; ".join(v + _nearest_variable(v, prefix, fields) for v in unknown)
+        said = "; ".join(v + _nearest_variable(v, prefix, names) for v in unknown)
         noun = "variable" if len(unknown) == 1 else "variables"
         raise ConfigError(f"unknown environment {noun} {said}; unset it, or correct the name")
     from_environ = {variables[v]: environ[v] for v in variables if v in environ}
-    given = {k: v for k, v in (flags or {}).items() if v is not None}
+    flags = flags or {}
+    given = {s.name: flags[s.field] for s in settings if flags.get(s.field) is not None}
     values |= from_environ | given
     text = from_environ.keys() - given.keys()
+    if lacking := [one.name for one in settings if one.required and one.name not in values]:
+        raise ConfigError(f"{place}[{within}{section}] lacks {', '.join(lacking)}")
     return kind(
         **{
-            name: _coerce(section, name, fields[name], value, text=name in text)
-            for name, value in values.items()
+            s.field: _coerce(section, s.name, s.kind, values[s.name], text=s.name in text)
+            for s in settings
+            if s.name in values
         }
     )
 
@@ -91,11 +242,24 @@ def read_toml(file: Path) -> dict[str, Any]:
     Raises  ConfigError  it cannot be opened, or is not TOML
     """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(file.read_text(encoding="utf-8"), file)
     except OSError as exc:
         raise ConfigError(f"{file} cannot be opened: {exc.strerror}") from exc
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except UnicodeDecodeError as exc:
         raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
+
+
+def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of `file`, whose text is this.
+
+    Raises  ConfigError  it is not TOML
+    """
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:  # also numbers too long, and tables too deep
+        raise ConfigError(f"{os.fspath(file)} cannot be read as TOML: {exc}") from exc
 
 
 def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
@@ -107,15 +271,16 @@ def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion for the end of a message; empty if no name is similar."""
-    found = difflib.get_close_matches(name, known, 1, LIKE)
+    from difflib import get_close_matches  # as above: a command's help needs neither
+
+    found = get_close_matches(name, known, 1, LIKE)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
     """Like `nearest`, without counting the common prefix as a similarity."""
-    names = [name.upper() for name in fields]
-    found = difflib.get_close_matches(variable.removeprefix(prefix), names, 1, LIKE)
-    return f" (did you mean {prefix}{found[0]}?)" if found else ""
+    found = nearest(variable.removeprefix(prefix), [name.upper() for name in fields])
+    return found.replace("mean ", f"mean {prefix}")
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
@@ -123,11 +288,8 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
 
     Paths are strings in every source.
     """
-    kinds = [one for one in get_args(kind) if one is not type(None)]
-    if len(kinds) == 1 and type(None) in get_args(kind):  # int | None
-        kind = kinds[0]
     if isinstance(value, str) and "\0" in value:  # no path may have it
-        raise ConfigError(f"{section}.{name} is {value!r}; it must not have the character NUL")
+        raise ConfigError(f"{section}.{name} is {value!r}; expected no character NUL")
     try:
         if isinstance(value, str) and kind is not str:
             if kind is bool and text:
@@ -141,7 +303,6 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
         if isinstance(kind, type) and not isinstance(value, kind):
             raise ValueError
     except (KeyError, OverflowError, ValueError) as exc:
-        raise ConfigError(
-            f"{section}.{name} is {value!r}; it must be {_A.get(kind) or kind}"
-        ) from exc
+        expected = kind_name(kind)
+        raise ConfigError(f"{section}.{name} is {value!r}; expected {expected}") from exc
     return value

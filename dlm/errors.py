@@ -16,14 +16,14 @@
     │   └── SourceError        ... the source of distillation gives no distribution of words
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller's query has no answer
-    │   └── FamilyMismatch     a state of one model was given to another
+    │   └── ModelMismatch     a state of one model was given to another
     ├── UnavailableError       no answer in time (`retryable`: trying again may help)
     │   ├── ShardDown          ... the shard server cannot be reached
     │   │   └── ClientClosed   ... this client was closed
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... refused for load, by the server or by this client
     │   ├── StaleShardSet      ... the servers hold another shard set now
-    │   └── ModelSwitched      ... the client switched to its small model meanwhile
+    │   └── ModelSwitched      ... the client switched to its local fallback meanwhile
     ├── AuthenticationError    the server does not let this client in; a retry does not help
     └── ProtocolError          a peer broke the contract of proto/README.md
         └── UnknownCall        ... or follows an older one, without this call
@@ -133,8 +133,8 @@ class QueryError(DlmError):
     """The caller's query has no answer."""
 
 
-class FamilyMismatch(QueryError, TypeError):
-    """A state or id of one model family or shard set was given to a handle of another."""
+class ModelMismatch(QueryError, TypeError):
+    """A state or id of one model or shard set was given to an utterance of another."""
 
 
 class UnavailableError(DlmError):
@@ -173,16 +173,16 @@ class Overloaded(UnavailableError):
 
 
 class StaleShardSet(UnavailableError):
-    """The servers hold another shard set than this handle was opened on.
+    """The servers hold another shard set than this utterance was opened on.
 
-    Not retryable on this handle: open a new utterance, which takes the new one.
+    Not retryable on this utterance: open a new utterance, which takes the new one.
     """
 
     retryable = False
 
 
 class ModelSwitched(UnavailableError):
-    """The client switched to its small model while this utterance was on the full one.
+    """The client switched to its local fallback while this utterance was on the full one.
 
     Raised only if the utterance was opened with ``on_switch="rescore"``: open a new one, and score
     it from its start.

@@ -1,10 +1,13 @@
 """Files and folders that appear whole or not at all, and that leave nothing behind.
 
-All renames and all temporary files and folders are made here. A file being written is beside its
-final place, under a hidden name with the id of its process: `.NAME.PID-RANDOM.partial`. The process
-holds a lock (flock) on it, so that a later one can distinguish it from what a killed process left,
-and removes the latter. The id is only for people: ids are reused, and containers that share a
-folder do not share ids.
+All renames, locks, and temporary files and folders are made here. A file being written is beside
+its final place, under a hidden name with the id of its process: `.NAME.PID-RANDOM.partial`. The
+process holds a lock (flock) on it, so that a later one can distinguish it from what a killed
+process left, and removes the latter. The id is only for people: ids are reused, and containers that
+share a folder do not share ids.
+
+A cache is a folder of folders, each marked by the processes that use it (`claim`); `evict` removes
+the others.
 
 A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals` turns the
 signal into an exception); whatever escapes the `finally` blocks is removed when the interpreter
@@ -17,18 +20,22 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 SUFFIX = ".partial"
+IN_USE = ".in-use"
 _TRIES = 100
+_POLL_S = 0.05
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 REFUSED = (*NO_ROOM, errno.EIO)
@@ -49,19 +56,127 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def lock_file(file: Path) -> int | None:
-    """A descriptor that holds the lock on a file, which is created if missing; `os.close` releases
+def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int | None:
+    """A descriptor that holds the lock on a file, which is created if missing; `unlock` releases
     it. None if another process has the lock.
 
+    Args
+        needs_locks  False: where the file system has no locks, nobody is kept out
+        mode         of a new file, before the umask; 0o666 where users share the folder
     Raises  OSError  the file cannot be opened, or the file system has no locks
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        is_ours = try_lock(handle)
+    except OSError:
+        if needs_locks:
+            os.close(handle)
+            raise
+        return handle
     with contextlib.suppress(FileNotFoundError):
         # The file must still exist, and not be one that its last owner has just removed.
-        if try_lock(handle) and os.path.samestat(os.fstat(handle), file.stat()):
+        if is_ours and os.path.samestat(os.fstat(handle), file.stat()):
             return handle
     os.close(handle)
     return None
+
+
+def unlock(descriptor: int) -> None:
+    """Releases the lock of `lock_file`, also for a child that was forked meanwhile."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(
+    file: Path,
+    refusal: Exception | None = None,
+    *,
+    tell: Callable[[], None] = lambda: None,
+    remove: bool = False,
+    needs_locks: bool = True,
+) -> Iterator[None]:
+    """Holds the lock on a file inside the block.
+
+    Args
+        refusal  raised if another process has the lock; None waits for it
+        tell     called once if it has to wait
+        remove   removes the file at the end
+        needs_locks  as that of `lock_file`, whose errors it raises
+    """
+    handle = lock_file(file, needs_locks=needs_locks)
+    if handle is None:
+        if refusal is not None:
+            raise refusal
+        tell()
+        while (handle := lock_file(file, needs_locks=needs_locks)) is None:
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        if remove:
+            file.unlink(missing_ok=True)
+        unlock(handle)
+
+
+# The locks of the cache entries that this process uses; forked children have them too.
+_claims: dict[Path, int] = {}
+
+
+def claim(entry: Path) -> bool:
+    """Marks a folder of a cache as in use until this process ends, and as used now.
+
+    Where the cache cannot be written, or has no locks, nothing is marked.
+
+    Returns  whether the folder is there: another process may have removed it
+    """
+    with contextlib.suppress(OSError):
+        if entry not in _claims:
+            handle = os.open(entry / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                if not os.path.samestat(os.fstat(handle), (entry / IN_USE).stat()):
+                    raise FileNotFoundError(entry)
+            except OSError:
+                os.close(handle)
+                raise
+            _claims[entry] = handle
+        os.utime(entry)
+    return entry.is_dir()
+
+
+def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
+    """Removes what no process has claimed from a cache, least recently claimed first, until the
+    rest fits.
+
+    Args
+        names  a regular expression for the folders that are entries
+    """
+    found = []
+    for entry in cache.iterdir():
+        if re.fullmatch(names, entry.name):
+            with contextlib.suppress(OSError):  # another process is removing it
+                size = sum(file.stat().st_size for file in entry.iterdir())
+                found.append((entry.stat().st_mtime_ns, size, entry))
+    left, left_bytes = len(found), sum(size for _, size, _ in found)
+    for _, size, entry in sorted(found):
+        if left <= most and left_bytes <= most_bytes:
+            return
+        if remove_unlocked(entry, entry / IN_USE):
+            left, left_bytes = left - 1, left_bytes - size
+
+
+def remove_unlocked(folder: Path, lock: Path) -> bool:
+    """Removes a folder, unless a process has its lock; whether it is gone."""
+    with contextlib.suppress(OSError):
+        if (handle := lock_file(lock)) is not None:
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                unlock(handle)
+            return not folder.exists()
+    return False
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,14 +9,12 @@ after the exact source of all of them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -36,7 +34,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from dlm.files import scratch_file, scratch_folder, try_lock, write_whole
+from dlm.files import claim, evict, locked, scratch_file, scratch_folder, write_whole
 from dlm.progress import compiling_notice
 
 PACKAGE = Path(__file__).parent
@@ -51,9 +49,9 @@ SOURCES = (
     "index/packed/low.py",
     "index/packed/tree.py",
 )
-KEPT = 3  # folders of other versions; a process may still run one
+KEPT = 3  # folders of other versions
 _DIGEST_BYTES = 16
-_FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_FOLDER = rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}"
 
 
 def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
@@ -237,33 +235,16 @@ def _places() -> Iterator[Path]:
 
 
 def _claim(folder: Path) -> None:
-    """Marks a folder as in use while this process lives, by the lock on a file that stays open; if
-    it is new, removes old ones.
+    """Marks a folder as in use while this process lives; if it is new, removes old ones.
 
     Raises  OSError  the folder cannot be written
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     os.close(scratch_file(folder))  # permissions do not always show it
-    os.utime(folder)
-    claim = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(claim, fcntl.LOCK_SH)
+    claim(folder)
     if is_new:
-        _forget_old(folder)
-
-
-def _forget_old(current: Path) -> None:
-    """Removes the folders of other versions, except the newest and those in use."""
-    others = [
-        (other.stat().st_mtime_ns, other)
-        for other in current.parent.iterdir()
-        if other != current and _FOLDER.fullmatch(other.name)
-    ]
-    for _, other in sorted(others, reverse=True)[KEPT:]:
-        with contextlib.suppress(OSError), (other / ".in-use").open("w") as claim:
-            if try_lock(claim.fileno()):
-                shutil.rmtree(other, ignore_errors=True)
+        evict(folder.parent, _FOLDER, most=KEPT + 1)
 
 
 # What a helper runs: it compiles a kernel per line, from the modules of its parent process.
@@ -367,8 +348,7 @@ def _compiling_alone() -> Iterator[None]:
     """Waits until no other process compiles ahead into the same folder."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # nowhere to write, or no locks
-            lock = stack.enter_context((folders()[-1] / ".compiling").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.enter_context(locked(folders()[-1] / ".compiling"))
         yield
 
 

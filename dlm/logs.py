@@ -28,7 +28,7 @@ def _text(value: Any) -> str:
 
 
 class EventLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger of events: `log.warning("client.mode.changed", extra={"to": "small"})`.
+    """A logger of events: `log.warning("client.mode.changed", extra={"to": "local_fallback"})`.
 
     Args
         name  of the logger, as `logging.getLogger` takes it

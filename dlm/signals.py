@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -36,6 +37,9 @@ class EndSignals:
                 signal.signal(number, self._ended)
         signal.signal(signal.SIGALRM, self._again)
         sys.unraisablehook = self._dropped
+        # Once Python has let go of its handlers, the alarm would kill the process. Registered
+        # first, so called last: other callbacks at the exit may still drop a signal.
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.0)
 
     def _ended(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -61,7 +65,8 @@ class EndSignals:
 
     def _dropped(self, what: Any) -> None:
         if what.exc_value is self._raised is not None:
-            signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_S)
+            if not sys.is_finalizing():
+                signal.setitimer(signal.ITIMER_REAL, RAISE_AGAIN_S)
         else:
             self._hook(what)
 

@@ -3,7 +3,7 @@
 import sys
 
 try:  # Ctrl-C while modules are imported, too
-    from loadtest.cli import main
+    from loadtest.cli.main import main
 
     main()
 except KeyboardInterrupt:

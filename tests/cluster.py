@@ -33,7 +33,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from dlm.client.api.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.index.build import build_shard_set
 from dlm.index.layout import Manifest, read_manifest

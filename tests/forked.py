@@ -8,6 +8,7 @@ that run it as `cluster.command`.
 | function | what it is |
 | --- | --- |
 | `start` | a program with streams of its own, which runs on |
+| `script` | a Python text with arguments |
 | `run`, `Popen` | a command line of this interpreter, as those of `subprocess` have it |
 | `serve` | in place of what starts a server for `dlm.cluster.processes` |
 """
@@ -41,7 +42,7 @@ from dlm import jit
 from dlm.cli import main
 for name in ("client", "cluster.processes", "index.build", "index.check.verify", "estimate.text",
              "server.app", "server.workers", "asr.kenlm",
-             *{f"cli.{module}" for module, _ in main.COMMANDS.values()}, "loadtest.cli"):
+             *{f"cli.{module}" for module, _ in main.COMMANDS.values()}, "loadtest.cli.main"):
     try:
         importlib.import_module(name if name.startswith("loadtest") else f"dlm.{name}")
     except ImportError:  # the package of an extra
@@ -95,7 +96,11 @@ exec(program)
 """
 _PR_SET_CHILD_SUBREAPER = 36  # Linux: whose parent has ended becomes a child of this process
 DLM = "main.main()"
-MODULES = {"dlm": DLM, "dlm.cli.main": DLM, "loadtest": "from loadtest.cli import main; main()"}
+MODULES = {
+    "dlm": DLM,
+    "dlm.cli.main": DLM,
+    "loadtest": "from loadtest.cli.main import main; main()",
+}
 _FOREVER_S = 1e6
 
 
@@ -223,6 +228,14 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def script(
+    code: str, *arguments: object, timeout: float = 300, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a Python text with these arguments to its end; what it said is text."""
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    return run(line, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def serve(command: Sequence[str]) -> Process:

@@ -116,7 +116,7 @@ def test_sentences_equal_the_oracle(
     batched = _less(_served(client, addresses), begin_counts)
     stats = client.stats
     tokens = sum(score.tokens for score in scores)
-    zero = stats.zero_message - begin_stats.zero_message
+    zero = stats.local_hits - begin_stats.local_hits
     remote = tokens - zero
     assert stats.queries - begin_stats.queries == tokens
     assert batched[0] == stats.messages - begin_stats.messages <= remote

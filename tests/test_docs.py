@@ -17,7 +17,7 @@ import dlm.client.api.metrics as client_metrics
 import dlm.server.metrics as server_metrics
 import forked
 from dlm.cli.main import app
-from dlm.client.api.cluster_file import write_cluster_file
+from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.index.build import build_shard_set
 from models import PlainModel
@@ -295,8 +295,6 @@ def test_the_python_of_the_page_runs(
             tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
         )
         code = code.replace("deadline_s=0.5", "deadline_s=60")
-        done = forked.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
+        done = forked.script(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout

@@ -17,8 +17,13 @@ from dlm import files
 from dlm.files import (
     SUFFIX,
     Replacement,
+    claim,
+    evict,
+    lock_file,
+    locked,
     replacing,
     scratch_folder,
+    unlock,
     write_whole,
 )
 from parsed import tree_of
@@ -136,7 +141,11 @@ def test_the_next_one_removes_what_a_killed_process_left_and_nothing_else(
     # The live one under the number of one that is gone: numbers are used again.
     renamed = ours.replace(str(lives.pid), str(killed.pid))
     (tmp_path / ours).rename(tmp_path / renamed)
-    others = [".model.partial", ".model.arpa.1-0abc.partial", "model.1-0abc.partial"]
+    others = [
+        ".model.partial",
+        ".model.arpa.1-0abc.partial",
+        "model.1-0abc.partial",
+    ]
     for name in others:
         (tmp_path / name).touch()
     assert left in names(tmp_path)
@@ -265,15 +274,15 @@ def local_files_faults(package: Path) -> list[str]:
         for node in ast.walk(tree_of(file)):
             what = ""
             if isinstance(node, ast.Import):
-                what = " ".join(a.name for a in node.names if a.name == "tempfile")
+                what = " ".join(a.name for a in node.names if a.name in ("tempfile", "fcntl"))
             elif isinstance(node, ast.ImportFrom):
                 taken = {alias.name for alias in node.names}
                 if node.module in ("os", "shutil"):
                     what = " ".join(taken & {"rename", "renames", "replace", "move"})
                 elif node.module == "dlm.files" and path.parts[0] not in MAKES_SCRATCH_FILES:
                     what = " ".join(taken & {"scratch_file"})
-                elif node.module == "tempfile":
-                    what = "tempfile"
+                elif node.module in ("tempfile", "fcntl"):
+                    what = node.module
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 # A string is replaced with two arguments, a dataclass with names.
                 alone = len(node.args) == 1 and not node.keywords
@@ -292,7 +301,7 @@ def local_files_faults(package: Path) -> list[str]:
 
 
 def test_local_files_are_renamed_and_made_for_a_while_in_one_place() -> None:
-    """Over every file of dlm/: no rename and no `tempfile` but in files.py."""
+    """Over every file of dlm/: no rename, no lock and no `tempfile` but in files.py."""
     assert local_files_faults(ROOT / "dlm") == []
 
 
@@ -300,6 +309,7 @@ def test_local_files_are_renamed_and_made_for_a_while_in_one_place() -> None:
     ("path", "text", "wrong"),
     [
         ("a.py", "import tempfile", True),
+        ("a.py", "import fcntl", True),
         ("a.py", "def f():\n    from tempfile import mkdtemp", True),
         ("a.py", "from os import replace", True),
         ("a.py", "os.replace(a, b)", True),
@@ -320,6 +330,49 @@ def test_a_planted_rename_is_found(path: str, text: str, wrong: bool, tmp_path: 
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(text)
     assert bool(local_files_faults(tmp_path)) is wrong
+
+
+def test_a_lock_ends_with_its_block_though_a_child_was_forked_in_it(tmp_path: Path) -> None:
+    """The child has the open file; another process gets the lock all the same."""
+    place = tmp_path / "lock"
+    read, write = os.pipe()
+    with locked(place):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)  # until the parent closes its end
+            os._exit(0)
+        with pytest.raises(BlockingIOError), locked(place, BlockingIOError()):
+            pass
+    try:
+        handle = lock_file(place)
+        assert handle is not None
+        unlock(handle)
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_a_cache_loses_what_was_used_longest_ago_and_no_process_uses(tmp_path: Path) -> None:
+    """By number or by size; what is not an entry stays."""
+    entries = [tmp_path / str(age) for age in range(5)]
+    for entry in entries:
+        entry.mkdir()
+        (entry / "file").write_bytes(bytes(1000))
+    (tmp_path / "other").mkdir()
+    with writer(entries[4], "from dlm.files import claim\nclaim(place)\nwait()") as other:
+        assert claim(entries[3])
+        for age, entry in enumerate(entries):
+            os.utime(entry, (100 - age, 100 - age))
+        evict(tmp_path, r"\d", most=4)
+        assert names(tmp_path) == ["0", "1", "3", "4", "other"]
+        evict(tmp_path, r"\d", most_bytes=3000)
+        assert names(tmp_path) == ["0", "3", "4", "other"]
+        other.communicate()
+    evict(tmp_path, r"\d", most=0)
+    assert names(tmp_path) == ["3", "other"]
+    assert not claim(entries[0])
 
 
 def test_a_full_disk_is_named() -> None:

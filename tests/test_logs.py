@@ -125,7 +125,7 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
     logging.getLogger("dlm.client").addHandler(handler)
     try:
         with Cluster(files) as cluster, Clients(tmp_path) as connect:
-            utterance = connect(cluster, partial=True).utterance()
+            utterance = connect(cluster, bigram_fallback=True).utterance()
             address = cluster.addresses[0]
             cluster.servers[0].end()
             logger = "dlm.client.health.cascade"
@@ -136,7 +136,9 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
             )
             queries = queries_to(files, 0)[:2]
             submit(utterance, queries, WAIT_S).result(WAIT_S)
-            until(lambda: "client.partial.began shard=0 error=ShardDown" in shown.getvalue())
+            until(
+                lambda: "client.bigram_fallback.started shard=0 error=ShardDown" in shown.getvalue()
+            )
     finally:
         logging.getLogger("dlm.client").removeHandler(handler)
 

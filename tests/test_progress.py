@@ -13,7 +13,7 @@ import pytest
 
 from dlm.cli import progress as waiting
 from dlm.cli.progress import stage_printer
-from dlm.progress import CompilingNotice, ProgressReporter, compiling_notice
+from dlm.progress import COMPILING, CompilingNotice, ProgressReporter, compiling_notice
 
 WAIT_S = 60.0
 
@@ -28,11 +28,20 @@ class Clock:
         return self.now
 
 
-def test_a_stage_tells_rate_share_and_time_left_every_few_seconds() -> None:
-    """Of the stage that is under way: the next begins from nothing."""
+Reported = tuple[list[str], Clock, ProgressReporter]
+
+
+@pytest.fixture
+def reported() -> Reported:
+    """What is said, the clock, and what reports."""
     said: list[str] = []
     clock = Clock()
-    progress = ProgressReporter(said.append, interval_s=5, clock=clock)
+    return said, clock, ProgressReporter(said.append, interval_s=5, clock=clock)
+
+
+def test_a_stage_tells_rate_share_and_time_left_every_few_seconds(reported: Reported) -> None:
+    """Of the stage that is under way: the next begins from nothing."""
+    said, clock, progress = reported
     progress.stage("sorting", 200, "n-grams")
     clock.now += 4
     progress.step(20)
@@ -46,22 +55,18 @@ def test_a_stage_tells_rate_share_and_time_left_every_few_seconds() -> None:
     assert said[2:] == ["joining", "joining: 20 n-grams, 2 n-grams/s, 100 %, 0 s left"]
 
 
-def test_slow_units_have_a_rate() -> None:
+def test_slow_units_have_a_rate(reported: Reported) -> None:
     """As rounds of training, which take seconds or minutes."""
-    said: list[str] = []
-    clock = Clock()
-    progress = ProgressReporter(said.append, interval_s=5, clock=clock)
+    said, clock, progress = reported
     progress.stage("training", 10, "rounds")
     clock.now += 8
     progress.step(2)
     assert said[1:] == ["training: 2 rounds, 0.25 rounds/s, 20 %, 32 s left"]
 
 
-def test_without_a_total_no_share_is_told() -> None:
+def test_without_a_total_no_share_is_told(reported: Reported) -> None:
     """As for text from a pipe; the measure of the share need not be the unit."""
-    said: list[str] = []
-    clock = Clock()
-    progress = ProgressReporter(said.append, interval_s=5, clock=clock)
+    said, clock, progress = reported
     progress.stage("counting")
     clock.now += 8
     progress.at(0, 0, 4_000, "words")
@@ -94,7 +99,7 @@ def test_the_notice_is_given_once_and_only_where_compiling_takes_long() -> None:
         notice.begin()
         clock.now += 0.3
         notice.end()
-    assert said == ["compiling kernels (first run of this command)"]
+    assert said == [COMPILING]
 
 
 def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
@@ -108,8 +113,8 @@ def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
         clock.now += 2
         notice.end()
     assert said == [
-        "compiling kernels (first run of this command)",
-        "compiling kernels (first run of this command): 3 so far",
+        COMPILING,
+        f"{COMPILING}: 3 so far",
     ]
 
 
@@ -136,7 +141,7 @@ def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
     notice.use(said.append)
     with notice.compiling(3):
         clock.now += 60
-    assert said == ["compiling kernels (first run of this command)"]
+    assert said == [COMPILING]
 
 
 def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +179,7 @@ def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Pa
             capture_output=True, text=True, check=True,
         ).stderr  # fmt: skip
 
-    assert run() == "dlm: compiling kernels (first run of this command)\n"
+    assert run() == f"dlm: {COMPILING}\n"
     assert run() == ""
 
 

@@ -71,7 +71,7 @@ def test_a_call_is_a_span_and_each_message_one_below_it(cluster, connect, files,
     assert dict(call.attributes) == {
         "dlm.queries": 10,
         "dlm.messages": 2,
-        "dlm.zero_message_share": 0.5,
+        "dlm.local_hits_share": 0.5,
         "dlm.result": "ok",
     }
     scores = sorted(found["dlm.score"], key=lambda span: span.attributes["dlm.shard"])
@@ -95,7 +95,7 @@ def test_the_callers_own_span_is_above(cluster, connect, files, exporter) -> Non
         client.utterance().score([()], [1])
     (call,) = spans(exporter, 2)["dlm.call"]
     assert call.parent.span_id == outer.get_span_context().span_id
-    assert call.attributes["dlm.zero_message_share"] == 1.0
+    assert call.attributes["dlm.local_hits_share"] == 1.0
     assert call.attributes["dlm.messages"] == 0
 
 
@@ -190,8 +190,8 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
     code = """
 import sys
 from dlm.client import Client, ClientConfig
-from dlm.client.plan.core import Core
-from dlm.client.api.cluster_file import FixedEndpoints
+from dlm.client.api.core import Core
+from dlm.client.config.cluster_file import FixedEndpoints
 import dlm.cli.main, dlm.server.app
 Core(FixedEndpoints([]), ClientConfig())
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

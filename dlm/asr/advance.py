@@ -18,7 +18,7 @@ from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client import State, Utterance
 from dlm.client.api.inputs import Word
 from dlm.errors import QueryError
-from dlm.ngram.query import PARTIAL
+from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.units import LN_10
 
 __all__ = ["TokenLM"]
@@ -130,9 +130,10 @@ class TokenLM:
         return scores, after
 
     def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """The rows of states that are not cached; caches them, unless they are partial."""
-        family = self._utterance.family
-        asked = [State(family, self._context(number)) for number in numbers]
+        """The rows of states that are not cached; caches them, unless the bigram fallback gave
+        them."""
+        model_info = self._utterance.model_info
+        asked = [State(model_info, self._context(number)) for number in numbers]
         blocks = self._utterance.context_blocks(asked)
         found = blocks.extend(self._asked)
         scores = (found.log10_prob * np.float64(self._scale)).astype(np.float32)
@@ -140,7 +141,7 @@ class TokenLM:
         rows = []
         for place, number in enumerate(numbers):
             row = scores[place], after[place]
-            if blocks.source[place] != PARTIAL:
+            if blocks.source[place] != BIGRAM_FALLBACK:
                 self._rows[number] = row
             rows.append(row)
         return rows

@@ -25,12 +25,20 @@ LOWEST_RATE = 4_000
 SEGMENT_S = 20.0
 _PAUSE_S = 0.2  # a cut is the middle of the quietest stretch of this length
 _BLOCK = 1 << 16  # samples read at a time
-# What libsndfile logs if a WAV, AIFF or AU file, or one of 64 bits (W64, RF64), is shorter than its
-# header promises; and if the last page of an Ogg file is not there, or not whole.
+# What libsndfile logs if a file is shorter than its header promises: with numbers of a WAV, AU,
+# AIFF or SVX file, or one of 64 bits (W64, RF64); without numbers of a VOC or MAT4 file, or of an
+# Ogg file without its last page. Of NIST files (SPHERE), whose header is text, it logs nothing.
 _SHORTER = re.compile(
-    r"^\s*(?:data|SSND|Data Size|(riff|Riff size))\s*: (\d+) \(should be (\d+)\)", re.MULTILINE
+    r"^\s*(?:data|SSND|BODY|Data Size|(riff|Riff size))\s*: (\d+) \(should be (\d+)\)",
+    re.MULTILINE,
 )
-_NO_END = re.compile(r"^Ogg ?: (?:Last page lacks an end-of-stream|Junk after the last)", re.M)
+_NO_END = re.compile(
+    r"^Ogg ?: (?:Last page lacks an end-of-stream|Junk after the last)"
+    r"|^(?:\*\*\* File s|S)eems to be (?:a )?truncated",
+    re.MULTILINE,
+)
+_NIST_FRAMES = re.compile(rb"^sample_count -i (\d+)$", re.MULTILINE)
+_NIST_HEADER_BYTES = 1024
 _UNKNOWN_BYTES = 0x7FFF0000  # headers of streams promise at least this in their 32 bits
 _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's, for FLAC from a stream
 
@@ -66,7 +74,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
         if os.fstat(file.fileno()).st_size == 0:
             raise AudioError(f"{path} is empty; expected audio, such as WAV or FLAC")
         try:
-            with soundfile.SoundFile(file) as audio:
+            # By descriptor: calls back to a Python file would print their own errors.
+            with soundfile.SoundFile(file.fileno(), closefd=False) as audio:
                 rate = audio.samplerate
                 if rate < LOWEST_RATE:
                     raise AudioError(
@@ -75,9 +84,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
                     )
                 # soundfile seeks to where it is after each read, which fails in FLAC from a stream.
                 audio.seekable = lambda: False
-                promised = _promised(audio)
-                samples = _mono_16k(audio)
-                read = audio.tell()
+                promised = _promised(audio, file.fileno())
+                samples, read = _mono_16k(audio)
                 has_end = not _NO_END.search(audio.extra_info)
         except (soundfile.LibsndfileError, soundfile.SoundFileRuntimeError) as exc:
             reason = getattr(exc, "error_string", str(exc)).strip().rstrip(".")
@@ -92,8 +100,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
         )
     if not has_end:
         raise AudioError(
-            f"{path} ends after {read / rate:.2f} s without the mark of its end, so it was cut "
-            "off; copy it again"
+            f"{path} ends after {read / rate:.2f} s, before its own end, so it was cut off; "
+            "copy it again"
         )
     if not np.isfinite(samples).all():
         raise AudioError(f"{path} has samples that are not finite numbers; convert it again")
@@ -108,13 +116,18 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
     return samples
 
 
-def _promised(audio: Any) -> int:
+def _promised(audio: Any, file: int) -> int:
     """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say.
+
+    `file` is its descriptor.
 
     libsndfile reads what there is and reports the difference only in its log. A difference shorter
     than a word is taken for a mistake in the header: nothing is lost.
     """
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
+    if audio.format == "NIST":
+        count = _NIST_FRAMES.search(os.pread(file, _NIST_HEADER_BYTES, 0))
+        return frames if count is None else int(count[1])
     found = _SHORTER.search(audio.extra_info)
     if found is None:
         return frames
@@ -125,20 +138,26 @@ def _promised(audio: Any) -> int:
     return longer if longer - frames > SHORTEST_S * audio.samplerate else frames
 
 
-def _mono_16k(audio: Any) -> NDArray[np.float32]:
-    """The rest of an open `soundfile.SoundFile`, read one block at a time."""
+def _mono_16k(audio: Any) -> tuple[NDArray[np.float32], int]:
+    """All of an open `soundfile.SoundFile`, read one block at a time, and its number of samples.
+
+    Some codecs of telephones, such as GSM 6.10, cannot say where they are in the file.
+    """
     import soxr
 
     rate: int = audio.samplerate
     resampler = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1)
     parts: list[NDArray[np.float32]] = []
+    read = 0
     while True:
         block = audio.read(_BLOCK, dtype="float32", always_2d=True)
-        mono = block.mean(axis=1, dtype=np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # `read_audio` refuses the result
+            mono = block.mean(axis=1, dtype=np.float32)
+        read += len(block)
         ended = len(block) < _BLOCK
         parts.append(mono if resampler is None else resampler.resample_chunk(mono, last=ended))
         if ended:
-            return np.concatenate(parts)
+            return np.concatenate(parts), read
 
 
 def cut_at_pauses(samples: NDArray[np.float32], longest_s: float = SEGMENT_S) -> Iterator[Segment]:

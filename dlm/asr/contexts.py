@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlm.client import ContextBlocks, State, Utterance
-from dlm.ngram.query import PARTIAL
+from dlm.ngram.query import BIGRAM_FALLBACK
 
 MAX_WORDS = 1 << 22  # in all cached blocks: some 60 MB
 BLOCK_WORDS = 64  # an empty block takes as much memory as this many words
@@ -40,14 +40,14 @@ class KnownContext:
         answers  by word id: log10 P, and the state after the word
     """
 
-    __slots__ = ("_blocks", "_row", "answers", "partial", "size", "state")
+    __slots__ = ("_blocks", "_row", "answers", "bigram_fallback", "size", "state")
 
     def __init__(self, state: State, blocks: ContextBlocks, row: int) -> None:
         self.state = state
         self._blocks, self._row = blocks, row
         self.answers: dict[int, tuple[float, State]] = {}
         self.size = BLOCK_WORDS + int(blocks.sizes[row])
-        self.partial = bool(blocks.source[row] == PARTIAL)
+        self.bigram_fallback = bool(blocks.source[row] == BIGRAM_FALLBACK)
 
     def score(self, word: int) -> tuple[float, State]:
         """log10 P of the word with this id, and the state after it."""
@@ -76,7 +76,7 @@ class Contexts:
         self._words = 0
 
     def begin_sentence(self) -> None:
-        """Forgets the partial model's answers, since servers may be back."""
+        """Forgets the bigram fallback's answers, since servers may be back."""
         self._passing.clear()
 
     def find(self, state: State) -> KnownContext | None:
@@ -110,7 +110,7 @@ class Contexts:
         return found
 
     def _keep(self, state: State, context: KnownContext) -> None:
-        if context.partial:
+        if context.bigram_fallback:
             self._passing[state] = context
             return
         self._kept[state] = context

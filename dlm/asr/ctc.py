@@ -13,40 +13,8 @@ from numpy.typing import NDArray
 
 from dlm.asr.acoustic import FRAME_S
 from dlm.asr.lexicon import PhonemeLexicon
-from dlm.errors import ConfigError, QueryError
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSettings:
-    """Weights and pruning of the beam search.
-
-    lm_weight   of the language model's log10 P, against the acoustic ln P, >= 0. 2 is best for
-                read English speech and a 5-gram; use less (1.5) with a poor model.
-    word_score  added per word; above 0 favours many short words. 0.
-    beam        hypotheses kept per frame, >= 1. 100: 500 take five times as long for 3 % fewer
-                errors.
-    labels      how many of the likeliest labels are tried per frame, >= 1. 25.
-    threshold   hypotheses this far (natural log) below the best are dropped, > 0. 30.
-    nbest       most distinct sentences to return, >= 1. 1.
-    """
-
-    lm_weight: float = 2.0
-    word_score: float = 0.0
-    beam: int = 100
-    labels: int = 25
-    threshold: float = 30.0
-    nbest: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("beam", "labels", "nbest"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if not 0 <= self.lm_weight < float("inf"):
-            raise ConfigError(f"lm_weight is {self.lm_weight}; expected 0 or more")
-        if not abs(self.word_score) < float("inf"):
-            raise ConfigError(f"word_score is {self.word_score}; expected a finite number")
-        if not self.threshold > 0:
-            raise ConfigError(f"threshold is {self.threshold}; expected a number above 0")
+from dlm.asr.settings import BeamSettings
+from dlm.errors import QueryError
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +94,7 @@ class CtcDecoder:
         trie.smear(decoder.SmearingMode.MAX)
         self._trie = trie
         self._options = decoder.LexiconDecoderOptions(
-            self.settings.beam,
+            self.settings.hypotheses,
             self.settings.labels,
             self.settings.threshold,
             self.settings.lm_weight,

@@ -56,7 +56,7 @@ class DlmLM(LM):  # type: ignore[misc]
     Raises
         QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the words
         QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
-            `ClientConfig(partial=True)` server failures raise nothing
+            `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
 
     def __init__(

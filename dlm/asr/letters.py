@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-from dlm.client.api.config import default_cache_dir
+from dlm.client.config.settings import default_cache_dir
 from dlm.files import write_whole
 from dlm.logs import EventLog
 from dlm.progress import ProgressReporter, Tell

@@ -52,15 +52,15 @@ class Hypothesis:
 class NbestList:
     """The hypotheses of an utterance, best first.
 
-    partial  scores from shorter n-grams, since no shard answered in time
-    small    scores from the small model, since servers failed
+    bigram_fallback  scores from shorter n-grams, since no shard answered in time
+    local_fallback   scores from the local fallback, since servers failed
     scales   how scores are combined
     """
 
     id: str
     hypotheses: tuple[Hypothesis, ...]
-    partial: int = 0
-    small: int = 0
+    bigram_fallback: int = 0
+    local_fallback: int = 0
     scales: Scales = field(default_factory=Scales)
 
     def lattice(self) -> Lattice:
@@ -174,7 +174,14 @@ def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]
 def nbest_json(found: NbestList) -> str:
     """The list as one line of JSON."""
     facts: dict[str, Any] = {"id": found.id}
-    facts |= {name: n for name, n in (("partial", found.partial), ("small", found.small)) if n}
+    facts |= {
+        name: n
+        for name, n in (
+            ("bigram_fallback", found.bigram_fallback),
+            ("local_fallback", found.local_fallback),
+        )
+        if n
+    }
     facts["hyps"] = [
         {"words": " ".join(one.words), "acoustic": one.acoustic, "lm": one.lm}
         for one in found.hypotheses

@@ -14,23 +14,22 @@ of the pointer file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dlm.client import Client, ClientConfig
-from dlm.client.api.config import default_cache_dir
-from dlm.client.deliver.security import check_address
+from dlm.client.config.security import check_address
+from dlm.client.config.settings import default_cache_dir
 from dlm.errors import ArpaError, ConfigError
-from dlm.files import lock_file, try_lock
+from dlm.files import claim, evict, locked
 from dlm.index.build.journal import describe_input
 from dlm.index.build.shard_set import KERNELS, build_shard_set
 from dlm.index.layout import FORMAT_VERSION, MANIFEST
@@ -50,7 +49,8 @@ POINTER_BYTES = 4096  # at most
 FORMS = "cluster.toml, the folder of a shard set, an ARPA file, or dlm://HOST:PORT"
 _POINTER = re.compile(r"dlm://(?P<place>[^?]+)(?:\?model=(?P<model>[0-9a-f]{6,}))?")
 _IS_PATH = ("/", "./", "../", "~/")
-_POLL_S = 0.05
+_SET = r".+-[0-9a-f]{16}-[0-9a-f]{16}"
+WAITING = "another process is sharding this file; waiting for it"
 
 SERVERS, CLUSTER, SHARD_SET, ARPA = "servers", "cluster", "shard set", "ARPA"
 
@@ -210,12 +210,12 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
     Raises  ArpaError, ConfigError
     """
     size = os.environ.get("DLM_CACHE_SIZE")
-    limit = None if not size else parse_size(size)
+    limit = parse_size(size) if size else math.inf
     home = (default_cache_dir() if cache_dir is None else cache_dir) / "models"
     key = _key(arpa)
     folder = home / "-".join(key)
-    if _is_there(folder) and _hold(folder):
-        _trim(home, limit)
+    if _opened(folder):
+        evict(home, _SET, most_bytes=limit)
         return folder
     # Errors in the file are reported before anything is compiled or written.
     with ArpaReader(arpa):
@@ -223,8 +223,9 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
     progress = ProgressReporter(tell or (lambda line: None))
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / f"{key[0]}-{key[1]}.lock", progress):
-            if _is_there(folder) and _hold(folder):  # another process has created it meanwhile
+        lock = home / f"{key[0]}-{key[1]}.lock"
+        with locked(lock, tell=partial(progress.stage, WAITING), remove=True):
+            if _opened(folder):  # another process has created it meanwhile
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)
@@ -232,9 +233,9 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
             if _key(arpa) != key:
                 shutil.rmtree(folder)
                 raise ConfigError(f"{arpa} changed while it was read; open it again")
-            _hold(folder)
+            claim(folder)
             _forget_others(home, key)
-            _trim(home, limit)
+            evict(home, _SET, most_bytes=limit)
     except OSError as exc:
         raise ConfigError(
             f"cannot write the shard set of {arpa} to {home}: {exc}. Free some space there, or set "
@@ -257,8 +258,9 @@ def _key(arpa: Path) -> tuple[str, str, str]:
     return name, place, stamp
 
 
-def _is_there(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+def _opened(folder: Path) -> bool:
+    """Whether a shard set is there; then it is in use until this process ends."""
+    return (folder / MANIFEST).is_file() and claim(folder)
 
 
 def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
@@ -271,57 +273,3 @@ def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
             and (other.name != "-".join(key))
         ):
             shutil.rmtree(other, ignore_errors=True)
-
-
-# The locks of the shard sets that this process has open; forked children have them too.
-_held: dict[Path, int] = {}
-IN_USE = ".in-use"
-_SET = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
-
-
-def _hold(folder: Path) -> bool:
-    """Marks a shard set as in use until this process ends; False if it was removed."""
-    if folder not in _held:
-        with contextlib.suppress(OSError):  # a read-only cache, or one without locks
-            lock = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            _held[folder] = lock
-    with contextlib.suppress(OSError):
-        os.utime(folder)  # when it was opened last
-    return _is_there(folder)
-
-
-def _trim(home: Path, limit_bytes: int | None) -> None:
-    """Removes unused shard sets, least recently opened first, until the rest fit."""
-    if limit_bytes is None:
-        return
-    found = []
-    for folder in home.iterdir():
-        if _SET.fullmatch(folder.name):
-            with contextlib.suppress(OSError):  # another process is removing it
-                size = sum(file.stat().st_size for file in folder.iterdir())
-                found.append((folder.stat().st_mtime_ns, size, folder))
-    total = sum(size for _, size, _ in found)
-    for _, size, folder in sorted(found):
-        if total <= limit_bytes:
-            return
-        with contextlib.suppress(OSError), (folder / IN_USE).open("a") as lock:
-            if folder not in _held and try_lock(lock.fileno()):
-                shutil.rmtree(folder)
-                total -= size
-
-
-@contextlib.contextmanager
-def _locked(path: Path, progress: ProgressReporter) -> Iterator[None]:
-    """Waits until no other process has the lock."""
-    handle = lock_file(path)
-    if handle is None:
-        progress.stage("another process is sharding this file; waiting for it")
-    while handle is None:
-        time.sleep(_POLL_S)
-        handle = lock_file(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)

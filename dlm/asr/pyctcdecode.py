@@ -81,7 +81,7 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
     Raises
         QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the unigrams
         QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
-            `ClientConfig(partial=True)` server failures raise nothing
+            `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
 
     def __init__(

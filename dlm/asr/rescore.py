@@ -5,8 +5,8 @@
 
 Each node keeps distinct model states, and paths with equal states are merged. All queries at a
 position (the words that may come next, after every remaining state) go out in one call, which is
-one message per shard. `positions` does the same without asking a handle: it yields the queries and
-takes the answers, for callers that ask in another way, or record.
+one message per shard. `positions` does the same without asking an utterance: it yields the queries
+and takes the answers, for callers that ask in another way, or record.
 
 Paper  DLM section 3.3: K hypotheses by W words at each position, batched by server. Where we
        differ: positions are those of a lattice (words from its start), hypotheses with equal states
@@ -26,45 +26,21 @@ from numpy.typing import NDArray
 
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypotheses, NbestList
+from dlm.asr.settings import SearchSettings
 from dlm.asr.state_table import StateTable
 from dlm.client import AsyncUtterance, Extension, States, Utterance
-from dlm.errors import ConfigError
-from dlm.ngram.query import PARTIAL, SMALL
+from dlm.ngram.query import BIGRAM_FALLBACK, LOCAL_FALLBACK
 from dlm.units import LN_10
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """How a lattice is searched.
+@dataclass(frozen=True)
+class Search(SearchSettings):
+    """How a lattice is searched, and how its scores are combined.
 
-    scales      how scores are combined; None: the lattice's own
-    new_weight, old_weight  of the model's scores and of the lattice's: an arc's lm score becomes
-                new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5 interpolate
-                (logarithms); -1 and 1 subtract a model from Kaldi's graph scores
-    beam        > 0; hypotheses this far behind the best at their position are dropped, in units of
-                lm scores (natural logarithms, before the scale). 10; infinite is exact
-    hypotheses  > 0; most hypotheses at a position. None: no limit
+    scales      None: the lattice's own
     """
 
     scales: Scales | None = None
-    new_weight: float = 1.0
-    old_weight: float = 0.0
-    beam: float = 10.0
-    hypotheses: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.beam > 0:
-            raise ConfigError(f"beam {self.beam:g}; expected a number above 0")
-        if self.hypotheses is not None and self.hypotheses < 1:
-            raise ConfigError(f"{self.hypotheses} hypotheses; expected 1 or more")
-        for name in ("new_weight", "old_weight"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name} {getattr(self, name)}; expected a finite number")
-
-    @property
-    def exact(self) -> bool:
-        """Whether no hypothesis is ever dropped."""
-        return self.beam == math.inf and self.hypotheses is None
 
     def scales_of(self, given: Hypotheses) -> Scales:
         """The scales to use for this lattice or list."""
@@ -94,15 +70,15 @@ class Rescored:
                those of </s> on the arcs into the end
     positions  number of calls
     queries    scores requested
-    partial    how many of them came from shorter n-grams, since no shard answered in time
-    small      how many of them came from the small model, since servers failed
+    bigram_fallback  how many of them came from shorter n-grams, since no shard answered in time
+    local_fallback   how many of them came from the local fallback, since servers failed
     """
 
     lattice: Lattice
     positions: int
     queries: int
-    partial: int
-    small: int
+    bigram_fallback: int
+    local_fallback: int
 
 
 Positions: TypeAlias = Generator[PositionBatch, Extension, Rescored]
@@ -114,10 +90,10 @@ def rescore(
     search: Search | None = None,
     watch: Callable[[PositionBatch], None] | None = None,
 ) -> Rescored:
-    """The lattice with the scores of the handle's model.
+    """The lattice with the scores of the utterance's model.
 
     Args
-        utterance  a handle used for nothing else
+        utterance  an utterance used for nothing else
         watch      called with each batch before it is sent
     Raises
         UnavailableError, ProtocolError  see `Utterance.extend`
@@ -149,7 +125,7 @@ def positions(
 def rescore_nbest(
     found: NbestList, utterance: Utterance, search: Search | None = None
 ) -> tuple[NbestList, int]:
-    """The list with the scores of the handle's model, best first, and the number of queries.
+    """The list with the scores of the utterance's model, best first, and the number of queries.
 
     All hypotheses go out in one call; what they share is sent once.
 
@@ -163,8 +139,8 @@ def rescore_nbest(
         for one, score in zip(found.hypotheses, scores, strict=True)
     ]
     made.sort(key=lambda one: -one.total(scales))
-    partial = sum(int((score.token_source == PARTIAL).sum()) for score in scores)
-    small = sum(int((score.token_source == SMALL).sum()) for score in scores)
+    partial = sum(int((score.token_source == BIGRAM_FALLBACK).sum()) for score in scores)
+    small = sum(int((score.token_source == LOCAL_FALLBACK).sum()) for score in scores)
     return (
         NbestList(found.id, tuple(made), partial, small, scales),
         sum(score.tokens for score in scores),
@@ -341,8 +317,8 @@ class _Expansion:
 
     def _count(self, found: Extension) -> None:
         self._queries += found.source.size
-        self._partial += int((found.source == PARTIAL).sum())
-        self._small += int((found.source == SMALL).sum())
+        self._partial += int((found.source == BIGRAM_FALLBACK).sum())
+        self._small += int((found.source == LOCAL_FALLBACK).sum())
 
     def _expanded(self) -> Lattice:
         """The hypotheses as a lattice, without those that were dropped."""

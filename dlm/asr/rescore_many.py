@@ -23,16 +23,16 @@ class RescoredUtterance:
     audio_s    seconds of audio; 0 if the file does not say
     positions  number of calls
     queries    scores requested
-    partial    how many of them came from shorter n-grams, since no shard answered in time
-    small      how many of them came from the small model, since servers failed
+    bigram_fallback  how many of them came from shorter n-grams, since no shard answered in time
+    local_fallback   how many of them came from the local fallback, since servers failed
     """
 
     found: Hypotheses
     audio_s: float
     positions: int
     queries: int
-    partial: int
-    small: int
+    bigram_fallback: int
+    local_fallback: int
 
 
 def rescore_one(
@@ -50,12 +50,18 @@ def rescore_one(
         listed, queries = rescore_nbest(given, utterance, search)
         if nbest is not None:
             listed = replace(listed, hypotheses=listed.hypotheses[:nbest])
-        return RescoredUtterance(listed, 0.0, 1, queries, listed.partial, listed.small)
+        return RescoredUtterance(
+            listed, 0.0, 1, queries, listed.bigram_fallback, listed.local_fallback
+        )
     done = rescore(given, utterance, search)
     found: Hypotheses = done.lattice
     if nbest is not None:
-        found = replace(best_paths(done.lattice, nbest), partial=done.partial, small=done.small)
-    counts = (done.positions, done.queries, done.partial, done.small)
+        found = replace(
+            best_paths(done.lattice, nbest),
+            bigram_fallback=done.bigram_fallback,
+            local_fallback=done.local_fallback,
+        )
+    counts = (done.positions, done.queries, done.bigram_fallback, done.local_fallback)
     return RescoredUtterance(found, given.duration_s, *counts)
 
 

@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 
 from dlm.asr.acoustic import AcousticModel
 from dlm.asr.audio import SAMPLE_RATE, Segment, cut_at_pauses
-from dlm.asr.ctc import BeamSettings, CtcDecoder, HeardSentence
+from dlm.asr.ctc import CtcDecoder, HeardSentence
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.lexicon import WORDS, PhonemeLexicon, model_lexicon
-from dlm.client import Client, Family, Utterance
-from dlm.client.api.states import FULL_KIND, SMALL_KIND
-from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.asr.settings import BeamSettings
+from dlm.client import Client, ModelInfo, Utterance
+from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell
 
-# What answered: the full model; its 2-grams, for some queries; the small model.
-PARTIAL_MODE = "partial"
-_MODES = {FULL: FULL_KIND, PARTIAL: PARTIAL_MODE, SMALL: SMALL_KIND}
+# What answered: the full model; its 2-grams, for some queries; the local fallback.
+BIGRAM_FALLBACK_MODE = "bigram_fallback"
+_MODES = {FULL: FULL_MODEL, BIGRAM_FALLBACK: BIGRAM_FALLBACK_MODE, LOCAL_FALLBACK: LOCAL_MODEL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class Transcript:
 
     start_s, end_s  of the segment in the whole audio, like the times of its words
     sentences       the likeliest ones, best first; empty if nothing fits
-    mode            "full"; "partial" if servers failed and 2-grams answered some queries; "small"
-                    on the small model
-    partial         number of queries that 2-grams answered
+    mode            "full"; "bigram_fallback" if servers failed and 2-grams answered some queries;
+                    "local_fallback" on the local fallback
+    bigram_fallback  number of queries that 2-grams answered
     log10_probs     of each word of the best sentence, after the words before it
     sources         of each of these, with the values of `mode`
     """
@@ -45,7 +46,7 @@ class Transcript:
     end_s: float
     sentences: tuple[HeardSentence, ...] = field(repr=False)
     mode: str
-    partial: int
+    bigram_fallback: int
     log10_probs: tuple[float, ...]
     sources: tuple[str, ...]
 
@@ -60,7 +61,7 @@ class Transcriber:
 
     Args
         client    of servers or a shard set. Each segment is a separate utterance, so after servers
-                  fail the next one uses the small model (`ClientConfig.small`)
+                  fail the next one uses the local fallback (`ClientConfig.local_fallback`)
         settings  of the beam search
         words     most words of the model to recognise, by unigram probability
         tell      gets lines about steps that take long
@@ -82,7 +83,7 @@ class Transcriber:
         self._limit = words
         self._tell = tell
         self._acoustic = AcousticModel()
-        self._known: dict[Family, tuple[PhonemeLexicon, CtcDecoder]] = {}
+        self._known: dict[ModelInfo, tuple[PhonemeLexicon, CtcDecoder]] = {}
         self._decoder_of(client.utterance())
 
     def transcribe(self, samples: NDArray[np.float32]) -> Iterator[Transcript]:
@@ -92,7 +93,7 @@ class Transcriber:
         Raises
             QueryError  samples of the wrong shape or type
             UnavailableError, ProtocolError, AuthenticationError  servers fail, and the client has
-                neither `partial` nor `small`; earlier segments stay valid
+                neither `bigram_fallback` nor `local_fallback`; earlier segments stay valid
         """
         for segment in cut_at_pauses(samples):
             yield self._transcribe(segment)
@@ -101,33 +102,33 @@ class Transcriber:
         utterance = self._client.utterance()
         end_s = segment.start_s + len(segment.samples) / SAMPLE_RATE
         if segment.samples.min() == segment.samples.max():  # digital silence, perhaps hours of it
-            return Transcript(segment.start_s, end_s, (), utterance.family.kind, 0, (), ())
+            return Transcript(segment.start_s, end_s, (), utterance.model_info.kind, 0, (), ())
         log_probs = self._acoustic.log_probs(segment.samples)
         lexicon, decoder = self._decoder_of(utterance)
-        before = self._client.stats.partial
+        before = self._client.stats.bigram_fallback
         lm = DlmLM(utterance, lexicon.ids.tolist())
         sentences = [one.shifted(segment.start_s) for one in decoder.decode(log_probs, lm)]
         words = [one.word for one in sentences[0].words] if sentences else []
         (score,) = utterance.score_sentences([words])
-        partial = self._client.stats.partial - before
-        kind = utterance.family.kind
+        partial = self._client.stats.bigram_fallback - before
+        kind = utterance.model_info.kind
         return Transcript(
             segment.start_s,
             end_s,
             tuple(sentences),
-            PARTIAL_MODE if partial and kind == FULL_KIND else kind,
+            BIGRAM_FALLBACK_MODE if partial and kind == FULL_MODEL else kind,
             partial,
             tuple(score.token_log10_prob[: len(words)].tolist()),
             tuple(_MODES[s] for s in score.token_source[: len(words)].tolist()),
         )
 
     def _decoder_of(self, utterance: Utterance) -> tuple[PhonemeLexicon, CtcDecoder]:
-        """The lexicon and decoder for the handle's model; models differ in their words."""
-        family = utterance.family
-        if family not in self._known:
+        """The lexicon and decoder for the utterance's model; models differ in their words."""
+        model_info = utterance.model_info
+        if model_info not in self._known:
             acoustic = self._acoustic
             lexicon = model_lexicon(utterance, acoustic.labels, limit=self._limit, tell=self._tell)
-            self._known[family] = (
+            self._known[model_info] = (
                 lexicon,
                 CtcDecoder(
                     lexicon,
@@ -137,4 +138,4 @@ class Transcriber:
                     settings=self.settings,
                 ),
             )
-        return self._known[family]
+        return self._known[model_info]

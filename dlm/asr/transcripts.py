@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlm.asr.lines import finite
+from dlm.asr.nbest import read_nbest
 from dlm.errors import TextError
 from dlm.units import counted
 
 TEXT_COLUMNS = ("text", "transcript", "sentence")
 NAME_COLUMNS = ("id", "file", "utterance", "path")
+# The end of an id of `dlm transcribe --json`: where in its file a later segment begins.
+_SEGMENT = re.compile(r":\d+\.\d\d$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +38,16 @@ def read_transcripts(path: Path) -> TranscriptFile:
     """Reads one of these formats, detected from the first line:
 
     * JSON lines, as printed by `dlm transcribe --json`; segments of a file are joined
+    * n-best lists, as written by `dlm rescore`; the first hypothesis of each counts. As text, only
+      if every line has an id and two scores with a decimal point
     * a tab-separated table with a header: text, a name (id or file), optionally speaker
     * a name, a tab, the text, as printed by `dlm transcribe` for several files
     * only the text, one line per utterance
 
     Raises
-        OSError    the file cannot be read
-        TextError  it is empty, not UTF-8, or a line has another format than the first
+        OSError       the file cannot be read
+        TextError     it is empty, not UTF-8, or a line has another format than the first
+        LatticeError  an n-best list is malformed
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -47,6 +55,8 @@ def read_transcripts(path: Path) -> TranscriptFile:
         raise TextError(f"{path} is not UTF-8 ({exc.reason} at byte {exc.start})") from exc
     if not any(line.strip() for line in lines):
         raise TextError(f"{path} has no utterances; expected one line for each")
+    if _is_nbest(lines):
+        return _named(path, list(_nbest_rows(path)), join=True)
     header = lines[0].lower().split("\t")
     if lines[0].startswith("{"):
         return _named(path, list(_json_rows(path, lines)), join=True)
@@ -84,6 +94,29 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
                 "of `dlm transcribe --json`"
             ) from exc
         yield str(name), str(text), str(speaker)
+
+
+def _is_nbest(lines: list[str]) -> bool:
+    if not lines[0].startswith("{"):
+        return all(_has_scores(line) for line in lines if line.strip())
+    try:
+        found: Any = json.loads(lines[0])
+    except ValueError:
+        return False
+    return "hyps" in found and "text" not in found
+
+
+def _has_scores(line: str) -> bool:
+    """Whether an id and two scores come first; words can be whole numbers, but not scores."""
+    scores = line.split()[1:3]
+    return len(scores) == 2 and all(
+        not score.isdigit() and finite(score) is not None for score in scores
+    )
+
+
+def _nbest_rows(path: Path) -> Iterator[_Row]:
+    for one in read_nbest(path):
+        yield _SEGMENT.sub("", one.id), " ".join(one.hypotheses[0].words), ""
 
 
 def _table_rows(path: Path, lines: list[str], header: list[str]) -> Iterator[_Row]:

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.cli.json_output import print_json_line
-from dlm.cli.options import (
-    Ca,
-    Cert,
-    Key,
-    LogLevel,
-    TlsCert,
-    TlsClientCa,
-    TlsKey,
-    TokenFile,
-    Tokens,
-)
+from dlm.cli.options import Ca, Cert, Key, LogLevel, TokenFile, option
+from dlm.cli.serve import TlsCert, TlsClientCa, TlsKey, Tokens
+from dlm.server.config import ServerConfig
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -43,13 +35,13 @@ def cluster(
         int,
         typer.Option(help="Port of shard 0; the others follow it. 0 picks free ports."),
     ] = 0,
-    workers: Annotated[int, typer.Option(help="Processes per server.")] = 1,
+    workers: Annotated[int, option(ServerConfig, "workers")] = 1,
     replicas: Annotated[
         int,
         typer.Option(min=1, max=64, help="Servers per shard; with 2 or more, one may fail."),
     ] = 1,
     restart: Annotated[bool, typer.Option("--restart", help="Restart servers that exit.")] = False,
-    small: Annotated[
+    local_fallback: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
@@ -80,17 +72,17 @@ def cluster(
 
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
     exits with 1 once none is left. With several folders, server N serves shard N of every set that
-    has it. --ca, --cert, --key, --token-file and --small are written to cluster.toml for
-    clients, as absolute paths; clients with `partial` open the small model themselves.
+    has it. --ca, --cert, --key, --token-file and --local-fallback are written to cluster.toml for
+    clients, as absolute paths; clients with `bigram_fallback` open the local fallback themselves.
 
     Examples:
         dlm cluster shards/model
-        dlm cluster shards/model --replicas 2 --restart --small shards/small
+        dlm cluster shards/model --replicas 2 --restart --local-fallback shards/small
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.client.api.cluster_file import write_cluster_file
-    from dlm.client.deliver.security import ClientSecurity
+    from dlm.client.config.cluster_file import write_cluster_file
+    from dlm.client.config.security import ClientSecurity
     from dlm.cluster.processes import claim, listening, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
@@ -105,8 +97,8 @@ def cluster(
                 f"{count} consecutive ports, and the last port is 65535"
             )
     check_writes("--cluster", cluster_file)
-    if small is not None:
-        LocalModel.open(small)  # fails now if it is damaged, not when it is needed
+    if local_fallback is not None:
+        LocalModel.open(local_fallback)  # fails now if it is damaged, not when it is needed
     check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
     check_reads("--ca, --token-file", *filter(None, (ca, cert, key, token_file)))
     security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
@@ -124,7 +116,11 @@ def cluster(
         endpoints = [server.endpoint for server in servers]
         shard_set = manifests[0].shard_set
         write_cluster_file(
-            cluster_file, endpoints, shard_set=shard_set, security=security, small=small
+            cluster_file,
+            endpoints,
+            shard_set=shard_set,
+            security=security,
+            local_fallback=local_fallback,
         )
         return cluster_file.read_text()
 
@@ -159,7 +155,7 @@ def cluster(
             ) as servers:
                 if not asked_to_stop:
                     written = write(servers)
-                    facts = _facts(directories, manifests, servers, cluster_file, small)
+                    facts = _facts(directories, manifests, servers, cluster_file, local_fallback)
                     print_json_line(facts) if as_json else _print(facts)
                 for line in supervise(
                     servers, lambda: asked_to_stop, restart=restart, changed=rewrite
@@ -182,7 +178,7 @@ def _facts(
     manifests: Sequence[Manifest],
     servers: Sequence[Server],
     cluster_file: Path,
-    small: Path | None,
+    local_fallback: Path | None,
 ) -> dict[str, Any]:
     """What is served, and where."""
     return {
@@ -194,7 +190,7 @@ def _facts(
             {"shard": server.endpoint.shard, "address": server.endpoint.address}
             for server in servers
         ],
-        "small": None if small is None else str(small),
+        "local_fallback": None if local_fallback is None else str(local_fallback),
         "cluster": str(cluster_file),
     }
 
@@ -207,6 +203,6 @@ def _print(facts: dict[str, Any]) -> None:
         )
     for server in facts["servers"]:
         print(f"  shard {server['shard']} at {server['address']}")
-    if facts["small"] is not None:
-        print(f"small model {facts['small']}")
+    if facts["local_fallback"] is not None:
+        print(f"local fallback {facts['local_fallback']}")
     print(f"wrote {facts['cluster']}; Ctrl-C stops the servers and removes it", flush=True)

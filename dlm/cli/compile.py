@@ -64,7 +64,7 @@ def _kernels_of(commands: Sequence[_For]) -> list[Any]:
 
             found += BUILDING
         else:
-            from dlm.client.plan.warm import KERNELS as ASKING
+            from dlm.client.deliver.warm import KERNELS as ASKING
             from dlm.index.search.shard import OPENING
             from dlm.index.search.text.score import KERNELS as SCORING
 

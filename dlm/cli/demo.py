@@ -15,7 +15,7 @@ from dlm.cli.options import Json
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.client.api.metrics import Stats
+    from dlm.client.deliver.counts import Stats
     from dlm.cluster.check import Checked
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
@@ -44,7 +44,7 @@ def demo(
 
     from dlm.cli.compiling import compile_kernels
     from dlm.client import Client, ClientConfig
-    from dlm.client.plan.warm import KERNELS as asking
+    from dlm.client.deliver.warm import KERNELS as asking
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
     from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder
@@ -107,7 +107,7 @@ def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:
         "queries": checked.queries,
         "calls": len(checked.calls_ms),
         "messages": stats[1].messages - stats[0].messages,
-        "queries_without_message": stats[1].zero_message - stats[0].zero_message,
+        "queries_without_message": stats[1].local_hits - stats[0].local_hits,
         "call_ms_median": float(np.quantile(calls_ms, 0.5)),
         "call_ms_p99": float(np.quantile(calls_ms, 0.99)),
         "differences": checked.differences,
@@ -146,7 +146,7 @@ def _table(
     )
     row(
         "answered without a message",
-        *(f"{delta(s, 'zero_message') / max(c.queries, 1):.1%}" for c, s in both),
+        *(f"{delta(s, 'local_hits') / max(c.queries, 1):.1%}" for c, s in both),
     )
     for name, quantile in (("call, median", 0.5), ("call, 99th percentile", 0.99)):
         row(

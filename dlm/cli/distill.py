@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Memory, Public, Quiet, Threads
+from dlm.cli.options import Json, Memory, Public, Quiet, Threads, option
 from dlm.cli.progress import stage_printer
+from dlm.distill.settings import DistillSettings
 from dlm.units import counted
 
 
@@ -42,10 +43,7 @@ def distill(
             "written, to --work.",
         ),
     ] = None,
-    samples: Annotated[
-        float | None,
-        typer.Option(help="Number of sentences to sample, such as 1e5; an ARPA file needs none."),
-    ] = None,
+    samples: Annotated[float | None, option(DistillSettings, "samples")] = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -68,7 +66,7 @@ def distill(
             "fitting one model on all of them.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    seed: Annotated[int, option(DistillSettings, "seed")] = 0,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -87,10 +85,7 @@ def distill(
             "instead of counting.",
         ),
     ] = None,
-    prior: Annotated[
-        float | None,
-        typer.Option(help="Pseudo-count for each sampled context; 0.01 suits words."),
-    ] = None,
+    prior: Annotated[float | None, option(DistillSettings, "prior")] = None,
     capitalize: Annotated[
         Path | None,
         typer.Option(
@@ -121,7 +116,8 @@ def distill(
     An ARPA file yields its expected counts without text or samples. Other sources are sampled, and
     so is an ARPA file with --samples: at each history of a sampled sentence, the whole distribution
     is counted. If the source or topology carries a privacy record, the records are composed. An
-    input without one leaves the result without a guarantee, unless --public NAME vouches for it.
+    input without one leaves the result without a guarantee, unless --public-attested-by NAME
+    vouches for it.
 
     --capitalize splits the probability of each word over its cased spellings, as in a model of
     public cased text. --unigrams takes word frequencies, and words that the network lacks, from

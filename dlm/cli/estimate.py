@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import HalfMemory, Json, Silent, TextColumn, Threads, Tmp
+from dlm.cli.options import HalfMemory, Json, Silent, TextColumn, Threads, Tmp, option
 from dlm.cli.progress import stage_printer
+from dlm.estimate.settings import EstimateOptions
 
 if TYPE_CHECKING:
     from dlm.estimate.settings import EstimationSettings, EstimationSummary
@@ -44,17 +45,8 @@ def estimate(
             "standard input. With Spark, any path that Spark reads.",
         ),
     ] = None,
-    order: Annotated[
-        int, typer.Option("--order", "-n", help="Order of the model, 1 to 8 words per n-gram.")
-    ] = 5,
-    prune: Annotated[
-        str,
-        typer.Option(
-            metavar="COUNTS",
-            help="Drop n-grams that occur at most this often, per order: 0,0,1. The last number "
-            "applies to all higher orders.",
-        ),
-    ] = "",
+    order: Annotated[int, option(EstimateOptions, "order", "-n")] = EstimateOptions.order,
+    prune: Annotated[str, option(EstimateOptions, "prune", metavar="COUNTS")] = "",
     vocab: Annotated[
         Path | None,
         typer.Option(
@@ -62,28 +54,11 @@ def estimate(
             help="Words to keep, separated by white space; n-grams with other words are dropped.",
         ),
     ] = None,
-    discount_fallback: Annotated[
-        bool,
-        typer.Option(
-            "--discount-fallback",
-            help="Use fixed discounts for orders whose counts yield none; small or repetitive "
-            "text needs this.",
-        ),
-    ] = False,
+    discount_fallback: Annotated[bool, option(EstimateOptions, "discount_fallback")] = False,
     fallback_discounts: Annotated[
-        str,
-        typer.Option(
-            metavar="D1,D2,D3", help="The fixed discounts for counts of 1, 2, and 3 or more."
-        ),
-    ] = "0.5,1,1.5",
-    skip: Annotated[
-        bool,
-        typer.Option(
-            "--skip",
-            help="Skip and count lines that are empty, too long or not UTF-8, or that contain NUL, "
-            "<s>, </s> or <unk>.",
-        ),
-    ] = False,
+        str, option(EstimateOptions, "fallback_discounts", metavar="D1,D2,D3")
+    ] = EstimateOptions.fallback_discounts,
+    skip: Annotated[bool, option(EstimateOptions, "skip")] = False,
     column: TextColumn = "text",
     memory: HalfMemory = None,
     tmp: Tmp = None,
@@ -108,8 +83,6 @@ def estimate(
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.estimate.discount import checked_fallback
-    from dlm.estimate.settings import EstimationSettings
     from dlm.progress import ProgressReporter
     from dlm.resources import available_bytes, parse_size
 
@@ -135,19 +108,11 @@ def estimate(
         check_writes("--output", output, stdout=True, arpa=True, inputs=(*text, vocab))
     else:  # a path without a scheme may be on Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
-    settings = EstimationSettings(
-        order=order,
-        prune=_numbers(prune, int, "--prune"),
-        vocabulary=None if vocab is None else frozenset(vocab.read_bytes().split()),
-        fallback=(
-            checked_fallback(_numbers(fallback_discounts, float, "--fallback-discounts"))
-            if discount_fallback
-            else None
-        ),
-        skip=skip,
-        column=column,
-        memory_bytes=available_bytes() // 2 if memory is None else parse_size(memory),
-        threads=threads,
+    options = EstimateOptions(order, prune, discount_fallback, fallback_discounts, skip, column)
+    settings = options.settings(
+        available_bytes() // 2 if memory is None else parse_size(memory),
+        threads,
+        None if vocab is None else frozenset(vocab.read_bytes().split()),
     )
     if engine is EngineName.SPARK:
         if memory is not None or tmp is not None:
@@ -192,18 +157,3 @@ def _with_spark(
     progress.stage("starting Spark")
     with session() as spark:
         return run(spark, text, output, settings, progress=progress)
-
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _numbers(text: str, kind: type[_Number], option: str) -> tuple[_Number, ...]:
-    """Numbers separated by commas or spaces."""
-    from dlm.errors import ConfigError
-
-    try:
-        return tuple(kind(part) for part in text.replace(",", " ").split())
-    except ValueError as exc:
-        raise ConfigError(
-            f"{option} is {text!r}; expected numbers separated by commas, such as 0,0,1"
-        ) from exc

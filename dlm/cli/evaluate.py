@@ -60,12 +60,12 @@ def evaluate(
         dlm evaluate model.arpa.zst small.arpa.zst --text heldout.txt
         dlm evaluate model.arpa.zst runs/first --users heldout.tsv
     """
+    from dlm.checkpoint import CHECKPOINT
     from dlm.cli.paths import check_reads
     from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge
     from dlm.distill.evaluate import evaluate as judge
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
-    from dlm.federated.run_folder import CHECKPOINT
     from dlm.federated.users import TOKENIZERS
     from dlm.resources import available_bytes, parse_size
 

@@ -43,8 +43,8 @@ def federate(
     """Train a network on users' text, in rounds.
 
     The settings determine the noise, and so the guarantee. Each round is saved when it is done;
-    after an interruption, the same command resumes. Until all rounds are done, the output folder
-    contains users' text, sorted, in users.store.
+    after an interruption, the same command resumes. Until the run ends, the output folder contains
+    users' text, sorted, in users.store.
 
     Examples:
         dlm federate users.parquet --config run.toml --output runs/first
@@ -56,7 +56,8 @@ def federate(
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train_network import train_network
-    from dlm.federated.users import MISSING, UserDataset
+    from dlm.federated.unigram_settings import MISSING
+    from dlm.federated.users import UserDataset
 
     if missing not in MISSING:
         raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
@@ -94,7 +95,7 @@ def federate(
         progress=tell,
         on_round=on_round,
     )
-    if not done_now and trained.rounds_done < settings.run.rounds:
+    if not done_now and not trained.has_ended:
         tell(
             f"nothing to do: {output} already has {counted(trained.rounds_done, 'round')}, and "
             "stop_after is "

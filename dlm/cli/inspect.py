@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import Json
+from dlm.cli.options import Json, Quiet
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
 from dlm.units import counted
@@ -79,10 +79,10 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
     key, nor if a file is not the signed one.
     """
     from dlm.errors import ConfigError, DlmError
-    from dlm.federated.lookup import FileSnapshot, record_of_file
-    from dlm.federated.provenance import is_record_line
-    from dlm.federated.recorded import sidecar
     from dlm.index.layout import MANIFEST
+    from dlm.record.lookup import FileSnapshot, record_of_file
+    from dlm.record.provenance import is_record_line
+    from dlm.record.sidecar import sidecar
 
     place = directory / MANIFEST
     said = [str(line) for line in manifest.provenance.get("comments", [])]
@@ -93,7 +93,7 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
         if public_key is None:
             record = record_of_file(FileSnapshot.read(place))
         else:
-            from dlm.federated.signature import look_at, read_public_key
+            from dlm.record.signature import look_at, read_public_key
 
             found = look_at(place, read_public_key(public_key))
             if found.record is None:
@@ -118,7 +118,7 @@ def _shown(value: object, promise: str) -> str:
 
     A line that does not begin like a record is free text and claims nothing.
     """
-    from dlm.federated.provenance import LINE_PREFIX, is_record_line
+    from dlm.record.provenance import LINE_PREFIX, is_record_line
 
     text = str(value)
     if not text.startswith(LINE_PREFIX):
@@ -221,6 +221,7 @@ def verify(
         ),
     ] = None,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Check every invariant of a shard set.
 
@@ -245,7 +246,7 @@ def verify(
         )
     if arpa is not None:
         _refuse_quantised(directory, arpa)
-    tell = stage_printer()
+    tell = stage_printer(quiet=quiet)
 
     if shards:
         report = verify_files(directory, shards, progress=tell)

@@ -17,7 +17,7 @@ def _encoded(facts: Mapping[str, Any], encoder: json.JSONEncoder) -> str:
     try:
         return encoder.encode(facts)
     except ValueError:
-        from dlm.federated.run_folder import finite
+        from dlm.federated.run_files import finite
 
         return encoder.encode(finite(facts))
 

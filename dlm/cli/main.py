@@ -18,7 +18,6 @@ from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.paths import remove_empty_folders
 from dlm.cli.progress import begin_waiting, stop_waiting
 from dlm.errors import ConfigError, DlmError
-from dlm.extras import packages_of, pip_install
 from dlm.files import NO_ROOM
 from dlm.resources import MORE_FILES, check_open_files
 from dlm.signals import end_signals
@@ -177,6 +176,8 @@ def main() -> None:
         extra = next((name for name, packages in EXTRAS.items() if missing in packages), None)
         if extra is None:
             raise
+        from dlm.extras import packages_of, pip_install  # which reads metadata of packages
+
         command = pip_install(packages_of(extra))
         _complain(
             ConfigError(f"this command needs {missing}, which is not installed; run\n  {command}")

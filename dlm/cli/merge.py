@@ -74,7 +74,7 @@ def merge(
     counts are added, and the new model is the one nearest to that mixture.
 
     If models carry privacy records, the records are composed. A model or tuning text without a
-    record leaves the mixture without a guarantee, unless --public NAME vouches for it.
+    record leaves the mixture without a guarantee, unless --public-attested-by NAME vouches for it.
 
     Examples:
         dlm merge model.arpa.zst model5.arpa --weights 0.6,0.4 --output mixed.arpa.zst
@@ -85,7 +85,7 @@ def merge(
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, unite
     from dlm.estimate.merge.mixture import needed_bytes
-    from dlm.federated.model_record import merged_record
+    from dlm.federated.account.records import merged_record
     from dlm.ngram.arpa import ArpaReader, provenance_line
     from dlm.resources import available_bytes, parse_size
 

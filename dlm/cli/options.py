@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from dlm.config import number, settings_of
+
+
+def option(kind: type, field: str, *short: str, **more: Any) -> Any:
+    """The option that gives a setting: its name, its help, its bounds and its default.
+
+    Typer shows no other default: most commands get None for what is not given.
+
+    Args
+        kind   the dataclass of the settings
+        short  further names, such as "-n"
+        more   what else `typer.Option` takes, such as `metavar`
+    """
+    (one,) = (one for one in settings_of(kind) if one.field == field)
+    default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
+    facts = [one.expected, f"default: {default}" if default else ""]
+    known = "; ".join(filter(None, facts))
+    text = one.meaning + (f"  [{known}]" if known else "")
+    return typer.Option(
+        f"--{one.name.replace('_', '-')}", *short, help=text, show_default=False, **more
+    )
+
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not report progress.")]
 Silent = Annotated[
@@ -68,7 +91,7 @@ TextColumn = Annotated[
 Public = Annotated[
     str,
     typer.Option(
-        "--public",
+        "--public-attested-by",
         metavar="NAME",
         help="Who vouches that inputs without a privacy record contain no user's text.",
     ),
@@ -142,27 +165,7 @@ UseProxy = Annotated[
     typer.Option("--use-proxy", help="Use the proxy set in the environment; requires TLS."),
 ]
 
-# Servers' certificates, and the clients they accept.
-TlsCert = Annotated[
-    str | None,
-    typer.Option("--tls-cert", metavar="FILE", help="PEM file of the server's certificate chain."),
-]
-TlsKey = Annotated[
-    str | None,
-    typer.Option("--tls-key", metavar="FILE", help="PEM file of its private key, mode 600."),
-]
-TlsClientCa = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-client-ca",
-        metavar="FILE",
-        help="PEM file of the CA that signs client certificates; clients must present one.",
-    ),
-]
-Tokens = Annotated[
-    str | None,
-    typer.Option("--tokens", metavar="FILE", help="File of accepted client tokens; see dlm token."),
-]
+# Servers.
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]

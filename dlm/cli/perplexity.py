@@ -77,7 +77,7 @@ def perplexity(
         if cluster is not None:
             from dlm.cli.compiling import compile_kernels
             from dlm.client import Client, ClientConfig
-            from dlm.client.plan.warm import KERNELS as ASKING
+            from dlm.client.deliver.warm import KERNELS as ASKING
 
             if memory is not None or tmp is not None:
                 raise ConfigError(

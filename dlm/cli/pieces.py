@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import Json
+from dlm.cli.options import Json, option
 from dlm.cli.records import PublicKey
+from dlm.federated.piece_settings import PieceSettings
 from dlm.units import counted
 
 
@@ -18,21 +19,20 @@ def pieces(
         Path,
         typer.Argument(metavar="COUNTS", help="TSV of words and counts, as dlm unigrams writes."),
     ],
-    size: Annotated[
-        int,
-        typer.Option(
-            help="Number of pieces, including <unk>, <s> and </s>, such as 4000 or 16000."
-        ),
-    ],
+    size: Annotated[int, option(PieceSettings, "size")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Inventory to write, NAME.model.")
     ],
     public: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who vouches that the counts are of public text."),
+        typer.Option(
+            "--public-attested-by",
+            metavar="NAME",
+            help="Who vouches that the counts are of public text.",
+        ),
     ] = None,
     public_key: PublicKey = None,
-    max_length: Annotated[int, typer.Option(help="Maximum characters per piece.")] = 16,
+    max_length: Annotated[int, option(PieceSettings, "max_length")] = PieceSettings.max_length,
     as_json: Json = False,
 ) -> None:
     """Build wordpieces from word counts.
@@ -40,7 +40,8 @@ def pieces(
     No text is read. Every character of every word is a piece, so no word made of these characters
     is unknown. The inventory is a SentencePiece model. The privacy record of the
     counts is written beside it (.provenance.json); dlm federate composes it with its rounds. Counts
-    without a record carry no guarantee, unless --public NAME vouches that they are of public text.
+    without a record carry no guarantee, unless --public-attested-by NAME vouches that they are of
+    public text.
     With --public-key, that key must have signed the counts (dlm privacy sign).
 
     Examples:

@@ -9,7 +9,6 @@ from dlm.cli.privacy_account import account
 from dlm.cli.privacy_audit import audit
 from dlm.cli.privacy_compose import compose
 from dlm.cli.privacy_erase import erase
-from dlm.cli.privacy_exposure import exposure
 from dlm.cli.privacy_mechanism import mechanism
 from dlm.cli.privacy_plan import plan
 from dlm.cli.records import sign, verify
@@ -32,7 +31,6 @@ for name, heading, function in (
     ("compose", "Guarantees", compose),
     ("erase", "End a run", erase),
     ("audit", "Measure a run", audit),
-    ("exposure", "Measure a run", exposure),
     ("sign", "Records", sign),
     ("verify", "Records", verify),
 ):

@@ -10,8 +10,8 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
+    AS_PUBLISHED,
     AS_REPORTED,
-    AS_SIMULATED,
     Bands,
     Buffers,
     Delta,
@@ -40,8 +40,10 @@ def account(
     rounds: Rounds,
     delta: Delta,
     gap: Gap = None,
-    min_sep: MinSep = None,
-    max_part: Annotated[int | None, typer.Option(help="Maximum participations per user.")] = None,
+    min_separation: MinSep = None,
+    max_participations: Annotated[
+        int | None, typer.Option(help="Maximum participations per user.")
+    ] = None,
     sampling_probability: Annotated[
         str | None,
         typer.Option(
@@ -85,8 +87,8 @@ def account(
     """Compute the guarantee of a mechanism's noise: zCDP and epsilon.
 
     The first epsilon is the one a run reports, since its noise is discrete Gaussian; it holds
-    for every mechanism with that rho. The epsilon of exact Gaussian noise, which simulations report
-    and the papers print, is about 4 to 8 % smaller.
+    for every mechanism with that rho. The epsilon of exact Gaussian noise, which the papers print,
+    is smaller.
 
     The default BLT is the one of BLT Table 4 made for the nearest gap (100, 400 or 1,000 rounds);
     use --made-for to account for the BLT you ran, or --decay and --scale if you know its buffers. A
@@ -97,7 +99,7 @@ def account(
 
     Examples:
         dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 \\
-            --min-sep 212 --max-part 4 --delta 1e-10
+            --min-separation 212 --max-participations 4 --delta 1e-10
         dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 \\
             --sampling-probability 5000/763430 --delta 1e-9
     """
@@ -109,12 +111,13 @@ def account(
             f"--noise-multiplier is {noise_multiplier}; expected a finite number, 0 or more"
         )
     if sampling_probability is not None:
-        others = (gap, min_sep, max_part, made_for, buffers, bands, decay, scale, coefficients,
+        others = (gap, min_separation, max_participations, made_for, buffers, bands, decay, scale,
+            coefficients,
                   restarts, column_norm)  # fmt: skip
         if any(given is not None for given in others):
             raise ConfigError(
-                "--sampling-probability replaces --gap, --min-sep, --max-part, --column-norm and "
-                "all options of matrices; leave those out"
+                "--sampling-probability replaces --gap, --min-separation, --max-participations, "
+                "--column-norm and all options of matrices; leave those out"
             )
         probability = _probability(sampling_probability)
         answer = sampled_guarantee_of(
@@ -126,17 +129,17 @@ def account(
         )
         _print_sampled(answer, as_json=as_json)
         return
-    if (gap is None and min_sep is None) or max_part is None:
+    if (gap is None and min_separation is None) or max_participations is None:
         raise ConfigError(
-            "participation is missing; give --gap (or --min-sep) and --max-part, or "
-            "--sampling-probability for Poisson-sampled cohorts"
+            "participation is missing; give --gap (or --min-separation) and "
+            "--max-participations, or --sampling-probability for Poisson-sampled cohorts"
         )
     if mechanism.value == "blt" and buffers is not None and made_for is None:
         raise ConfigError(
             f"--buffers is {buffers} without --made-for; the default BLT is one of BLT Table 4, "
             "with the buffers published there. Give both options, or neither"
         )
-    gap = gap_of(gap, min_sep)
+    gap = gap_of(gap, min_separation)
     only_of_some(
         mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, decay=decay,
         scale=scale, coefficients=coefficients, restarts=restarts,
@@ -147,7 +150,7 @@ def account(
         mechanism.value,
         rounds,
         gap,
-        max_part,
+        max_participations,
         blt=_blt(made_for, buffers, decay, scale),
         bands=bands,
         coefficients=None if coefficients is None else numbers_of("--coefficients", coefficients),
@@ -161,25 +164,26 @@ def account(
         noise_multiplier=noise_multiplier,
         rounds=rounds,
         gap=gap,
-        max_part=max_part,
+        max_participations=max_participations,
         delta=delta,
     )
-    fit = f"n={rounds} gap={gap} k={max_part}"
+    fit = f"n={rounds} gap={gap} k={max_participations}"
     if mechanism.value == "blt" and made_for is decay is None and found.made_for != fit:
         answer["notes"].append(
             f"this BLT was made for {found.made_for}; if the run's was made for its own "
-            f"participation, give --made-for {rounds},{gap},{max_part}"
+            f"participation, give --made-for {rounds},{gap},{max_participations}"
         )
     if as_json:
         print_json(answer)
         return
     made = f" ({found.made_for})" if found.made_for else ""
     print(f"{mechanism.value}{made}, {counted(rounds, 'round')}, gap {gap}, "
-          f"{max_part} participations, noise multiplier {noise_multiplier:g}")  # fmt: skip
+          f"{max_participations} participations, "
+          f"noise multiplier {noise_multiplier:g}")  # fmt: skip
     print(f"sensitivity  {found.value:.6g}{'' if found.is_exact else '  (upper bound)'}")
     print(f"zCDP rho     {answer['rho']:.6g}")
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}, {AS_REPORTED}")
-    print(f"             {answer['epsilon_gaussian']:.6g}  {AS_SIMULATED}")
+    print(f"             {answer['epsilon_gaussian']:.6g}  {AS_PUBLISHED}")
     for note in answer["notes"]:
         print(f"note: {note}")
 
@@ -214,7 +218,7 @@ def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
     )
     print(f"zCDP rho     {answer['rho']:.6g}  without amplification")
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}")
-    print(f"             {answer['epsilon_pld']:.6g}  {AS_SIMULATED} (PLD)")
+    print(f"             {answer['epsilon_pld']:.6g}  {AS_PUBLISHED} (PLD)")
     print(f"             {answer['epsilon_rdp']:.6g}  the same by Renyi orders (RDP)")
     print(f"             {answer['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg")
     for note in answer["notes"]:

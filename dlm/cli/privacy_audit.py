@@ -70,9 +70,8 @@ def audit(
     else:
         shown = ", ".join(map(str, found.pattern[:8]))
         more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
-        print(f"{found.mechanism}, {settings.noise} noise, {counted(found.rounds, 'round')}, gap "
-              f"{found.gap}, "
-              f"at most {found.max_part} participations")  # fmt: skip
+        print(f"{found.mechanism}, {counted(found.rounds, 'round')}, gap {found.gap}, "
+              f"at most {found.max_participations} participations")  # fmt: skip
         print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
         sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
         print(f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})")

@@ -47,10 +47,10 @@ def compose(
 
     from dlm.cli.paths import check_reads
     from dlm.federated.account.runs import compose_runs, read_run
-    from dlm.federated.run_folder import REPORTS, refuse_noise_left
+    from dlm.federated.run_files import REPORTS, refuse_secrets_left
 
     for one in reports:
-        refuse_noise_left(one if one.is_dir() else one.parent)
+        refuse_secrets_left(one if one.is_dir() else one.parent)
     reports = [one / REPORTS[1] if one.is_dir() else _beside(one) for one in reports]
     for report in reports:
         check_reads("REPORT", report)
@@ -83,7 +83,7 @@ def compose(
 
 def _beside(given: Path) -> Path:
     """The report of a file of `dlm unigrams`; else what was given."""
-    from dlm.federated.counts_file import REPORT_JSON
+    from dlm.record.counts_file import REPORT_JSON
 
     report = Path(f"{given}{REPORT_JSON}")
     return report if report.exists() else given

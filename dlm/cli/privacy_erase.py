@@ -32,8 +32,11 @@ def erase(
 
     check_reads("DIR", run, folders=True)
     with RunFolder(run) as folder:
-        rounds = folder.end()
+        done = folder.end()
     if as_json:
-        print_json({"run": str(run), "rounds": rounds})
+        print_json({"run": str(run), "rounds": done.rounds, "erased": done.erased})
         return
-    print(f"{run} ended after {counted(rounds, 'round')}: it holds no noise and no users' text")
+    print(f"erased: {', '.join(done.erased) or 'nothing, since there was neither'}")
+    print(
+        f"{run} ended after {counted(done.rounds, 'round')}: it holds no noise and no users' text"
+    )

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def mechanism(
     mechanism: Which,
     rounds: Rounds,
-    max_part: MaxPart,
+    max_participations: MaxPart,
     gap: Gap = None,
-    min_sep: MinSep = None,
+    min_separation: MinSep = None,
     buffers: Buffers = None,
     bands: Bands = None,
     error: Annotated[
@@ -52,14 +52,14 @@ def mechanism(
     participation, or for that of --made-for, and cached.
 
     Examples:
-        dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 \\
-            --buffers 2
+        dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 \\
+            --max-participations 6 --buffers 2
     """
     from dlm.federated.account.answers import losses_of
     from dlm.federated.noise.make import make_mechanism
 
     check_plot(plot)
-    gap = gap_of(gap, min_sep)
+    gap = gap_of(gap, min_separation)
     only_of_some(
         mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
     )
@@ -67,7 +67,7 @@ def mechanism(
     made: Mechanism
     if made_for is None:
         made = make_mechanism(
-            mechanism.value, rounds=rounds, gap=gap, max_part=max_part,
+            mechanism.value, rounds=rounds, gap=gap, max_participations=max_participations,
             buffers=DEFAULT_BUFFERS if buffers is None else buffers,
             bands=bands, error=error, progress=progress_line,
         )  # fmt: skip
@@ -75,7 +75,7 @@ def mechanism(
         from dlm.federated.noise.blt import Blt
 
         made = Blt(rounds, blt_made_for(made_for, buffers, error))
-    answer = losses_of(made, mechanism.value, gap=gap, max_part=max_part)
+    answer = losses_of(made, mechanism.value, gap=gap, max_participations=max_participations)
     if plot is not None:
         plot_errors(made, answer["sensitivity"], plot)
     if as_json:
@@ -84,7 +84,7 @@ def mechanism(
     bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
     print(
         f"{mechanism.value}, {counted(rounds, 'round')}, gap {gap}, "
-        f"{counted(max_part, 'participation')}"
+        f"{counted(max_participations, 'participation')}"
     )
     print(f"RmsLoss      {answer['rms_loss']:.6g}")
     print(f"MaxLoss      {answer['max_loss']:.6g}")

@@ -42,10 +42,13 @@ Gap = Annotated[
 MinSep = Annotated[
     int | None,
     typer.Option(
-        "--min-sep", help="Instead of --gap: the rounds in between (MinS in the papers), gap - 1."
+        "--min-separation",
+        help="Instead of --gap: the rounds in between (MinS in the papers), gap - 1.",
     ),
 ]
-MaxPart = Annotated[int, typer.Option("--max-part", help="Maximum participations per user.")]
+MaxPart = Annotated[
+    int, typer.Option("--max-participations", help="Maximum participations per user.")
+]
 Which = Annotated[Name, typer.Option("--mechanism", help="How noise is correlated between rounds.")]
 Buffers = Annotated[
     int | None, typer.Option("--buffers", help="Buffers of an optimised BLT.  [default: 4]")
@@ -68,27 +71,29 @@ Plot = Annotated[
 
 # Which noise an epsilon refers to.
 AS_REPORTED = "as a run reports it (discrete noise)"
-AS_SIMULATED = "for exact Gaussian noise, as simulations report it (noise in floats)"
+AS_PUBLISHED = "for exact Gaussian noise, as papers print it"
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
 DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
 
 
-def gap_of(gap: int | None, min_sep: int | None) -> int:
-    """The gap, from --gap or --min-sep.
+def gap_of(gap: int | None, min_separation: int | None) -> int:
+    """The gap, from --gap or --min-separation.
 
     Raises  ConfigError  neither or both were given
     """
     from dlm.errors import ConfigError
-    from dlm.federated.noise.participation import gap_from_min_sep
+    from dlm.federated.noise.participation import gap_from_min_separation
 
-    if gap is not None and min_sep is not None:
-        raise ConfigError("--gap and --min-sep were both given; give one of them (gap = MinS + 1)")
+    if gap is not None and min_separation is not None:
+        raise ConfigError(
+            "--gap and --min-separation were both given; give one of them (gap = MinS + 1)"
+        )
     if gap is not None:
         return gap
-    if min_sep is None:
-        raise ConfigError("the gap is missing; give --gap, or --min-sep, which is one less")
-    return gap_from_min_sep(min_sep)
+    if min_separation is None:
+        raise ConfigError("the gap is missing; give --gap, or --min-separation, which is one less")
+    return gap_from_min_separation(min_separation)
 
 
 def only_of_some(
@@ -145,13 +150,13 @@ def blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameter
     from dlm.federated.noise.blt import optimise_blt
 
     try:
-        rounds, gap, max_part = (int(part) for part in made_for.split(","))
+        rounds, gap, max_participations = (int(part) for part in made_for.split(","))
     except ValueError:
         raise ConfigError(
             f"--made-for is {made_for!r}; expected ROUNDS,GAP,MAXPART, such as 2000,100,10"
         ) from None
     buffers = DEFAULT_BUFFERS if buffers is None else buffers
-    return optimise_blt(rounds, gap, max_part, buffers=buffers, error=error)
+    return optimise_blt(rounds, gap, max_participations, buffers=buffers, error=error)
 
 
 def numbers_of(option: str, given: str, kind: type = float) -> tuple[Any, ...]:

@@ -9,8 +9,8 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
+    AS_PUBLISHED,
     AS_REPORTED,
-    AS_SIMULATED,
     SIMULATED,
     Delta,
     Name,
@@ -100,14 +100,14 @@ def plan(
     print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
     print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
-    print(f"separation    gap {chosen.gap} (MinS {chosen.min_sep}), at most "
-          f"{chosen.max_part} participations")  # fmt: skip
+    print(f"separation    gap {chosen.gap} (MinS {chosen.min_separation}), at most "
+          f"{chosen.max_participations} participations")  # fmt: skip
     if made.timer_hours is not None:
         print(f"timer         {made.timer_hours:g} hours")
     what = "guarantee   " if made.keeps_utility else "would cost  "
     print(f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}, "
           f"{AS_REPORTED}")  # fmt: skip
-    print(f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_SIMULATED}")
+    print(f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_PUBLISHED}")
     for note in made.notes:
         print(f"note: {note}")
     if not made.keeps_utility:

@@ -20,9 +20,11 @@ from dlm.cli.options import (
     TextColumn,
     Threads,
     Tmp,
+    option,
 )
 from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import open_text
+from dlm.estimate.goal import PruneSettings
 from dlm.progress import compiling_notice
 from dlm.units import counted
 
@@ -34,24 +36,9 @@ if TYPE_CHECKING:
 def prune(
     model: ArpaModel,
     output: ArpaOutput,
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="Drop n-grams whose score is below this, such as 1e-8."),
-    ] = None,
-    ngrams: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COUNTS",
-            help="N-grams to keep in total, words included; or per order, with - for no limit: "
-            "-,500000,300000.",
-        ),
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--bytes", metavar="SIZE", help="Keep what fits in a plain ARPA file of this size: 2G."
-        ),
-    ] = None,
+    threshold: Annotated[float | None, option(PruneSettings, "threshold")] = None,
+    ngrams: Annotated[str | None, option(PruneSettings, "ngrams", metavar="COUNTS")] = None,
+    size: Annotated[str | None, option(PruneSettings, "size", metavar="SIZE")] = None,
     history: Annotated[
         Path | None,
         typer.Option(
@@ -59,9 +46,7 @@ def prune(
             help="ARPA file for history probabilities (not Kneser-Ney).  [default: MODEL]",
         ),
     ] = None,
-    keep_suffixes: Annotated[
-        bool, typer.Option("--keep-suffixes", help="Also keep the suffixes of kept n-grams.")
-    ] = False,
+    keep_suffixes: Annotated[bool, option(PruneSettings, "keep_suffixes")] = False,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -88,7 +73,7 @@ def prune(
         dlm prune model.arpa.zst --ngrams 1000 --text heldout.txt -o small.arpa.zst
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
-    from dlm.estimate.prune import prune_file, read_goal
+    from dlm.estimate.prune import prune_file
     from dlm.resources import parse_size
 
     began = time.monotonic()
@@ -102,7 +87,7 @@ def prune(
     done = prune_file(
         model,
         output,
-        read_goal(threshold, ngrams, size),
+        PruneSettings(threshold, ngrams, size).goal,
         history=history,
         keep_suffixes=keep_suffixes,
         text=None if reader is None else _blocks(reader, lambda: tell(f"scoring {text}")),

@@ -50,10 +50,10 @@ def sign(
     """
     from datetime import UTC, datetime
 
-    from dlm.federated.run_folder import PIPELINE_JOURNAL
-    from dlm.federated.signature import claims_of, read_private_key
-    from dlm.federated.signature import sign as sign_claim
+    from dlm.federated.run_files import PIPELINE_JOURNAL
     from dlm.pipeline.journal import recorded_files
+    from dlm.record.signature import claims_of, read_private_key
+    from dlm.record.signature import sign as sign_claim
 
     signer, paths = read_private_key(key), []
     for file in files:
@@ -103,7 +103,7 @@ def verify(
         dlm privacy verify shards/model --public-key key.pub --json
     """
     from dlm.federated.account.recheck import recheck
-    from dlm.federated.signature import look_at, read_public_key
+    from dlm.record.signature import look_at, read_public_key
 
     trusted = None if public_key is None else read_public_key(public_key)
     found = look_at(_meant(file), trusted)
@@ -134,10 +134,11 @@ def verify(
 
 def _meant(file: Path) -> Path:
     """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
+    from dlm.checkpoint import CHECKPOINT
     from dlm.cli.paths import check_reads
-    from dlm.federated.run_folder import CHECKPOINT, refuse_noise_left
+    from dlm.federated.run_files import refuse_secrets_left
 
-    refuse_noise_left(file if file.is_dir() else file.parent)
+    refuse_secrets_left(file if file.is_dir() else file.parent)
     if file.is_dir():
         for name in (CHECKPOINT, "manifest.json", "model.arpa.zst"):
             if (file / name).exists():

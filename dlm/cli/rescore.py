@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.asr.settings import SearchSettings
 from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Quiet, ServedModel
+from dlm.cli.options import Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -84,16 +85,10 @@ def rescore(
         float | None,
         typer.Option(help="Score added per word.  [default: the file's, else 0]"),
     ] = None,
-    new_weight: Annotated[float, typer.Option(help="Weight of the model's scores.")] = 1.0,
-    old_weight: Annotated[float, typer.Option(help="Weight of the LM scores in IN.")] = 0.0,
-    beam: Annotated[
-        float,
-        typer.Option(help="Pruning beam, in LM scores; inf searches exactly."),
-    ] = 10.0,
-    hypotheses: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Hypotheses to keep per position.  [default: no limit]"),
-    ] = None,
+    new_weight: Annotated[float, option(SearchSettings, "new_weight")] = SearchSettings.new_weight,
+    old_weight: Annotated[float, option(SearchSettings, "old_weight")] = SearchSettings.old_weight,
+    beam: Annotated[float, option(SearchSettings, "beam")] = SearchSettings.beam,
+    hypotheses: Annotated[int | None, option(SearchSettings, "hypotheses", metavar="N")] = None,
     jobs: Annotated[int, typer.Option(help="Utterances to rescore at the same time.")] = 8,
     deadline: Annotated[
         float, typer.Option(help="Time limit per position, in seconds.")
@@ -113,9 +108,9 @@ def rescore(
     """Rescore lattices and n-best lists with a model.
 
     Prints one row per utterance, without its words, then totals on standard error. When servers
-    fail, scores come from shorter n-grams or from a small model, and the row counts them (partial,
-    small). An output file appears once all is done; in an output folder, each lattice appears once
-    it is done.
+    fail, scores come from shorter n-grams or from a local fallback, and the row counts them
+    (bigram_fallback, local_fallback). An output file appears once all is done; in an output
+    folder, each lattice appears once it is done.
 
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
@@ -129,14 +124,14 @@ def rescore(
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client import ClientConfig
-    from dlm.client.plan.warm import KERNELS
+    from dlm.client.deliver.warm import KERNELS
     from dlm.errors import ConfigError
     from dlm.progress import ProgressReporter
 
-    for name, value in (("jobs", jobs), ("nbest", nbest), ("hypotheses", hypotheses)):
+    for name, value in (("jobs", jobs), ("nbest", nbest)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; expected 1 or more")
-    search = Search(None, new_weight, old_weight, beam, hypotheses)
+    search = Search(new_weight=new_weight, old_weight=old_weight, beam=beam, hypotheses=hypotheses)
     scales = {
         name: value
         for name, value in (
@@ -165,7 +160,7 @@ def rescore(
             else stack.enter_context(FileWriter(output, files.format, table))
         )
         compile_kernels(KERNELS)
-        config = ClientConfig(deadline_s=deadline, partial=True)
+        config = ClientConfig(deadline_s=deadline, bigram_fallback=True)
         client = stack.enter_context(open_model(lm, config=config, model=model, tell=tell))
         done = writer.has if resume and isinstance(writer, FolderWriter) else None
         given = totals.given(files.read(totals.skipping(tell) if skip else None), scales, done)
@@ -182,10 +177,10 @@ def rescore(
 def _remark(one: RescoredUtterance) -> str:
     """The comment in a lattice's file about scores that are not the model's own."""
     parts = []
-    if one.partial:
-        parts.append(f"{one.partial} of {one.queries} scores come from shorter n-grams")
-    if one.small:
-        parts.append(f"{one.small} of {one.queries} scores come from the small model")
+    if one.bigram_fallback:
+        parts.append(f"{one.bigram_fallback} of {one.queries} scores come from shorter n-grams")
+    if one.local_fallback:
+        parts.append(f"{one.local_fallback} of {one.queries} scores come from the local fallback")
     return ", ".join(parts)
 
 
@@ -200,8 +195,8 @@ class _Totals:
     audio_s: float = 0.0
     positions: int = 0
     queries: int = 0
-    partial: int = 0
-    small: int = 0
+    bigram_fallback: int = 0
+    local_fallback: int = 0
     degraded: int = 0
 
     def skipping(self, tell: Callable[[str], None]) -> Callable[[LatticeError], None]:
@@ -229,14 +224,17 @@ class _Totals:
     def begin(self) -> None:
         """The header of the rows."""
         if not self.as_json:
-            print("utterance\tpositions\tqueries\tpartial\tsmall", flush=True)
+            print("utterance\tpositions\tqueries\tbigram_fallback\tlocal_fallback", flush=True)
 
     def add(self, one: RescoredUtterance) -> None:
         """The row of an utterance."""
         self.utterances += 1
         self.audio_s += one.audio_s
-        self.degraded += bool(one.partial or one.small)
-        row = {name: getattr(one, name) for name in ("positions", "queries", "partial", "small")}
+        self.degraded += bool(one.bigram_fallback or one.local_fallback)
+        row = {
+            name: getattr(one, name)
+            for name in ("positions", "queries", "bigram_fallback", "local_fallback")
+        }
         for name, value in row.items():
             setattr(self, name, getattr(self, name) + value)
         if self.as_json:
@@ -254,8 +252,8 @@ class _Totals:
             "audio seconds": round(self.audio_s, 2),
             "positions": self.positions,
             "queries": self.queries,
-            "partial": self.partial,
-            "small": self.small,
+            "bigram_fallback": self.bigram_fallback,
+            "local_fallback": self.local_fallback,
             "messages": messages,
         }
         if self.as_json:

@@ -15,6 +15,7 @@ from dlm.cli.options import (
     Cert,
     Insecure,
     Key,
+    Quiet,
     ServedModel,
     ServerName,
     Skip,
@@ -79,6 +80,7 @@ def score(
     token_file: TokenFile = "",
     insecure: Insecure = False,
     use_proxy: UseProxy = False,
+    quiet: Quiet = False,
 ) -> None:
     """Score text: log10 probability, tokens and OOVs per sentence.
 
@@ -113,17 +115,17 @@ def score(
         if local is not None:
             from dlm.cli.progress import stage_printer
 
-            opened = open_here(local, None, None, stack, stage_printer())
+            opened = open_here(local, None, None, stack, stage_printer(quiet=quiet))
             with quick_start():
                 _ = opened.word_table
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
-            from dlm.client.api.cluster_file import read_cluster_file
-            from dlm.client.plan.warm import KERNELS as ASKING
+            from dlm.client.config.cluster_file import ClusterToml
+            from dlm.client.deliver.warm import KERNELS as ASKING
 
             cluster = cluster or Path("cluster.toml")
-            read_cluster_file(cluster)
+            ClusterToml(cluster).servers()
             compile_kernels(ASKING)
             config = ClientConfig(
                 deadline_s=deadline,

@@ -12,7 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.options import LogLevel, TlsCert, TlsClientCa, TlsKey, Tokens
+from dlm.cli.options import LogLevel, option
+from dlm.server.config import ServerConfig
+
+TlsCert = Annotated[str | None, option(ServerConfig, "tls_cert", metavar="FILE")]
+TlsKey = Annotated[str | None, option(ServerConfig, "tls_key", metavar="FILE")]
+TlsClientCa = Annotated[str | None, option(ServerConfig, "tls_client_ca", metavar="FILE")]
+Tokens = Annotated[str | None, option(ServerConfig, "tokens", metavar="FILE")]
 
 _RFC_3339 = "%Y-%m-%dT%H:%M:%S.%fZ"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -58,43 +64,20 @@ def serve(
         typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
     ],
     shard: Annotated[int, typer.Option(help="Which shard of each set to serve, from 0.")],
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to listen on.  [default: a free one; server.ready logs it]"),
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind.  [default: loopback]")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that share the port.  [default: 1]")
-    ] = None,
+    port: Annotated[int | None, option(ServerConfig, "port")] = None,
+    host: Annotated[str | None, option(ServerConfig, "host")] = None,
+    workers: Annotated[int | None, option(ServerConfig, "workers")] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     tokens: Tokens = None,
-    open_health: Annotated[
-        bool | None, typer.Option("--open-health", help="Accept health checks without a token.")
-    ] = None,
-    insecure: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure", help="Accept other hosts without TLS, or without authentication."
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 disables them.")
-    ] = None,
-    metrics_host: Annotated[
-        str | None, typer.Option(help="Address to bind for metrics.  [default: loopback]")
-    ] = None,
-    preload: Annotated[
-        bool | None,
-        typer.Option("--preload", help="Load every page before the server reports ready."),
-    ] = None,
-    mlock: Annotated[
-        bool | None, typer.Option("--mlock", help="Lock the pages in memory; implies --preload.")
-    ] = None,
-    huge_pages: Annotated[
-        bool | None, typer.Option("--huge-pages", help="Copy the files to huge pages first.")
-    ] = None,
+    open_health: Annotated[bool | None, option(ServerConfig, "open_health")] = None,
+    insecure: Annotated[bool | None, option(ServerConfig, "insecure")] = None,
+    metrics_port: Annotated[int | None, option(ServerConfig, "metrics_port")] = None,
+    metrics_host: Annotated[str | None, option(ServerConfig, "metrics_host")] = None,
+    preload: Annotated[bool | None, option(ServerConfig, "preload")] = None,
+    mlock: Annotated[bool | None, option(ServerConfig, "mlock")] = None,
+    huge_pages: Annotated[bool | None, option(ServerConfig, "huge_pages")] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file with a table [server]."),
@@ -122,7 +105,6 @@ def serve(
     from dlm.config import resolve
     from dlm.errors import ConfigError
     from dlm.server.app import serve as run
-    from dlm.server.config import ServerConfig
 
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level is {log_level}; expected debug, info, warning or error")

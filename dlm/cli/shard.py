@@ -8,27 +8,19 @@ from typing import Annotated
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import ArpaModel, HalfMemory, Json, Silent, Threads, Tmp
+from dlm.cli.options import ArpaModel, HalfMemory, Json, Silent, Threads, Tmp, option
 from dlm.cli.progress import stage_printer
+from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
 
 def shard(
     model: ArpaModel,
-    shards: Annotated[
-        int, typer.Option("--shards", "-B", help="Number of shards, 1 to 4,096.")
-    ] = 1,
+    shards: Annotated[int, option(ShardSettings, "shards", "-B")] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
     ] = None,
-    encoding: Annotated[
-        str, typer.Option(help="exact; or compact, which is smaller and quantises values.")
-    ] = "exact",
-    bits: Annotated[
-        int | None,
-        typer.Option(
-            help="Bits per value with compact: 3 to 16, or 32 to keep exact values.  [default: 6]"
-        ),
-    ] = None,
+    encoding: Annotated[str, option(ShardSettings, "encoding")] = "exact",
+    bits: Annotated[int | None, option(ShardSettings, "bits")] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -96,7 +88,7 @@ def shard(
 def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
     """Prints a row per encoding: bytes on disk, and in memory per shard, server and client."""
     from dlm.cli.status import size
-    from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
+    from dlm.index.coding import DEFAULT_BITS
     from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
 

@@ -92,12 +92,9 @@ def status(
     """
     from functools import partial
 
-    from dlm.client.api.cluster_file import (
-        read_cluster_file,
-        read_cluster_model,
-        read_cluster_security,
-    )
-    from dlm.client.deliver.security import ClientSecurity, check_files
+    from dlm.client.config.cluster_file import ClusterToml
+    from dlm.client.config.credentials import check_files
+    from dlm.client.config.security import ClientSecurity
     from dlm.client.deliver.transport import GrpcConnection
     from dlm.cluster.status import ClusterStatus
     from dlm.errors import ConfigError
@@ -117,11 +114,11 @@ def status(
     )
 
     def listed() -> ClusterStatus:
-        endpoints = read_cluster_file(cluster)
-        security = given.over(read_cluster_security(cluster))
+        toml = ClusterToml(cluster)
+        endpoints, security = toml.servers(), given.over(toml.security())
         check_files(security)  # a fault in these files is not a server's
         connect = partial(GrpcConnection, security=security)
-        return ClusterStatus(endpoints, connect, timeout, model=read_cluster_model(cluster))
+        return ClusterStatus(endpoints, connect, timeout, model=toml.model())
 
     pause = threading.Event()  # never set; a signal ends the wait at once
     end = time.monotonic() + wait
@@ -250,7 +247,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
 
 def problems(snapshot: ClusterSnapshot) -> list[str]:
     """One line per problem; servers with the same problem share a line."""
-    from dlm.client.plan.topology import dedupe_faults
+    from dlm.client.plan.census import dedupe_faults
 
     out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
@@ -299,7 +296,7 @@ def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
         return "mode: full", "green"
     if snapshot.mode is None:
         return "mode: unknown", "yellow"
-    return "mode: small if clients have a small model, otherwise partial or errors", "red"
+    return "mode: local_fallback if clients have one, otherwise bigram_fallback or errors", "red"
 
 
 def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:

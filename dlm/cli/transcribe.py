@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.asr.settings import BeamSettings
 from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Quiet, ServedModel
+from dlm.cli.options import Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
 from dlm.units import counted
 
@@ -40,31 +41,25 @@ def transcribe(
         ),
     ] = None,
     model: ServedModel = None,
-    lm_weight: Annotated[
-        float, typer.Option(help="Weight of the model's log10 P relative to the acoustic ln P.")
-    ] = 2.0,
-    word_score: Annotated[
-        float, typer.Option(help="Score added per word; above 0 favours short words.")
-    ] = 0.0,
+    lm_weight: Annotated[float, option(BeamSettings, "lm_weight")] = BeamSettings.lm_weight,
+    word_score: Annotated[float, option(BeamSettings, "word_score")] = BeamSettings.word_score,
     hypotheses: Annotated[
-        int, typer.Option(metavar="N", help="Beam width: hypotheses to keep at a time.")
-    ] = 100,
+        int, option(BeamSettings, "hypotheses", metavar="N")
+    ] = BeamSettings.hypotheses,
     max_words: Annotated[
         int,
         typer.Option(
             metavar="N", help="Size of the lexicon: the N most probable words of the model."
         ),
     ] = 60_000,
-    nbest: Annotated[
-        int, typer.Option(metavar="N", help="Sentences per segment, with --json.")
-    ] = 1,
+    nbest: Annotated[int, option(BeamSettings, "nbest", metavar="N")] = BeamSettings.nbest,
     deadline: Annotated[
         float, typer.Option(help="Time limit per call to servers, in seconds.")
     ] = 2.0,
-    partial: Annotated[
+    bigram_fallback: Annotated[
         bool,
         typer.Option(
-            "--partial/--no-partial",
+            "--bigram-fallback/--no-bigram-fallback",
             help="If servers fail, continue with the client's 2-grams, and report it.",
         ),
     ] = True,
@@ -92,21 +87,20 @@ def transcribe(
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
     from dlm.asr.audio import SAMPLE_RATE, read_audio
-    from dlm.asr.ctc import BeamSettings
     from dlm.asr.open import open_model
     from dlm.asr.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
     from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
-    from dlm.client.plan.warm import KERNELS
+    from dlm.client.deliver.warm import KERNELS
     from dlm.errors import AudioError, ConfigError
     from dlm.progress import ProgressReporter
 
     settings = BeamSettings(
-        lm_weight=lm_weight, word_score=word_score, beam=hypotheses, nbest=nbest
+        lm_weight=lm_weight, word_score=word_score, hypotheses=hypotheses, nbest=nbest
     )
-    config = ClientConfig(partial=partial, deadline_s=deadline)
+    config = ClientConfig(bigram_fallback=bigram_fallback, deadline_s=deadline)
     if nbest > 1 and not as_json:
         raise ConfigError(
             f"--nbest is {nbest}, but only --json prints more than the best sentence; add --json"
@@ -125,7 +119,7 @@ def transcribe(
     check_reads("AUDIO", *audio)
     any_bytes_on_stdout()  # names of files
     tell = stage_printer(quiet=quiet)
-    began, heard_s, in_partial, refused = time.monotonic(), 0.0, 0, 0
+    began, heard_s, in_fallback, refused = time.monotonic(), 0.0, 0, 0
     with ExitStack() as stack:
         named = _default_model(stack) if lm is None else lm
         compile_kernels(KERNELS)
@@ -144,11 +138,11 @@ def transcribe(
             name = file if as_json or len(audio) > 1 else None
             for segment in _printed(transcriber.transcribe(samples), file, name, as_json=as_json):
                 progress.step(round(segment.end_s - segment.start_s))
-                in_partial += segment.partial
+                in_fallback += segment.bigram_fallback
             heard_s += len(samples) / SAMPLE_RATE
         tell(f"{heard_s:,.1f} s of audio in {time.monotonic() - began:,.1f} s")
-        if in_partial:
-            tell(f"servers failed: 2-grams answered {counted(in_partial, 'query')} instead")
+        if in_fallback:
+            tell(f"servers failed: 2-grams answered {counted(in_fallback, 'query')} instead")
     if refused:
         raise typer.Exit(1)
 
@@ -204,7 +198,7 @@ def _facts(file: Path, segment: Transcript) -> dict[str, Any]:
         "end_s": round(segment.end_s, 3),
         "text": segment.text,
         "mode": segment.mode,
-        "partial": segment.partial,
+        "bigram_fallback": segment.bigram_fallback,
         "score": None if best is None else round(best.score, 4),
         "words": [
             {

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn
+from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn, option
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
+from dlm.federated.unigram_settings import MISSING, CollectionSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -24,71 +25,37 @@ REPORT_INTERVAL_S = 5.0
 
 def unigrams(
     users: Users,
-    whitelist: Annotated[
+    wordlist: Annotated[
         Path,
-        typer.Option("--whitelist", metavar="FILE", help="Words to count, one per line."),
+        typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line."),
     ],
-    clip: Annotated[
-        str,
-        typer.Option(
-            "--lambda",
-            metavar="LAMBDA",
-            help="Maximum that a user contributes to a round; inf counts exactly.",
-        ),
-    ],
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
+    clip: Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")],
+    rounds: Annotated[int, option(CollectionSettings, "rounds")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
     ],
-    report_goal: Annotated[
-        int | None, typer.Option(help="Users per round.  [default: 500]")
-    ] = None,
+    report_goal: Annotated[int | None, option(CollectionSettings, "report_goal")] = None,
     noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            help="Noise per round, as a multiple of lambda; without noise there is no guarantee."
-        ),
+        float | None, option(CollectionSettings, "noise_multiplier")
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the guarantee; required with noise.")
+    delta: Annotated[float | None, option(CollectionSettings, "delta")] = None,
+    max_participations: Annotated[
+        int | None, option(CollectionSettings, "max_participations")
     ] = None,
-    max_part: Annotated[
-        int | None,
-        typer.Option(help="Maximum participations per user, enforced; required with noise."),
-    ] = None,
-    min_sep: Annotated[
-        int | None,
-        typer.Option(help="Minimum rounds between a user's participations (MinS), enforced."),
-    ] = None,
-    poisson: Annotated[
-        float | None,
-        typer.Option(help="Sample each user with this probability, instead of a report goal."),
-    ] = None,
-    cap_words: Annotated[
-        int | None, typer.Option(metavar="N", help="Use only the first N words of each user.")
-    ] = None,
+    min_separation: Annotated[int | None, option(CollectionSettings, "min_separation")] = None,
+    poisson: Annotated[float | None, option(CollectionSettings, "poisson")] = None,
+    cap_words: Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="words (lower-case letters and apostrophes), or whitespace.")
-    ] = "words",
-    public: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Who vouches that the list of words comes from no user's text."
-        ),
-    ] = "",
+        str, option(CollectionSettings, "tokenizer")
+    ] = CollectionSettings.tokenizer,
+    public: Annotated[str, option(CollectionSettings, "public", metavar="NAME")] = "",
     public_key: PublicKey = None,
     missing: Missing = "refuse",
     user_column: UserColumn = "user_id",
     text_column: UserTextColumn = "utterance",
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of users to hold out, for the OOV rate.")
-    ] = 0.0,
-    capacity: Annotated[
-        int, typer.Option(help="Size of the vocabulary for which to report the OOV rate.")
-    ] = 64_000,
-    seed: Annotated[
-        int | None, typer.Option(help="Simulate with noise from this seed; gives no guarantee.")
-    ] = None,
+    test_fraction: Annotated[float, option(CollectionSettings, "test_fraction")] = 0.0,
+    capacity: Annotated[int, option(CollectionSettings, "capacity")] = CollectionSettings.capacity,
+    seed: Annotated[int | None, option(CollectionSettings, "seed")] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit while sorting users.")
     ] = "256M",
@@ -101,33 +68,30 @@ def unigrams(
     (.privacy.md, .privacy.json), the record that everything built from the counts inherits
     (.provenance.json) and the journal of the rounds (.metrics.jsonl). If the run is interrupted,
     the same command resumes it; until it is done, the folder .work holds users' text. With noise,
-    the word list needs its own privacy record, or --public NAME must vouch for it. With
+    the word list needs its own privacy record, or --public-attested-by NAME must vouch for it. With
     --public-key, that key must have signed the list (dlm privacy sign).
 
     Examples:
-        dlm unigrams users.parquet --whitelist words.txt --public "ACME research" \\
-            --lambda 100 --rounds 20 --max-part 1 --noise-multiplier 1.0 \\
+        dlm unigrams users.parquet --wordlist words.txt \\
+            --public-attested-by "ACME research" \\
+            --lambda 100 --rounds 20 --max-participations 1 --noise-multiplier 1.0 \\
             --delta 1e-6 --output counts.tsv
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
-    from dlm.federated.users import MISSING, UserDataset
+    from dlm.federated.count_unigrams import count_unigrams
+    from dlm.federated.users import UserDataset
     from dlm.resources import parse_size
 
     # Refuse before users' text is read.
-    try:
-        bound = float(clip)
-    except ValueError as exc:
-        raise ConfigError(f"--lambda is {clip}; expected a number above 0, or inf") from exc
     settings = CollectionSettings(
-        clip=bound,
+        clip=clip,
         rounds=rounds,
         report_goal=report_goal,
         noise_multiplier=noise_multiplier,
         delta=delta,
-        max_part=max_part,
-        min_sep=min_sep,
+        max_participations=max_participations,
+        min_separation=min_separation,
         poisson=poisson,
         cap_words=cap_words,
         tokenizer=tokenizer,
@@ -143,7 +107,7 @@ def unigrams(
     if memory_bytes < 1 << 20:
         raise ConfigError(f"--memory is {memory}; sorting needs at least 1M")
     check_reads("USERS", users, folders=True)
-    check_reads("--whitelist", whitelist)
+    check_reads("--wordlist", wordlist)
     check_writes("--output", output)
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not settings.released)
@@ -165,7 +129,7 @@ def unigrams(
             memory_bytes=memory_bytes,
             store=store,
         ),
-        whitelist,
+        wordlist,
         output,
         settings,
         data_name=users.name,

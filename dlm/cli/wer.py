@@ -32,7 +32,8 @@ def wer(
         Path,
         typer.Argument(
             metavar="HYP",
-            help="Recognised text: in the same forms, or the output of dlm transcribe.",
+            help="Recognised text: in the same forms, or the output of dlm transcribe, or n-best "
+            "lists from dlm rescore.",
         ),
     ],
     against: Annotated[
@@ -63,8 +64,9 @@ def wer(
     """Compute word error rates, with intervals.
 
     The 95 % interval is a bootstrap over speakers, or over utterances if the reference names no
-    speakers; with fewer than five it is too narrow, and the output says so. An utterance that HYP
-    lacks is an error, since leaving it out would lower the rate; --subset leaves it out.
+    speakers; with fewer than five it is too narrow, and with one there is none; the output says
+    so. An utterance that HYP lacks is an error, since leaving it out would lower the rate; --subset
+    leaves it out.
 
     With --against, the difference is HYP minus the other recogniser, on paired samples: if it is
     below zero, HYP is better, and significantly so if the interval excludes zero.
@@ -121,7 +123,7 @@ def wer(
         print_json(facts)
         return
     units = counted(len(grouped), "speaker" if said.speakers else "utterance")
-    if len(grouped) < FEW_GROUPS:
+    if 1 < len(grouped) < FEW_GROUPS:
         units += f"; the interval is too narrow with fewer than {FEW_GROUPS}"
     _print(facts, whole, units)
     if alignments:
@@ -166,7 +168,9 @@ def _print(facts: dict[str, Any], whole: WordErrors, units: str) -> None:
 
 
 def _print_interval(name: str, interval: dict[str, float] | None, units: str) -> None:
-    if interval is not None:
+    if interval is None:
+        print(f"{name}\tundefined\tby {units}; an interval needs at least 2")
+    else:
         low, high = 100 * interval["low"], 100 * interval["high"]
         print(f"{name}\t{low:.2f} to {high:.2f}\tby {units}")
 

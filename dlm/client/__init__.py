@@ -1,15 +1,23 @@
-"""Asks a sharded model: low orders from the local cache, the rest in one message a shard."""
+"""Asks a sharded model: low orders from the local cache, the rest in one message a shard.
 
+Its names are imported on first use, so that the settings (`config`) need no gRPC.
+"""
+
+from __future__ import annotations
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
 # Read once, when gRPC starts: lets a process that has used a client fork (see `fork`).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
-from dlm.client.api.blocks import ContextBlocks
-from dlm.client.api.client import AsyncClient, Client
-from dlm.client.api.config import ClientConfig
-from dlm.client.api.states import Extension, Family, SentenceScore, State, States
-from dlm.client.api.utterance import AsyncUtterance, Utterance
+if TYPE_CHECKING:
+    from dlm.client.api.blocks import ContextBlocks
+    from dlm.client.api.client import AsyncClient, Client
+    from dlm.client.api.states import Extension, ModelInfo, SentenceScore, State, States
+    from dlm.client.api.utterance import AsyncUtterance, Utterance
+    from dlm.client.config.settings import ClientConfig
 
 __all__ = [
     "AsyncClient",
@@ -18,9 +26,35 @@ __all__ = [
     "ClientConfig",
     "ContextBlocks",
     "Extension",
-    "Family",
+    "ModelInfo",
     "SentenceScore",
     "State",
     "States",
     "Utterance",
 ]
+
+_LIES_IN = {
+    "AsyncClient": "api.client",
+    "AsyncUtterance": "api.utterance",
+    "Client": "api.client",
+    "ClientConfig": "config.settings",
+    "ContextBlocks": "api.blocks",
+    "Extension": "api.states",
+    "ModelInfo": "api.states",
+    "SentenceScore": "api.states",
+    "State": "api.states",
+    "States": "api.states",
+    "Utterance": "api.utterance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LIES_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_LIES_IN[name]}"), name)
+    globals()[name] = found  # the next look finds it at once
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

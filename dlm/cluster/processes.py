@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlm.client.api.cluster_file import WRITTEN_BY, Endpoint, read_cluster_file
+from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml, Endpoint
 from dlm.errors import ConfigError, ShardDown
-from dlm.files import lock_file, scratch_folder
+from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
@@ -193,7 +193,8 @@ def supervise(
 ) -> Iterator[str]:
     """Yields a line for each event of a server, until `stopping()`.
 
-    The other servers go on, even if a shard has none left: clients with `partial` answer for it.
+    The other servers go on, even if a shard has none left: clients with `bigram_fallback` answer
+    for it.
 
     Args
         restart  whether a server that ended is restarted, in its place in `servers`
@@ -242,19 +243,13 @@ def claim(cluster_file: Path) -> Iterator[None]:
     Raises
         ConfigError  it belongs to a cluster that is starting or runs, or dlm did not write it
     """
-    lock = cluster_file.with_name(f".{cluster_file.name}.lock")
-    handle = lock_file(lock)
-    if handle is None:
-        raise ConfigError(
-            f"another dlm cluster writes {cluster_file}; "
-            "stop it, choose another --cluster, or start this one in another folder"
-        )
-    try:
+    running = ConfigError(
+        f"another dlm cluster writes {cluster_file}; "
+        "stop it, choose another --cluster, or start this one in another folder"
+    )
+    with locked(cluster_file.with_name(f".{cluster_file.name}.lock"), running, remove=True):
         check_free(cluster_file)
         yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
 
 
 def check_free(cluster_file: Path) -> None:
@@ -275,7 +270,7 @@ def check_free(cluster_file: Path) -> None:
 
 def listening(cluster_file: Path) -> str | None:
     """The first address in `cluster_file` where anything listens."""
-    for endpoint in read_cluster_file(cluster_file):
+    for endpoint in ClusterToml(cluster_file).servers():
         host, port = endpoint.address.rsplit(":", 1)
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
             return endpoint.address

@@ -15,18 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlm.client.api.cluster_file import Endpoint
-from dlm.client.deliver.transport import Connection
-from dlm.client.health.membership import FIRST_BEATS, Beating, Member, behind, measured
+from dlm.client.config.cluster_file import Endpoint
+from dlm.client.config.settings import HeartbeatConfig
+from dlm.client.deliver.table import MAX_ASKED, MAX_SHARD_SETS
+from dlm.client.deliver.transport import Connect, Connection
+from dlm.client.health.membership import FIRST_BEATS, Member, behind, measured
 from dlm.client.health.modes import Mode
-from dlm.client.plan.topology import MAX_ASKED, MAX_SHARD_SETS, Connect, read_description
+from dlm.client.plan.census import read_description
 from dlm.errors import AuthenticationError, DlmError
 from dlm.index.layout import Manifest
 from dlm.wire._pb import shard_pb2 as pb
 
 Clock = Callable[[], float]
 
-BEATING = Beating()  # the clients' default
+HEARTBEATS = HeartbeatConfig()  # the clients' default
 ID_DIGITS = 12
 MAX_TRIES = 256
 # Heartbeats of which the shortest counts: the first on a connection includes the handshake, and a
@@ -133,11 +135,11 @@ class ClusterSnapshot:
 
     @property
     def mode(self) -> Mode | None:
-        """Which model clients with a small one use for new utterances, as far as heartbeats show
-        (only clients know which of their messages fail); None if a server refuses us, or if none
-        has the model that clients should use."""
+        """Which model clients with a local fallback use for new utterances, as far as heartbeats
+        show (only clients know which of their messages fail); otherwise None if a server refuses
+        us, or if none has the model that clients should use."""
         if self.missing or self.slow or self.down:
-            return Mode.SMALL
+            return Mode.LOCAL_FALLBACK
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
@@ -166,12 +168,12 @@ class _BeatHistory:
     def __init__(self, beat: _Beat) -> None:
         self.before: _Beat | None = None
         self.last = beat
-        self._member = measured(Member(), beat.round_trip_s, beat.at, BEATING)
+        self._member = measured(Member(), beat.round_trip_s, beat.at, HEARTBEATS)
 
     def add(self, beat: _Beat) -> None:
         """Another beat."""
         self.before, self.last = self.last, beat
-        self._member = measured(self._member, beat.round_trip_s, beat.at, BEATING)
+        self._member = measured(self._member, beat.round_trip_s, beat.at, HEARTBEATS)
 
     def shorter(self, round_trip_s: float) -> None:
         """Another measurement for the last poll; the shortest counts."""
@@ -198,7 +200,7 @@ class _BeatHistory:
             round_trip_ms=1000 * self.last.round_trip_s,
             delay_ms=1000 * member.delay_s,
             delay_ratio=member.ratio if member.beats >= FIRST_BEATS else None,
-            slow=member.is_slow(BEATING),
+            slow=member.is_slow(HEARTBEATS),
         )
         passed_s = self.last.at - before.at if before else 0.0
         if before is None or passed_s <= 0:
@@ -271,7 +273,7 @@ class _Server:
         enough."""
         beat = self._beat_once(connection, shard_set, shard)
         for _ in range(1, BEATS):
-            if beat.round_trip_s <= BEATING.slow_floor_s:
+            if beat.round_trip_s <= HEARTBEATS.slow_floor_s:
                 break
             with contextlib.suppress(DlmError):  # it has already answered this poll
                 again = self._beat_once(connection, shard_set, shard)
@@ -415,7 +417,7 @@ def mark_slow(rows: list[Row]) -> list[Row]:
             row.state == "ready"
             and row.delay_ms is not None
             and quickest is not None
-            and behind(row.delay_ms / 1e3, quickest / 1e3, BEATING)
+            and behind(row.delay_ms / 1e3, quickest / 1e3, HEARTBEATS)
         )
 
     return [replace(row, slow=True) if is_behind(row) else row for row in rows]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dlm.checkpoint import CHECKPOINT
 from dlm.distill import work
 from dlm.distill.backoff import distill_backoff
 from dlm.distill.counting import GivenText, Sampling
@@ -26,13 +27,12 @@ from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
 from dlm.estimate.pipeline import resident_bytes
 from dlm.estimate.text import Reader
-from dlm.federated.counts_file import traces_of_users
-from dlm.federated.model_record import merged_record
-from dlm.federated.provenance import Provenance, file_digest
-from dlm.federated.recorded import read_beside, sidecar
-from dlm.federated.run_folder import CHECKPOINT
-from dlm.federated.words import check_public
+from dlm.federated.account.records import merged_record
 from dlm.ngram.arpa import ArpaReader, provenance_line
+from dlm.record.counts_file import traces_of_users
+from dlm.record.inputs import check_public
+from dlm.record.provenance import Provenance, file_digest
+from dlm.record.sidecar import read_beside, sidecar
 from dlm.resources import available_bytes
 from dlm.units import counted
 
@@ -99,10 +99,10 @@ def distill_files(
         made = replace(made, fit=replace(made.fit, model=model))
     model = made.fit.model
     progress(f"writing {counted(sum(model.counts), 'n-gram')} to {request.output}")
-    lines = [
-        provenance_line("distill", **about, inputs=inputs.facts),
-        *merged_record(inputs.comments, [], request.public, step="distill"),
-    ]
+    privacy = merged_record(inputs.comments, [], request.public, step="distill")
+    for line in privacy:
+        progress(f"privacy: {Provenance.from_json(line).statement(with_standing=False)}")
+    lines = [provenance_line("distill", **about, inputs=inputs.facts), *privacy]
     model.write(request.output, comments=lines)
     return made
 
@@ -163,7 +163,7 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
         if not isinstance(own, Provenance | None):
             raise ConfigError(
                 f"the record of {request.source} is a {type(own).__name__}; expected a Provenance "
-                "(dlm.federated.provenance), or None"
+                "(dlm.record.provenance), or None"
             )
         record = _record(what, own, request.public)
         inputs.facts.append({"name": request.source, "as": "object"})
@@ -244,7 +244,7 @@ def _given(path: Path, public: str) -> GivenText:
     if sidecar(path).exists():
         record = read_beside(path, sha256)
     elif public:
-        check_public(path, public, "--public")
+        check_public(path, public, "--public-attested-by")
     elif beside := traces_of_users(path):
         record = Provenance.none(f"{beside[0].name} says that {what} comes from users")
     return GivenText(path.name, sha256, blocks, "" if record is None else record.line)

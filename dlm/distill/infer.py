@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from dlm.distill.topology import closed, without_values
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.estimate.discount import DEFAULT_FALLBACK
 from dlm.estimate.merge import merge_models, unite
 from dlm.estimate.pipeline import estimate, resident_bytes
 from dlm.estimate.prune import Goal, prune
-from dlm.estimate.settings import EstimationSettings
+from dlm.estimate.settings import DEFAULT_FALLBACK, EstimationSettings
 from dlm.files import naming, scratch_folder
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary
 

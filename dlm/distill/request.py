@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlm.checkpoint import CHECKPOINT
 from dlm.distill.infer import MOST_ORDER
-from dlm.distill.prior import check_visits
+from dlm.distill.settings import DistillSettings
 from dlm.distill.source import is_object_name
 from dlm.distill.unigrams import check_weight
 from dlm.errors import ConfigError
-from dlm.federated.run_folder import CHECKPOINT
 
 SELF = "self"
-MOST_SAMPLES = 1e15
 
 
 @dataclass(frozen=True)
-class DistillRequest:
+class DistillRequest(DistillSettings):
     """A request to `files.distill_files`.
 
     Fields
@@ -45,16 +44,13 @@ class DistillRequest:
     source: str
     topology: str
     output: Path | None = None
-    samples: float | None = None
     text: Path | None = None
     order: int = 3
     ngrams: int | None = None
     interpolated: bool = False
-    seed: int = 0
     part: tuple[int, int] = (1, 1)
     work: Path | None = None
     counts: tuple[Path, ...] = ()
-    prior: float | None = None
     capitalize: Path | None = None
     unigrams: Path | None = None
     unigram_weight: float = 1.0
@@ -87,6 +83,7 @@ class DistillRequest:
         return self.kind == "model" and self.samples is None and not (self.text or self.counts)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threads < 1:
             raise ConfigError(f"--threads {self.threads}; expected 1 or more")
         if self.capitalize is not None and self.kind != "network":
@@ -96,10 +93,6 @@ class DistillRequest:
                 "SOURCE is empty; give an ARPA file, a run of dlm federate, or module:factory"
             )
         check_weight(self.unigram_weight)
-        if self.prior is not None:
-            check_visits(self.prior)
-        if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed}; expected 0 or more")
         self._check_sentences()
         self._check_topology()
         self._check_output()
@@ -107,10 +100,6 @@ class DistillRequest:
     def _check_sentences(self) -> None:
         if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:
             raise ConfigError("give only one of --samples, --text and --counts")
-        if self.samples is not None and not 1 <= self.samples <= MOST_SAMPLES:
-            raise ConfigError(
-                f"--samples {self.samples:g}; expected a number of sentences, 1 to {MOST_SAMPLES:g}"
-            )
         if self.kind != "model" and self.samples is None and not (self.text or self.counts):
             what = "a network" if self.kind == "network" else "a Python object"
             raise ConfigError(

@@ -19,11 +19,11 @@ from dlm.distill.capitalize import Spellings
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns.orders import OrderColumns
-from dlm.federated.counts_file import read_counts
-from dlm.federated.provenance import Provenance, file_digest
-from dlm.federated.recorded import sidecar
-from dlm.federated.words import record_or_word
 from dlm.ngram.vocab import MARKS, Vocabulary, is_mark
+from dlm.record.counts_file import read_counts
+from dlm.record.inputs import record_or_word
+from dlm.record.provenance import Provenance, file_digest
+from dlm.record.sidecar import sidecar
 
 F32, U32 = np.float32, np.uint32
 _LEAST_LOG10 = -99.0
@@ -79,7 +79,7 @@ def read_unigrams(path: Path, public: str = "") -> Unigrams:
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:
         record = record_or_word(
-            path, "the unigrams", None, by=public, setting="--public",
+            path, "the unigrams", None, by=public, setting="--public-attested-by",
             sha256=file_digest(path), promises=False, simulated=False,
         )  # fmt: skip
     return Unigrams.of([word.encode() for word in counts.words], counts.probabilities(), record)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm import checkpoint
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
-from dlm.federated import checkpoint
-from dlm.files import try_lock
+from dlm.files import locked
 from dlm.progress import ProgressReporter
 from dlm.units import counted
 
@@ -84,7 +83,7 @@ def count_all(
         the same sums to the bit, whenever it was killed
     """
     reporter = reporter or ProgressReporter(lambda _: None)
-    with contextlib.nullcontext() if file is None else _locked(file):
+    with contextlib.nullcontext() if file is None else _only_one(file):
         done, is_whole = 0, False
         if file is not None and file.exists():
             done, is_whole = _resume(counting, settings, file)
@@ -239,27 +238,17 @@ def model_digest(model: ModelColumns) -> str:
     return text.hexdigest()
 
 
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Holds the lock of a folder's counting.
+def _only_one(file: Path) -> contextlib.AbstractContextManager[None]:
+    """The lock of a folder's counting.
 
     Raises
         ConfigError  another process holds it
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file.with_name(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            is_ours = try_lock(handle)
-        except OSError:
-            is_ours = True  # no locks on this file system
-        if not is_ours:
-            raise ConfigError(
-                f"another process is counting in {file.parent}; give each worker its own --work"
-            )
-        yield
-    finally:
-        os.close(handle)
+    running = ConfigError(
+        f"another process is counting in {file.parent}; give each worker its own --work"
+    )
+    return locked(file.with_name(".lock"), running, needs_locks=False)
 
 
 def _read(file: Path) -> checkpoint.Checkpoint:

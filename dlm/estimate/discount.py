@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import ConfigError, EstimationError
-
-# Default discounts of adjusted counts 1, 2, and 3 or more, for where the closed form fails.
-DEFAULT_FALLBACK = (0.5, 1.0, 1.5)
-
-Fallback: TypeAlias = tuple[float, float, float]
+from dlm.errors import EstimationError
+from dlm.estimate.settings import Fallback
 
 
 def discounts(
@@ -59,20 +52,3 @@ def discounts(
             "lines, or pass --discount-fallback"
         )
     return np.array([0.0, *fallback], np.float32), True
-
-
-def checked_fallback(values: Sequence[float]) -> Fallback:
-    """One to three discounts as three, the last of them repeated.
-
-    Raises  ConfigError  none, more than three, or one out of range
-    """
-    if not 1 <= len(values) <= 3:
-        raise ConfigError(
-            f"{len(values)} fallback discounts; expected one to three, for counts 1, 2 and 3 or "
-            "more"
-        )
-    padded = [*values, *[values[-1]] * (3 - len(values))]
-    for j, value in enumerate(padded, 1):
-        if not 0 <= value <= j:
-            raise ConfigError(f"the fallback discount of count {j} is {value}; expected 0 to {j}")
-    return padded[0], padded[1], padded[2]

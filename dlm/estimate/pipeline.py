@@ -27,11 +27,11 @@ from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import ALL, KEPT
 from dlm.estimate.adjust.trie import Trie, TrieBuilder
 from dlm.estimate.counts import block, kernels
-from dlm.estimate.discount import DEFAULT_FALLBACK, discounts
+from dlm.estimate.discount import discounts
 from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
 from dlm.estimate.interpolate.rows import section_rows
 from dlm.estimate.provenance import provenance
-from dlm.estimate.settings import EstimationSettings, EstimationSummary
+from dlm.estimate.settings import DEFAULT_FALLBACK, EstimationSettings, EstimationSummary
 from dlm.estimate.text import DELIMITERS, Reader
 from dlm.files import NO_ROOM, scratch_folder, temporary_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes

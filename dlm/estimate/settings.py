@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from dlm.config import check, like, setting
 from dlm.errors import ConfigError
-from dlm.estimate.discount import Fallback
-from dlm.estimate.text import Totals
 
-MAX_ORDER = 8
+if TYPE_CHECKING:
+    from dlm.estimate.text import Totals
+
+N = TypeVar("N", int, float)
+Fallback: TypeAlias = tuple[float, float, float]
+
+# Default discounts of adjusted counts 1, 2, and 3 or more, for where the closed form fails.
+DEFAULT_FALLBACK: Fallback = (0.5, 1.0, 1.5)
 
 
 @dataclass(frozen=True)
 class EstimationSettings:
-    """What model to estimate, and with what resources.
+    """What model to estimate, and with what resources."""
 
-    order            1 to 8 words; suggested 5 for a full model
-    prune            n-grams that occur at most this often are left out, by order; the last number
-                     applies to the orders above; none: all are kept
-    vocabulary       n-grams with other words are left out; None: all words stay
-    fallback         discounts for orders whose own cannot be computed; None: that is an error
-    skip             leave faulty and empty lines out, and count them
-    column           of parquet files
-    memory_bytes     limit of the process; suggested: half of what is free
-    workspace_bytes  limit of what is allocated here, in place of memory_bytes; for tests
-    block_tokens     the most ids that are counted at once; for tests
-    threads          1 or more; suggested: the cores
-    """
-
-    order: int = 5
-    prune: tuple[int, ...] = ()
-    vocabulary: frozenset[bytes] | None = None
-    fallback: Fallback | None = None
-    skip: bool = False
-    column: str = "text"
-    memory_bytes: int = 1 << 30
-    workspace_bytes: int | None = None
-    block_tokens: int | None = None
-    threads: int = 2
+    order: int = setting(5, "Order of the model: words per n-gram.", low=1, high=8)
+    prune: tuple[int, ...] = setting(
+        (),
+        "N-grams that occur at most this often are left out, by order; the last number applies to "
+        "the orders above.",
+    )
+    vocabulary: frozenset[bytes] | None = setting(
+        None, "N-grams with other words are left out; None: all words stay."
+    )
+    fallback: Fallback | None = setting(
+        None, "Discounts for orders whose own cannot be computed; None: that is an error."
+    )
+    skip: bool = setting(
+        False,
+        "Skip and count lines that are empty, too long or not UTF-8, or that contain NUL, <s>, "
+        "</s> or <unk>.",
+    )
+    column: str = setting("text", "Text column of parquet files.")
+    memory_bytes: int = setting(1 << 30, "Limit of the process; suggested: half of what is free.")
+    workspace_bytes: int | None = setting(
+        None, "Limit of what is allocated here, in place of memory_bytes; for tests."
+    )
+    block_tokens: int | None = setting(None, "Most ids that are counted at once; for tests.")
+    threads: int = setting(2, "Number of threads.", low=1)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.order <= MAX_ORDER:
-            raise ConfigError(f"--order is {self.order}; expected 1 to {MAX_ORDER}")
+        check("estimate", self)
         if len(self.prune) > self.order:
             raise ConfigError(
                 f"{len(self.prune)} pruning thresholds for a model of order {self.order}; give at "
@@ -54,14 +62,84 @@ class EstimationSettings:
                 f"pruning thresholds must not decrease: {','.join(map(str, self.prune))}; an "
                 "n-gram cannot be kept without its prefix"
             )
-        if self.threads < 1:
-            raise ConfigError(f"--threads is {self.threads}; expected 1 or more")
 
     @property
     def thresholds(self) -> list[int]:
         """A threshold for each order."""
         last = self.prune[-1] if self.prune else 0
         return [*self.prune, *[last] * (self.order - len(self.prune))]
+
+
+@dataclass(frozen=True)
+class EstimateOptions:
+    """The options of `dlm estimate`, as the command line and a pipeline's file have them."""
+
+    order: int = like(EstimationSettings, "order")
+    prune: str = setting(
+        "",
+        "Drop n-grams that occur at most this often, per order: 0,0,1. The last number applies to "
+        "all higher orders.",
+    )
+    discount_fallback: bool = setting(
+        False,
+        "Use fixed discounts for orders whose counts yield none; small or repetitive text needs "
+        "this.",
+    )
+    fallback_discounts: str = setting(
+        ",".join(f"{one:g}" for one in DEFAULT_FALLBACK),
+        "The fixed discounts for counts of 1, 2, and 3 or more.",
+    )
+    skip: bool = like(EstimationSettings, "skip")
+    column: str = like(EstimationSettings, "column")
+
+    def __post_init__(self) -> None:
+        self.settings()
+
+    def settings(
+        self,
+        memory_bytes: int = EstimationSettings.memory_bytes,
+        threads: int = EstimationSettings.threads,
+        vocabulary: frozenset[bytes] | None = None,
+    ) -> EstimationSettings:
+        """The settings of the estimation."""
+        fallback = numbers("fallback_discounts", self.fallback_discounts, float)
+        return EstimationSettings(
+            order=self.order,
+            prune=numbers("prune", self.prune, int),
+            vocabulary=vocabulary,
+            fallback=checked_fallback(fallback) if self.discount_fallback else None,
+            skip=self.skip,
+            column=self.column,
+            memory_bytes=memory_bytes,
+            threads=threads,
+        )
+
+
+def numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
+    """Numbers separated by commas or spaces."""
+    try:
+        return tuple(kind(part) for part in text.replace(",", " ").split())
+    except ValueError as exc:
+        raise ConfigError(
+            f"estimate.{name} is {text!r}; expected numbers separated by commas, such as 0,0,1"
+        ) from exc
+
+
+def checked_fallback(values: Sequence[float]) -> Fallback:
+    """One to three discounts as three, the last of them repeated.
+
+    Raises  ConfigError  none, more than three, or one out of range
+    """
+    if not 1 <= len(values) <= 3:
+        raise ConfigError(
+            f"{len(values)} fallback discounts; expected one to three, for counts 1, 2 and 3 or "
+            "more"
+        )
+    padded = [*values, *[values[-1]] * (3 - len(values))]
+    for j, value in enumerate(padded, 1):
+        if not 0 <= value <= j:
+            raise ConfigError(f"the fallback discount of count {j} is {value}; expected 0 to {j}")
+    return padded[0], padded[1], padded[2]
 
 
 @dataclass

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from dlm.errors import FormatError
 
 Row = tuple[str, int, str]  # user id ("" where it is missing), 1-based line or row, text
-MISSING = ("refuse", "count")
 COMPRESSIONS = {".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 
 
@@ -85,7 +84,7 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
     try:
         if path.suffix in COMPRESSIONS:
             with _raw(path) as stream:
-                file = pq.ParquetFile(pa.BufferReader(stream.read()))
+                file = pq.ParquetFile(pa.BufferReader(stream.read_buffer()))
         else:
             file = pq.ParquetFile(str(path), memory_map=True)
         names = file.schema_arrow.names

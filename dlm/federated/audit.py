@@ -30,15 +30,14 @@ from dlm.federated import clip
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.clip import Array
 from dlm.federated.engine import LocalEngine
-from dlm.federated.fixed_point import BITS, GRID_BITS
+from dlm.federated.fixed_point import GRID_BITS
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, UserUpdate, UserWork
 from dlm.federated.noise import Mechanism, make_mechanism
 from dlm.federated.noise.banded import BandMF
 from dlm.federated.noise.blt import Blt
 from dlm.federated.noise.discrete import discrete
-from dlm.federated.noise.gaussian import GaussianMechanism
-from dlm.federated.noise.keys import GENERATOR as FLOAT_GENERATOR
+from dlm.federated.noise.mechanism import GaussianMechanism
 from dlm.federated.noise.participation import (
     check_participation,
     forest_sizes,
@@ -46,11 +45,11 @@ from dlm.federated.noise.participation import (
 )
 from dlm.federated.noise.toeplitz import BandedToeplitz
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull, node_variances
-from dlm.federated.provenance import Provenance
 from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, grid_release, make_algorithm
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import TrainingSettings
+from dlm.record.provenance import Provenance
 
 Floats = NDArray[np.float64]
 CANARIES, PARAMETERS, CONFIDENCE = 1_000, 16_384, 0.95
@@ -78,7 +77,7 @@ class Audit:
     mechanism: str
     rounds: int
     gap: int
-    max_part: int
+    max_participations: int
     rho: float
     upper_mu: float
     lower_mu: float
@@ -164,7 +163,7 @@ class Auditor:
         self.settings, self.canaries = settings, canaries
         self._gap, self._most = (
             privacy.gap,
-            privacy.max_part or most_participations(rounds, privacy.gap),
+            privacy.max_participations or most_participations(rounds, privacy.gap),
         )
         third = parameters // 3  # as of three arrays
         self._template = {
@@ -178,7 +177,7 @@ class Auditor:
             privacy.mechanism,
             rounds=rounds,
             gap=self._gap,
-            max_part=self._most,
+            max_participations=self._most,
             restarts=restarts,
             buffers=privacy.buffers,
             bands=privacy.bands or None,
@@ -190,11 +189,8 @@ class Auditor:
         if settings.aggregation.secure:
             aggregator = SecureAggregator(privacy.clip_norm, settings.aggregation.scale, canaries)
         local = LocalConfig(batch_size=1, unroll=1, clip_kind=settings.local.clip_kind)
-        self._on_grid = settings.noise == "discrete"
-        self.engine = CanaryEngine(
-            NETWORK, local, aggregator=aggregator, bits=GRID_BITS if self._on_grid else BITS
-        )
-        drawn: Any = discrete(self.mechanism) if self._on_grid else self.mechanism
+        self.engine = CanaryEngine(NETWORK, local, aggregator=aggregator, bits=GRID_BITS)
+        drawn = discrete(self.mechanism)
         self._along = jax.jit(_along)
         self._aggregation = Key.from_system()
         self._algorithm = make_algorithm(
@@ -210,7 +206,7 @@ class Auditor:
         self._pattern, value = worst_pattern(
             gram, diagonal, self._gap, check_participation(rounds, self._gap, self._most)
         )
-        sensitivity = self.mechanism.sensitivity(gap=self._gap, max_part=self._most)
+        sensitivity = self.mechanism.sensitivity(gap=self._gap, max_participations=self._most)
         self._reached = math.sqrt(value) / sensitivity
         present = np.zeros(rounds)
         present[list(self._pattern)] = 1
@@ -225,10 +221,9 @@ class Auditor:
             sensitivity=sensitivity,
             norm_inflation=self.engine.sensitivity_factor(parameters),
             matrix=self.mechanism.matrix(),
-            noise=settings.noise,
-            rounding=grid_release(self._release, self.engine, drawn).factor(parameters, sensitivity)
-            if self._on_grid
-            else 1.0,
+            rounding=grid_release(self._release, self.engine, drawn).factor(
+                parameters, sensitivity
+            ),
         ).rho
 
     def added(self, release: ReleaseConfig) -> ReleaseConfig:
@@ -252,10 +247,7 @@ class Auditor:
         run = int(root.fold("directions").words(1)[0] >> 1)
         names = np.stack([np.arange(self.canaries), np.full(self.canaries, run)], 1).astype("i4")
         here = [UserWork(name.reshape(1, 1, 2), 1.0) for name in names[coins]]
-        noise: Any = root.fold("noise")
-        if not self._on_grid:
-            noise = jax.random.wrap_key_data(jnp.asarray(noise.words(2)), impl=FLOAT_GENERATOR)
-        state = self._algorithm.init(self._template, noise)
+        state = self._algorithm.init(self._template, root.fold("noise"))
         seen = jax.tree.map(lambda leaf: np.zeros(leaf.shape), self._template)
         for index in range(self.settings.run.rounds):
             before = state.params

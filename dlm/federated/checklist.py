@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dlm.federated.provenance import UnverifiedInput
+from dlm.record.provenance import UnverifiedInput
 
 SETTING = (
     "A central guarantee. Whoever runs the training (the provider) is trusted to run this program "
@@ -20,8 +20,8 @@ SETTING = (
     "protected from the provider."
 )
 SECURE_SETTING = (
-    "\nUpdates were encoded for secure aggregation, which hides single updates from the server "
-    "when the protocol for it is used; the guarantee itself does not depend on that."
+    "\nUpdates were encoded for secure aggregation, and added up in a simulation of it: no "
+    "protocol hid single updates from the server. The guarantee itself does not depend on that."
 )
 ACCESSES = (
     "The text of every user who took part in this one run and followed the algorithm, including "
@@ -55,14 +55,10 @@ CHECKS = (
     "Each command prints the rho below it, and each event is the same for dp-accounting; of a "
     "Poisson-sampled stage, its RdpAccountant gives this epsilon with the orders 2 to 128 and 136 "
     "to 512 in steps of 8. "
-    'The epsilon of this report is that of the last command, in its line "{line}". (If a stage of '
-    "several has Poisson-sampled cohorts, dlm privacy verify composes them numerically.)"
+    'The epsilon of this report is that of the last command, in its line "as a run reports it '
+    '(discrete noise)". (If a stage of several has Poisson-sampled cohorts, dlm privacy verify '
+    "composes them numerically.)"
 )
-GENERATORS = {  # of floating-point noise, by stage
-    "network": "JAX's Threefry 2x32, with keys of 64 bits: not a cryptographic generator, and the "
-    "weakest part of this noise",
-    "unigrams": "SHAKE-256, with keys of 256 bits",
-}
 
 
 def sampling(kind: str, rate: float | None) -> str:
@@ -83,16 +79,11 @@ def noise(stages: Sequence[Mapping[str, Any]]) -> str:
         if stage.get("mechanism") == "none" or not stage.get("noise_multiplier"):
             lines.append(f"{name}: none.")
             continue
-        discrete = stage.get("noise") == "discrete"
-        grid = f"discrete Gaussian, on a grid of {extras.get('grid', 'whole steps')}"
-        floats = "Gaussian, in floating point: attacks on its grid (Mironov 2012) are not excluded"
-        given = extras.get("generator")
-        generator = given or GENERATORS.get(str(name), "not named")
         seed = stage.get("simulated") is True
         text = [
             f"{name}: mechanism {stage['mechanism']}, noise multiplier {stage['noise_multiplier']}",
-            grid if discrete else floats,
-            f"generator: {generator}",
+            f"discrete Gaussian, on a grid of {extras.get('grid', 'whole steps')}",
+            f"generator: {extras.get('generator', 'not named')}",
             "keys: from a configured seed, so anyone who knows it can remove the noise"
             if seed
             else "keys: drawn from the operating system, and never written to a file",
@@ -146,7 +137,11 @@ def enforced(
         if ledgers[name]["sampling"].get("kind") == "poisson":
             continue
         gap = "no gap" if kept["gap"] is None else f"a gap of {kept['gap']} rounds"
-        most = "no bound on" if kept["max_part"] is None else f"at most {kept['max_part']}"
+        most = (
+            "no bound on"
+            if kept["max_participations"] is None
+            else f"at most {kept['max_participations']}"
+        )
         lines.append(
             f"{name}: {gap} and {most} participations of a user. The server refuses a cohort that "
             "breaks this before anyone in it is counted; no timer on a device was involved."

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from dlm.errors import ConfigError, PrivacyError
+from dlm.config import check, setting
+from dlm.errors import PrivacyError
 
 Array: TypeAlias = jax.Array
 Tree = TypeVar("Tree")
@@ -202,35 +203,35 @@ def _check_denominator(value: float) -> None:
 class AdaptiveClip:
     """A clip norm that follows a quantile of the updates' norms.
 
-    Fields (unit; bound; suggested; meaning)
-        quantile       share of users; 0..1; 0.5; whose updates shall not be clipped
-        learning_rate  of ln C a round; > 0; 0.2
-        count_stddev   users; > 0; m / 20; noise on the number of updates below the estimate
-        first_restart  rounds, counted from 0; >= 0; 128; when the estimate first becomes active
-        restart_every  rounds; >= 1; 1024; between later renewals
     Paper   GDP Algorithm 1, Theorem 1; Andrew 2021
     """
 
-    quantile: float = 0.5
-    learning_rate: float = 0.2
-    count_stddev: float = 0.0
-    first_restart: int = 128
-    restart_every: int = 1024
+    quantile: float = setting(
+        0.5, "Share of users whose updates shall not be clipped.", above=0, below=1
+    )
+    learning_rate: float = setting(
+        0.2, "Learning rate of ln C per round.", name="clip_learning_rate", above=0
+    )
+    count_stddev: float = setting(
+        0.0,
+        "Noise on the number of updates below the estimate; 0 for a twentieth of the denominator.",
+        unit="users",
+        low=0,
+    )
+    first_restart: int = setting(
+        128,
+        "When the estimate first becomes active, counted from 0.",
+        unit="rounds",
+        low=0,
+    )
+    restart_every: int = setting(1024, "Between later renewals.", unit="rounds", low=1)
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.quantile < 1.0:
-            raise ConfigError(f"the quantile is {self.quantile}; expected between 0 and 1")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"clip_learning_rate is {self.learning_rate}; expected above 0")
-        if not (self.count_stddev > 0 and math.isfinite(self.count_stddev)):
+        check("privacy", self)
+        if self.count_stddev == 0:
             raise PrivacyError(
                 f"count_stddev is {self.count_stddev}; the number of updates below the estimate "
                 "needs noise too: set it above 0 (m / 20 is usual)"
-            )
-        if self.first_restart < 0 or self.restart_every < 1:
-            raise ConfigError(
-                f"restarts at {self.first_restart} + {self.restart_every} i; expected the first at "
-                "0 or more, with a distance of 1 or more"
             )
 
     def restarts_after(self, round_index: Array | int) -> Array:

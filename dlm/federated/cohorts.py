@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError
-from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.sampling import AvailabilitySampler, PoissonSampler, Sampler
 from dlm.federated.users import UserDataset
+from dlm.record.ledger import ParticipationLedger
 
 
 class Cohorts:
@@ -19,7 +19,7 @@ class Cohorts:
 
     Args
         users          of the run; the sampler is of as many
-        gap, max_part  what the ledger enforces; None where it only observes
+        gap, max_participations  what the ledger enforces; None where it only observes
         round_s        seconds from the beginning of a round to that of the next, for timers
         salt           of the ledger's hashes; drawn by the operating system if None
     Raises
@@ -32,7 +32,7 @@ class Cohorts:
         sampler: Sampler,
         *,
         gap: int | None = None,
-        max_part: int | None = None,
+        max_participations: int | None = None,
         round_s: float = 0.0,
         salt: bytes | None = None,
     ):
@@ -42,7 +42,11 @@ class Cohorts:
             )
         self.users, self.sampler = users, sampler
         self.ledger = ParticipationLedger(
-            len(users), gap=gap, max_part=max_part, sampling=sampler.describe(), salt=salt
+            len(users),
+            gap=gap,
+            max_participations=max_participations,
+            sampling=sampler.describe(),
+            salt=salt,
         )
         self.now_s = 0.0
         self._round_s = round_s
@@ -84,7 +88,7 @@ class Cohorts:
         nothing is, the worst case. What was observed is luck.
         """
         gap = self.ledger.gap or 1
-        return gap, self.ledger.max_part or max(-(-rounds // gap), 1)
+        return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
 
     def stage(
         self,
@@ -109,7 +113,7 @@ class Cohorts:
             "noise_multiplier": noise_multiplier,
             "rounds": rounds,
             "gap": gap,
-            "max_part": most,
+            "max_participations": most,
             "sampling": drawn["kind"],
             "sampling_rate": drawn["q"] if amplified else None,
             "simulated": simulated,

@@ -22,12 +22,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlm.checkpoint import Arrays
 from dlm.errors import ConfigError, DlmError, FormatError, PrivacyError
-from dlm.federated import checkpoint
-from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.convergence import Moments
-from dlm.federated.counts_file import (
+from dlm.federated.keys import Key
+from dlm.federated.report import PrivacyReport, build
+from dlm.federated.run import FederatedRun
+from dlm.federated.run_folder import RunBinding, RunFolder
+from dlm.federated.sampling import (
+    AvailabilitySampler,
+    FixedGoalSampler,
+    PoissonSampler,
+    Sampler,
+)
+from dlm.federated.unigram_settings import UnigramConfig
+from dlm.federated.unigrams import (
+    NOISED_STEP_BITS,
+    STEP_BITS,
+    RoundMetrics,
+    Split,
+    UnigramState,
+    UserCounts,
+    apply,
+    config_dict,
+    init,
+    round_sum,
+    seen_threshold,
+)
+from dlm.federated.users import UserDataset, words_of
+from dlm.record.counts_file import (
     DIGEST,
     JOURNAL,
     LEDGER,
@@ -39,33 +63,8 @@ from dlm.federated.counts_file import (
     ranked,
     write_counts,
 )
-from dlm.federated.keys import Key
-from dlm.federated.provenance import Provenance, content_digest
-from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
-from dlm.federated.report import PrivacyReport, build
-from dlm.federated.run import FederatedRun
-from dlm.federated.run_folder import CHECKPOINT, RunBinding, RunFolder
-from dlm.federated.sampling import (
-    AvailabilitySampler,
-    FixedGoalSampler,
-    PoissonSampler,
-    Sampler,
-)
-from dlm.federated.unigrams import (
-    NOISED_STEP_BITS,
-    STEP_BITS,
-    RoundMetrics,
-    Split,
-    UnigramConfig,
-    UnigramState,
-    UserCounts,
-    apply,
-    config_dict,
-    init,
-    round_sum,
-    seen_threshold,
-)
-from dlm.federated.users import UserDataset, words_of
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.sidecar import SIDECAR_SUFFIX, sidecar
 from dlm.units import counted
 
 DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
@@ -79,7 +78,8 @@ class Collection(FederatedRun[RoundMetrics]):
     """Rounds of counting over a dataset, from the start or from the folder of a run.
 
     Args
-        gap, max_part   enforced by the ledger; noise needs `max_part`, on which accounting is based
+        gap, max_participations   enforced by the ledger; noise needs `max_participations`, on
+                                  which accounting is based
                         (or on q with Poisson sampling)
         round_s         seconds from the start of a round to the next, for timers
         tokenizer       name of `split`, so that checkpoints can tell them apart
@@ -97,13 +97,13 @@ class Collection(FederatedRun[RoundMetrics]):
     def __init__(
         self,
         dataset: UserDataset,
-        whitelist: Sequence[str],
+        wordlist: Sequence[str],
         config: UnigramConfig,
         sampler: Sampler,
         key: Key,
         *,
         gap: int | None = None,
-        max_part: int | None = None,
+        max_participations: int | None = None,
         split: Split = words_of,
         tokenizer: str = "whitespace",
         round_s: float = 0.0,
@@ -111,36 +111,36 @@ class Collection(FederatedRun[RoundMetrics]):
         list_record: Provenance | None = None,
     ):
         noised, drawn = config.noise_multiplier is not None, sampler.describe()
-        if noised and drawn["kind"] != "poisson" and max_part is None:
+        if noised and drawn["kind"] != "poisson" and max_participations is None:
             raise PrivacyError(
-                "noise needs either Poisson sampling or max_part; otherwise nothing limits how "
-                "often a user is counted"
+                "noise needs either Poisson sampling or max_participations; otherwise nothing "
+                "limits how often a user is counted"
             )
-        if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_part is not None):
+        if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_participations is not None):
             raise PrivacyError(
-                f"a gap of {gap} and at most {max_part} participations should be enforced, but "
-                "users are Poisson-sampled: cohorts within limits are not Poisson samples"
+                f"a gap of {gap} and at most {max_participations} participations should be "
+                "enforced, but users are Poisson-sampled: cohorts within limits are not Poisson "
+                "samples"
             )
-        self.whitelist, self.config, self.key = tuple(whitelist), config, key
+        self.wordlist, self.config, self.key = tuple(wordlist), config, key
         self.cohorts = Cohorts(
             dataset,
             sampler,
             gap=gap,
-            max_part=max_part,
+            max_participations=max_participations,
             round_s=round_s,
             salt=bytes(key.fold("unigrams", "ledger").words(4).tobytes()),
         )
-        self._counts = UserCounts(dataset, self.whitelist, cap_words=config.cap_words, split=split)
+        self._counts = UserCounts(dataset, self.wordlist, cap_words=config.cap_words, split=split)
         self.rounds, self._list_record = config.rounds, list_record
         self.released = noised and not key.simulated
-        self.discrete = self.released and not _began_in_floats(folder)
         self.save_every = 1 if noised else max(1, config.rounds // 20)
         self.binding = RunBinding(
             {
                 "unigrams": config_dict(config),
                 "tokenizer": tokenizer,
                 "sampling": drawn,
-                "enforced": {"gap": gap, "max_part": max_part},
+                "enforced": {"gap": gap, "max_participations": max_participations},
                 "round_s": round_s,
                 # The words are compared; who says that they are public can change.
                 "vocabulary_record": None
@@ -149,17 +149,16 @@ class Collection(FederatedRun[RoundMetrics]):
                 # A fingerprint of a seed, so that a run is not resumed with another; nothing of a
                 # key from the system: a resumed run draws a new one.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
-                **({"noise": "discrete"} if self.discrete else {}),
             },
             {"users": dataset.digest},
-            "".join(f"{word}\n" for word in self.whitelist).encode(),
+            "".join(f"{word}\n" for word in self.wordlist).encode(),
         )
         self._begin(folder)
 
     def counts(self) -> WordCounts:
         """The words seen so far and their counts, most frequent first."""
-        least = seen_threshold(self.config, max(self.state.round, 1), len(self.whitelist))
-        return ranked(self.whitelist, self.state.totals, least)
+        least = seen_threshold(self.config, max(self.state.round, 1), len(self.wordlist))
+        return ranked(self.wordlist, self.state.totals, least)
 
     def stage(self) -> dict[str, Any]:
         """What accounting needs of this stage: an `account.compose.StageRecord` as JSON."""
@@ -170,13 +169,12 @@ class Collection(FederatedRun[RoundMetrics]):
             mechanism="none" if config.noise_multiplier is None else "gaussian",
             noise_multiplier=config.noise_multiplier,
             simulated=self.key.simulated,
-            noise="discrete" if self.discrete else "float",
             extras={
                 "rounds_planned": config.rounds,
                 "lambda": config_dict(config)["clip"],
                 "l2_sensitivity": None if math.isinf(config.clip) else config.sensitivity,
-                "words": len(self.whitelist),
-                **(GRID if self.discrete else {}),
+                "words": len(self.wordlist),
+                **({} if config.noise_multiplier is None else GRID),
                 **self._lives(),
             },
         )
@@ -206,17 +204,17 @@ class Collection(FederatedRun[RoundMetrics]):
         )
 
     def _first(self) -> None:
-        self.state = init(self.config, len(self.whitelist))
+        self.state = init(self.config, len(self.wordlist))
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundMetrics:
         del index, is_last
         summed = round_sum(
             map(self._counts.of, users),
             self.config.clip,
-            len(self.whitelist),
-            bits=NOISED_STEP_BITS if self.discrete else STEP_BITS,
+            len(self.wordlist),
+            bits=STEP_BITS if self.config.noise_multiplier is None else NOISED_STEP_BITS,
         )
-        self.state = apply(self.state, self.config, summed, self.key, discrete=self.discrete)
+        self.state = apply(self.state, self.config, summed, self.key)
         return self.state.history[-1]
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
@@ -231,7 +229,7 @@ class Collection(FederatedRun[RoundMetrics]):
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
         del private
         seen, rest = public[0], public[1:]
-        shape = (3, len(self.whitelist))
+        shape = (3, len(self.wordlist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
             raise FormatError("the checkpoint has another number of words than the list")
         moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
@@ -241,13 +239,6 @@ class Collection(FederatedRun[RoundMetrics]):
 
     def _line(self, done: RoundMetrics) -> dict[str, Any]:
         return {**dataclasses.asdict(done), "round": done.round - 1}
-
-
-def _began_in_floats(folder: RunFolder | None) -> bool:
-    """Whether an earlier version began a run here, which resumes with floating-point noise."""
-    if folder is None or not folder.has_begun:
-        return False
-    return "noise" not in checkpoint.read(folder.path / CHECKPOINT).settings
 
 
 def _moments(rows: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> Moments:
@@ -262,19 +253,16 @@ def make_sampler(
     report_goal: int,
     poisson: float | None = None,
     gap: int | None = None,
-    max_part: int | None = None,
+    max_participations: int | None = None,
 ) -> Sampler:
     """Who takes part: each user with probability `poisson`, or `report_goal` eligible users."""
     if poisson is not None:
         return PoissonSampler(users, poisson, key)
-    if gap is None and max_part is None:
+    if gap is None and max_participations is None:
         return FixedGoalSampler(users, report_goal, key)
-    return AvailabilitySampler(users, report_goal, key, gap=gap or 1, max_part=max_part)
-
-
-def has_begun(output: Path) -> bool:
-    """Whether a run for `output` has begun and can resume."""
-    return Path(f"{output}{WORK}", CHECKPOINT).exists()
+    return AvailabilitySampler(
+        users, report_goal, key, gap=gap or 1, max_participations=max_participations
+    )
 
 
 def folder_of(output: Path, *, released: bool) -> RunFolder:

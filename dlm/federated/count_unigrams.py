@@ -7,150 +7,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dlm.errors import ConfigError
 from dlm.federated.collect import (
     Collection,
     folder_of,
-    has_begun,
     make_sampler,
     write_release,
 )
-from dlm.federated.counts_file import WordCounts, read_counts
 from dlm.federated.keys import Key
-from dlm.federated.provenance import Provenance, content_digest
-from dlm.federated.recorded import sidecar
 from dlm.federated.report import PrivacyReport
 from dlm.federated.sampling import check_population
-from dlm.federated.signature import require_signed
-from dlm.federated.unigrams import OovRate, RoundMetrics, UnigramConfig, oov_rate, read_whitelist
+from dlm.federated.unigram_settings import CollectionSettings
+from dlm.federated.unigrams import OovRate, RoundMetrics, oov_rate, read_wordlist
 from dlm.federated.users import TOKENIZERS, UserDataset
-from dlm.federated.words import record_or_word
-
-DEFAULT_GOAL = 500
-
-
-@dataclass(frozen=True)
-class CollectionSettings:
-    """What to count, of whom, and how privately: the options of `dlm unigrams`.
-
-    Fields (unit; bound; default; meaning)
-        clip              > 0; most that a user adds to a round (lambda); inf: true counts
-        rounds            >= 1
-        report_goal       users; >= 1; per round; 500 if neither it nor poisson is given
-        noise_multiplier  > 0; noise of a round over lambda; without it there is no guarantee
-        delta             0 < . < 1; of the guarantee; required with noise, otherwise not allowed
-        max_part          rounds; >= 1; per user, enforced; required with noise
-        min_sep           rounds; >= 0; between two participations of a user, enforced
-        poisson           0 < . <= 1; each user's probability, instead of a report goal
-        cap_words         how many words of a user to read
-        tokenizer         "words" or "whitespace"
-        public            who says that the list of words has no user's text
-        public_key        file, PEM; the key that must have signed the list of words; not with
-                          public
-        test_fraction     0 <= . < 1; share of users to hold out for the OOV rate
-        capacity          words; >= 1; 64,000; size of the vocabulary for the OOV rate
-        seed              makes the run a simulation, which guarantees nothing
-    """
-
-    clip: float
-    rounds: int
-    report_goal: int | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    max_part: int | None = None
-    min_sep: int | None = None
-    poisson: float | None = None
-    cap_words: int | None = None
-    tokenizer: str = "words"
-    public: str = ""
-    public_key: Path | None = None
-    test_fraction: float = 0.0
-    capacity: int = 64_000
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.noise_multiplier is None) != (self.delta is None):
-            raise ConfigError("give both --noise-multiplier and --delta, or neither")
-        if self.noise_multiplier is not None and self.poisson is None and self.max_part is None:
-            raise ConfigError(
-                "noise needs --max-part, the enforced limit of rounds per user (1 is best if there "
-                "are enough users), or --poisson"
-            )
-        if self.poisson is not None and (self.max_part is not None or self.min_sep is not None):
-            raise ConfigError(
-                "--poisson may draw any user in each round; leave out --max-part and --min-sep"
-            )
-        if self.poisson is not None and self.report_goal is not None:
-            raise ConfigError(
-                "--poisson draws rounds of varying size, but --report-goal sets their size; give "
-                "only one"
-            )
-        if self.public and self.public_key is not None:
-            raise ConfigError(
-                "--public and --public-key were both given, but a list that somebody declares "
-                "public has no record that could be signed; give only one"
-            )
-        for option, found, good, bounds in (
-            ("--delta", self.delta, self.delta is None or 0 < self.delta < 1, "between 0 and 1"),
-            (
-                "--poisson",
-                self.poisson,
-                self.poisson is None or 0 < self.poisson <= 1,
-                "above 0 and at most 1",
-            ),
-            (
-                "--test-fraction",
-                self.test_fraction,
-                0 <= self.test_fraction < 1,
-                "at least 0 and below 1",
-            ),
-            (
-                "--max-part",
-                self.max_part,
-                self.max_part is None or self.max_part >= 1,
-                "at least 1",
-            ),
-            ("--min-sep", self.min_sep, self.min_sep is None or self.min_sep >= 0, "at least 0"),
-            ("--report-goal", self.report_goal, self.goal >= 1, "at least 1"),
-            ("--capacity", self.capacity, self.capacity >= 1, "at least 1"),
-            (
-                "--tokenizer",
-                self.tokenizer,
-                self.tokenizer in TOKENIZERS,
-                f"one of {', '.join(TOKENIZERS)}",
-            ),
-        ):
-            if not good:
-                raise ConfigError(f"{option} is {found}; expected {bounds}")
-        _ = self.config  # raises for invalid settings
-
-    @property
-    def config(self) -> UnigramConfig:
-        """The settings of the rounds."""
-        return UnigramConfig(self.clip, self.rounds, self.noise_multiplier, self.cap_words)
-
-    @property
-    def goal(self) -> int:
-        """Users per round, unless they are drawn by Poisson sampling."""
-        return DEFAULT_GOAL if self.report_goal is None else self.report_goal
-
-    @property
-    def gap(self) -> int | None:
-        """Least difference of the rounds of two participations of a user."""
-        return None if self.min_sep is None else self.min_sep + 1
-
-    @property
-    def released(self) -> bool:
-        """Whether the counts are a release: noised, and not simulated."""
-        return self.noise_multiplier is not None and self.seed is None
-
-    def check_users(self, users: int) -> bool:
-        """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
-        if self.gap is None and self.max_part is None:
-            return True
-        return check_population(
-            users, self.goal, self.rounds, gap=self.gap or 1, max_part=self.max_part
-        )
+from dlm.record.counts_file import WordCounts, read_counts
+from dlm.record.inputs import record_or_word
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.sidecar import sidecar
+from dlm.record.signature import require_signed
 
 
 @dataclass(frozen=True)
@@ -168,29 +41,40 @@ class CountedUnigrams:
     oov: OovRate | None
 
 
+def check_users(settings: CollectionSettings, users: int) -> bool:
+    """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
+    if settings.gap is None and settings.max_participations is None:
+        return True
+    return check_population(
+        users,
+        settings.goal,
+        settings.rounds,
+        gap=settings.gap or 1,
+        max_participations=settings.max_participations,
+    )
+
+
 def list_record(
-    whitelist: Path,
+    wordlist: Path,
     content: bytes,
     settings: CollectionSettings,
     *,
-    begun: bool,
-    setting: str = "--public",
+    setting: str = "--public-attested-by",
 ) -> Provenance | None:
     """The record of the list of words, or somebody's word that it is public.
 
     Args
         content  of the list
-        begun    whether rounds were done with it
         setting  name of the setting for that word, for errors
     Raises
         PrivacyError  the counts should have a guarantee, but neither is given or the record has
                       none; the key has not signed the list
     """
-    record = read_counts(whitelist, content).provenance if sidecar(whitelist).exists() else None
+    record = read_counts(wordlist, content).provenance if sidecar(wordlist).exists() else None
     if settings.public_key is not None:
-        record = require_signed(whitelist, settings.public_key, content)
+        record = require_signed(wordlist, settings.public_key, content)
     return record_or_word(
-        whitelist,
+        wordlist,
         "the list of words",
         record,
         by=settings.public,
@@ -198,13 +82,12 @@ def list_record(
         sha256=content_digest(content),
         promises=settings.released,
         simulated=settings.noise_multiplier is not None,
-        begun=begun,
     )
 
 
 def count_unigrams(
     open_users: Callable[[Path], UserDataset],
-    whitelist: Path,
+    wordlist: Path,
     output: Path,
     settings: CollectionSettings,
     *,
@@ -228,10 +111,10 @@ def count_unigrams(
         stopped at any moment, the same call resumes after the last round that counts
     """
     split = TOKENIZERS[settings.tokenizer]
-    content = whitelist.read_bytes()  # once: what is verified is what is counted
-    record = list_record(whitelist, content, settings, begun=has_begun(output))
+    content = wordlist.read_bytes()  # once: what is verified is what is counted
+    record = list_record(wordlist, content, settings)
     with folder_of(output, released=settings.released) as folder:
-        words = read_whitelist(whitelist, content)
+        words = read_wordlist(wordlist, content)
         never = [word for word in words if split(word) != [word]]
         if never:
             progress(
@@ -257,9 +140,9 @@ def count_unigrams(
             report_goal=settings.goal,
             poisson=settings.poisson,
             gap=settings.gap,
-            max_part=settings.max_part,
+            max_participations=settings.max_participations,
         )
-        if not settings.check_users(len(train)):
+        if not check_users(settings, len(train)):
             progress(
                 f"{len(train):,} users may run out before the last round: they are drawn at "
                 "random, and near the end too few may be allowed to take part again"
@@ -271,7 +154,7 @@ def count_unigrams(
             sampler,
             key,
             gap=settings.gap,
-            max_part=settings.max_part,
+            max_participations=settings.max_participations,
             split=split,
             tokenizer=settings.tokenizer,
             folder=folder,

@@ -105,13 +105,13 @@ class GridRelease:
             steps = np.append(steps, np.int64(count))
             parts.append((1, self.count_stddev * _COUNT_UNIT))
         drawn, state = self.noise.step(state, parts)
-        drawn += steps
+        steps += drawn  # not the other way round: the noise may be a buffer of its stream
         averages, at = [], 0
         for leaf in leaves:
-            part = drawn[at : at + leaf.size] / (unit * over)
+            part = steps[at : at + leaf.size] / (unit * over)
             averages.append(part.astype(np.float32).reshape(leaf.shape))
             at += leaf.size
-        below = float(sums.below) if self.count_stddev is None else float(drawn[at]) / _COUNT_UNIT
+        below = float(sums.below) if self.count_stddev is None else float(steps[at]) / _COUNT_UNIT
         return jax.tree.unflatten(tree, averages), below, state
 
 

@@ -1,7 +1,7 @@
 """Where randomness comes from: a named key, never a global generator, and no name twice.
 
     key = Key.from_system()
-    noise = key.fold("noise", round).normals(size)
+    coins = key.fold("coins", round).uniforms(size)
 
 A key is 32 bytes. `fold` derives another by name with BLAKE2b; `bits` expands one with SHAKE-256,
 so that what was drawn tells nothing of the key, of other names or of what is still to come.
@@ -79,18 +79,6 @@ class Key:
         """`count` numbers, each -1 or 1."""
         raw = np.frombuffer(self._stream((count + 7) // 8), np.uint8)
         return (1 - 2 * np.unpackbits(raw, count=count).astype(np.int8)).astype(np.int8)
-
-    def normals(self, count: int) -> npt.NDArray[np.float64]:
-        """`count` independent standard normal numbers, by Box and Muller's transform.
-
-        Trusts       double precision: the numbers lie on a grid, as those of every float
-                     implementation of the Gaussian mechanism do.
-        """
-        pairs = (count + 1) // 2
-        u = self.uniforms(2 * pairs)
-        radius = np.sqrt(-2.0 * np.log1p(-u[:pairs]))
-        angle = 2.0 * np.pi * u[pairs:]
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
     def _stream(self, count: int) -> bytes:
         # The count is no part of the input: a longer draw begins with a shorter one, so that a

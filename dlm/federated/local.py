@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dlm.config import check, setting
 from dlm.errors import ConfigError
 from dlm.federated import clip, rnn, tokens
 from dlm.federated.clip import Array, ClipKind
@@ -23,55 +23,54 @@ from dlm.federated.tokens import Ids
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Training on a device.
+    """Training on a device."""
 
-    Fields (unit; bound; suggested; meaning)
-        algorithm      "fedavg": a step of SGD for each batch; "fedsgd": one batch, one gradient
-        learning_rate  > 0; 0.5 (FNG), 6.0 (DPF); for steps on the device
-        batch_size     rows; >= 1; 16 (BLT), 8 (DPF)
-        unroll         tokens; >= 1; 20 (BLT), 10 (DPF); backpropagation through time
-        epochs         passes; >= 1; 1; over a device's text; fedsgd makes one
-        packing        "utterances": one row each; "stream": joined, carrying the state over
-        shuffle        whether to shuffle the text in each round
-        max_batches    batches; >= 1, or 0 for no limit; per device, round and epoch
-        clip_after     "user": once, after all steps (GDP); "batch": after each step (DPF)
-        clip_kind      "flat" or "per_layer"
-        example_cap    tokens; > 0, or 0 for equal weights; w^ in w_k = min(n_k / w^, 1)
-        users_at_once  users; >= 1; 1 on a CPU; computed in parallel; more is faster on a GPU
-    """
-
-    learning_rate: float = 0.5
-    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
-    batch_size: int = 16
-    unroll: int = 20
-    epochs: int = 1
-    packing: Literal["utterances", "stream"] = "utterances"
-    shuffle: bool = True
-    max_batches: int = 0
-    clip_after: Literal["user", "batch"] = "user"
-    clip_kind: ClipKind = "flat"
-    example_cap: float = 0.0
-    users_at_once: int = 1
+    learning_rate: float = setting(
+        0.5,
+        "Learning rate of steps on the device.",
+        above=0,
+        why="0.5 (FNG), 6.0 (DPF).",
+    )
+    algorithm: Literal["fedavg", "fedsgd"] = setting(
+        "fedavg", "fedavg: a step of SGD for each batch; fedsgd: one batch, one gradient."
+    )
+    batch_size: int = setting(16, "Rows of a batch.", low=1, why="16 (BLT), 8 (DPF).")
+    unroll: int = setting(
+        20,
+        "Backpropagation through time.",
+        unit="tokens",
+        low=1,
+        why="20 (BLT), 10 (DPF).",
+    )
+    epochs: int = setting(1, "Passes over a device's text; fedsgd makes one.", low=1)
+    packing: Literal["utterances", "stream"] = setting(
+        "utterances", "utterances: one row each; stream: joined, carrying the state over."
+    )
+    shuffle: bool = setting(True, "Shuffle the text in each round.")
+    max_batches: int = setting(0, "Batches per device, round and epoch; 0 for no limit.", low=0)
+    clip_after: Literal["user", "batch"] = setting(
+        "user", "user: clip once, after all steps (GDP); batch: after each step (DPF)."
+    )
+    clip_kind: ClipKind = setting("flat", "Clip the update as a whole, or each of its layers.")
+    example_cap: float = setting(
+        0.0,
+        "Tokens that give a user full weight; 0 for equal weights.",
+        low=0,
+        why="w^ in w_k = min(n_k / w^, 1).",
+    )
+    users_at_once: int = setting(
+        1,
+        "Users computed in parallel.",
+        low=1,
+        why="1 on a CPU; more is faster on a GPU.",
+    )
 
     def __post_init__(self) -> None:
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"local.learning_rate is {self.learning_rate}; expected above 0")
-        for name in ("batch_size", "unroll", "epochs", "users_at_once"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
-        for name in ("max_batches", "example_cap"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 or more")
-        for name, known in (
-            ("algorithm", ("fedavg", "fedsgd")),
-            ("packing", ("utterances", "stream")),
-            ("clip_after", ("user", "batch")),
-            ("clip_kind", ("flat", "per_layer")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {known}")
+        check("local", self)
         if self.algorithm == "fedsgd" and self.epochs != 1:
-            raise ConfigError(f"epochs is {self.epochs}; expected 1, as fedsgd takes one gradient")
+            raise ConfigError(
+                f"local.epochs is {self.epochs}; expected 1, as fedsgd takes one gradient"
+            )
 
 
 class UserWork(NamedTuple):

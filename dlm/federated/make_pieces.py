@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.federated.counts_file import read_counts, traces_of_users
-from dlm.federated.pieces import MAX_PIECE_LENGTH, Inventory, build_inventory
-from dlm.federated.provenance import Provenance, content_digest
-from dlm.federated.signature import require_signed
+from dlm.federated.piece_settings import PieceSettings
+from dlm.federated.pieces import Inventory, build_inventory
 from dlm.federated.words import PIECES_SUFFIX
-
-LONGEST = 512  # SentencePiece's bound on the characters of a piece
+from dlm.record.counts_file import read_counts, traces_of_users
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.signature import require_signed
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ def make_pieces(
     size: int,
     output: Path,
     *,
-    max_length: int = MAX_PIECE_LENGTH,
+    max_length: int = PieceSettings.max_length,
     public: str | None = None,
     public_key: Path | None = None,
 ) -> MadePieces:
@@ -48,15 +47,17 @@ def make_pieces(
         EstimationError  as `build_inventory`
     """
     # Checked before the long estimation, and before any output is replaced.
-    if not 1 <= max_length <= LONGEST:
-        raise ConfigError(f"--max-length is {max_length}; expected 1 to {LONGEST}")
+    PieceSettings(size, max_length)
     _check_output(output, counts)
     if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
-            f"--public, but {beside[0]} says that {counts} comes from users; leave --public out"
+            f"--public-attested-by, but {beside[0]} says that {counts} comes from users; leave "
+            "--public-attested-by out"
         )
     if public is not None and public_key is not None:
-        raise ConfigError("--public and --public-key were both given; public counts have no record")
+        raise ConfigError(
+            "--public-attested-by and --public-key were both given; public counts have no record"
+        )
     content = counts.read_bytes()  # once: what is verified is what pieces are made of
     found = read_counts(counts, content)
     if public_key is not None:

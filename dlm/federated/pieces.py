@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, EstimationError, FormatError
-from dlm.federated.counts_file import WordCounts
-from dlm.federated.genuine import class_changes, sealed
-from dlm.federated.provenance import Provenance, content_digest
-from dlm.federated.recorded import PIECES_DIGEST, read_record, write_recorded
+from dlm.federated.piece_settings import PieceSettings
 from dlm.files import scratch_folder
+from dlm.record.counts_file import WordCounts
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.sidecar import PIECES_DIGEST, read_record, write_recorded
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
@@ -36,7 +36,6 @@ SPACE = "▁"  # U+2581: where a word begins
 # The first is SentencePiece's mark of a word, the others what it uses inside.
 # The last it cuts out of words, whose characters would then be no pieces.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
-MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
 SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
 # Counts are handed over as whole numbers that sum to about this, so that clipped counts, which are
@@ -44,7 +43,6 @@ MAX_SEEDS = 1_000_000
 TOTAL = 100_000_000
 
 
-@sealed
 @dataclass(frozen=True)
 class Inventory:
     """Wordpieces with ids; a word is split into its most probable pieces.
@@ -139,10 +137,6 @@ class Inventory:
         return dataclasses.replace(found, provenance=record)
 
 
-_ATTRIBUTES = {"model", "provenance", "_processor", "_cache"}
-_ENCODE = Inventory.encode
-
-
 def inventory_of(encode: object) -> Inventory | None:
     """The wordpieces that `encode` is the method of; None for any other function.
 
@@ -152,16 +146,12 @@ def inventory_of(encode: object) -> Inventory | None:
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
 
 
-def changes_of(encode: MethodType) -> list[str]:
-    """Names of what was replaced in an inventory or in its class, of whose `encode` this is one."""
-    found = {*vars(encode.__self__)} - _ATTRIBUTES
-    if encode.__func__ is not _ENCODE:
-        found.add("encode")
-    return sorted({*found, *class_changes(Inventory)})
-
-
 def build_inventory(
-    counts: WordCounts, size: int, *, threads: int = 1, max_piece_length: int = MAX_PIECE_LENGTH
+    counts: WordCounts,
+    size: int,
+    *,
+    threads: int = 1,
+    max_piece_length: int = PieceSettings.max_length,
 ) -> Inventory:
     """An inventory of `size` pieces from words and how often they are used.
 
@@ -180,8 +170,7 @@ def build_inventory(
     """
     import sentencepiece
 
-    if size < 4:
-        raise ConfigError(f"{size} pieces; an inventory needs at least 4")
+    PieceSettings(size, max_piece_length)  # checks them
     for word in counts.words:
         if word.split() != [word] or any(mark in word for mark in FORBIDDEN):
             raise ConfigError(

@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlm import __version__
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated import checklist
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.lineage import inherited
-from dlm.federated.provenance import (
-    ADJACENCY,
-    UNIT,
-    Guarantee,
+from dlm.federated.account.records import compose_records, plain
+from dlm.files import write_whole
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.lookup import REPORT_FORMAT
+from dlm.record.provenance import (
     Provenance,
     digest_of,
 )
-from dlm.files import write_whole
 
-FORMAT_NAME = "dlm privacy report"
 FORMAT_VERSION = 1
 
 
@@ -93,20 +89,13 @@ class PrivacyReport:
         if self.numbers is None:
             return "None: there is nothing to account for."
         text = (
-            "Gaussian stages compose by zero-concentrated differential privacy into one Gaussian, "
-            "whose epsilon is exact."
+            "Stages compose by zero-concentrated differential privacy, adaptively, with a bound "
+            "that holds whatever was released; epsilon holds for every mechanism of that rho."
         )
-        if any(_is_discrete(stage) for stage in self.stages):
-            text = (
-                "Stages compose by zero-concentrated differential privacy, adaptively, with a "
-                "bound that holds whatever was released; epsilon holds for every mechanism of that "
-                "rho."
-            )
         if any(stage.get("sampling_rate") is not None for stage in self.stages):
-            text += " Stages with Poisson-sampled cohorts are amplified by sampling, by " + (
-                "Renyi divergences of whole orders."
-                if any(_is_discrete(stage) for stage in self.stages)
-                else "privacy loss distributions."
+            text += (
+                " Stages with Poisson-sampled cohorts are amplified by sampling, by Renyi "
+                "divergences of whole orders."
             )
         return " ".join([text, *(f"{note}." for note in self.notes)])
 
@@ -119,6 +108,12 @@ class PrivacyReport:
                 lines.append(f"{name}: no noise, nothing assumed.")
                 continue
             planned = (stage.get("extras") or {}).get("rounds_planned", stage["rounds"])
+            if ledger is not None and ledger["rounds"] < stage["rounds"]:
+                lines.append(
+                    f"{name}: the run ended after {ledger['rounds']} of {planned} planned rounds "
+                    "because its model diverged. That depends on what was released, so the numbers "
+                    f"are for all {planned}."
+                )
             if planned > stage["rounds"]:
                 lines.append(
                     f"{name}: the run ended after {stage['rounds']} of {planned} planned rounds. "
@@ -135,8 +130,9 @@ class PrivacyReport:
             gap = stage["gap"]
             how = checklist.sampling(str(stage.get("sampling")), None)
             lines.append(
-                f"{name}: a user takes part at most {stage['max_part']} times, and the rounds of "
-                f"two participations differ by at least {gap} (MinS {gap - 1}). Cohorts: {how}."
+                f"{name}: a user takes part at most {stage['max_participations']} times, and the "
+                f"rounds of two participations differ by at least {gap} (MinS {gap - 1}). "
+                f"Cohorts: {how}."
             )
             if ledger is None or ledger["observed"] is None:
                 continue
@@ -144,8 +140,8 @@ class PrivacyReport:
             gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
             lines.append(
                 f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
-                f"{gap_seen}, at most {seen['max_part']} participations. The numbers are based on "
-                "what was enforced (4c), not on this."
+                f"{gap_seen}, at most {seen['max_participations']} participations. The numbers "
+                "are based on what was enforced (4c), not on this."
             )
         return "\n".join(lines)
 
@@ -168,7 +164,7 @@ class PrivacyReport:
             out.append(
                 f"| {stage['stage']} | {stage.get('mechanism')} | "
                 f"{'none' if noise is None else noise} | {stage.get('rounds')} | "
-                f"{stage.get('gap')} | {stage.get('max_part')} |"
+                f"{stage.get('gap')} | {stage.get('max_participations')} |"
             )
         if self.numbers is not None:
             out += [
@@ -176,19 +172,16 @@ class PrivacyReport:
                 "## Numbers",
                 "",
                 "```json",
-                json.dumps(_plain(self.numbers), indent=1),
+                json.dumps(plain(self.numbers), indent=1),
                 "```",
             ]
         checks = self.checks()
         if checks:
-            line = "for exact Gaussian noise"
-            if any(map(_is_discrete, self.stages)):
-                line = "as a run reports it (discrete noise)"
-            out += ["", "## Check the numbers", "", checklist.CHECKS.format(line=line)]
+            out += ["", "## Check the numbers", "", checklist.CHECKS]
         for check in checks:
             out += ["", f"{check['stage']}: {check['text']}.", "", "```", check["command"]]
             out += [f"# rho {check['rho']!r}", check["event"], "```"]
-        out += ["", "## Evidence", "", f"* settings: SHA-256 {digest_of(_plain(self.config))}"]
+        out += ["", "## Evidence", "", f"* settings: SHA-256 {digest_of(plain(self.config))}"]
         out += [
             f"* participation ledger of {name}: SHA-256 {found['digest']}"
             for name, found in self.ledgers.items()
@@ -223,7 +216,7 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """The report for programs, with a digest."""
         body = {
-            "format": FORMAT_NAME,
+            "format": REPORT_FORMAT,
             "version": FORMAT_VERSION,
             "made": self.made or None,
             "made_by": f"dlm {__version__}",
@@ -235,10 +228,10 @@ class PrivacyReport:
             },
             "delta": self.delta,
             "checks": self.checks(),
-            "numbers": _plain(self.numbers),
-            "stages": [_plain(stage) for stage in self.stages],
+            "numbers": plain(self.numbers),
+            "stages": [plain(stage) for stage in self.stages],
             "ledgers": {name: dict(found) for name, found in self.ledgers.items()},
-            "config": _plain(self.config),
+            "config": plain(self.config),
             "public_data": [str(one) for one in self.provenance.public_inputs],
             "held_out_users": self.held_out,
             "incidents": list(self.incidents),
@@ -342,85 +335,6 @@ def build(
     )
 
 
-class Composition(NamedTuple):
-    """The composition of several records.
-
-    Fields
-        provenance  the record of what is made from all of them
-        numbers     result of accounting; None if there is no guarantee
-        notes       what a reader must know before trusting them
-    """
-
-    provenance: Provenance
-    numbers: Mapping[str, Any] | None
-    notes: tuple[str, ...]
-
-
-def compose_records(
-    inputs: Mapping[str, Provenance | None],
-    *,
-    delta: float,
-    stages: Sequence[Mapping[str, Any]] = (),
-    ledgers: Sequence[str] = (),
-    void: Sequence[str] = (),
-    simulated: bool = False,
-    config: Mapping[str, Any] | None = None,
-    content: Mapping[str, str] | None = None,
-    step: str = "",
-) -> Composition:
-    """The record of something made from several inputs: the only place where guarantees are
-    composed.
-
-    Args
-        inputs     record of each input, such as "the vocabulary words.txt"; None without one
-        delta      of the guarantee
-        stages     that use users' data, besides those of the inputs, as JSON
-        ledgers    digests of theirs
-        void       more reasons why there is no guarantee
-        simulated  whether a key of `stages` came from a configured seed
-        content    SHA-256 of what is made, by name
-        step       what is done, where that touches no users
-    Guarantees     an input without a record, or whose record has no guarantee, leaves the whole
-                   without a guarantee
-    """
-    brought = inherited(inputs)
-    own = [{str(k): _plain(v) for k, v in stage.items()} for stage in stages]
-    simulated = simulated or any(s.get("simulated") is True for s in (*brought.stages, *own))
-    reasons = [*void, *brought.reasons]
-    together = [*map(dict, brought.stages), *own]
-    numbers: dict[str, Any] | None = None
-    found: Guarantee | None = None
-    notes = brought.notes
-    if not reasons and not together:
-        found = Guarantee(0.0, 0.0, 0.0)  # all is public, as somebody says
-        if not brought.public_inputs:
-            reasons.append("it is made of nothing, of which nothing can be said")
-    elif not reasons:
-        numbers, found, more = _account(together, delta)
-        notes = (*notes, *more)
-        if found is None:
-            reasons.append("accounting finds no finite epsilon")
-    if simulated:
-        reasons.append(
-            "the keys were made from a configured seed: anyone who knows it can remove the noise"
-        )
-    provenance = Provenance(
-        None if reasons else found,
-        tuple(reasons),
-        found if simulated else None,
-        UNIT,
-        ADJACENCY,
-        tuple(together),
-        (*brought.ledgers, *ledgers),
-        digest_of(_plain(config or {})),
-        (*brought.derived, *([step] if step else [])),
-        brought.public_inputs,
-        brought.unverified,
-        dict(content or {}),
-    )
-    return Composition(provenance, numbers, notes)
-
-
 def check_stage(
     stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
 ) -> None:
@@ -443,7 +357,7 @@ def check_stage(
     if stage.get("sampling_rate") is not None:
         ledger.check_poisson(float(stage["sampling_rate"]))
     else:
-        ledger.covers(gap=int(stage["gap"]), max_part=int(stage["max_part"]))
+        ledger.covers(gap=int(stage["gap"]), max_participations=int(stage["max_participations"]))
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
@@ -454,30 +368,13 @@ def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[st
     found, name, gap = [], stage["stage"], int(stage["gap"])
     if gap > (ledger.gap or 1):
         found.append(f"{name}: a gap of {gap} rounds is assumed, but was not enforced")
-    most = ledger.max_part or -(-int(stage["rounds"]) // (ledger.gap or 1))
-    if int(stage["max_part"]) < most:
+    most = ledger.max_participations or -(-int(stage["rounds"]) // (ledger.gap or 1))
+    if int(stage["max_participations"]) < most:
         found.append(
-            f"{name}: at most {stage['max_part']} participations are assumed, but only {most} were "
-            "enforced"
+            f"{name}: at most {stage['max_participations']} participations are assumed, but only "
+            f"{most} were enforced"
         )
     return found
-
-
-def _account(
-    records: Sequence[Mapping[str, Any]], delta: float
-) -> tuple[dict[str, Any], Guarantee | None, tuple[str, ...]]:
-    """What `account.compose` finds: (numbers, guarantee, notes)."""
-    from dlm.federated.account.compose import StageRecord, compose
-
-    result = compose([StageRecord.from_json(record) for record in records], delta)
-    numbers = _as_dict(result)
-    epsilon = float(numbers["epsilon"])
-    if not math.isfinite(epsilon):
-        return numbers, None, tuple(numbers.get("notes", ()))
-    rho = numbers.get("rho")
-    finite = rho is not None and math.isfinite(float(rho))
-    guarantee = Guarantee(epsilon, delta, float(rho) if finite else None)  # type: ignore[arg-type]
-    return numbers, guarantee, tuple(numbers.get("notes", ()))
 
 
 def _as_dict(record: Any) -> dict[str, Any]:
@@ -488,22 +385,5 @@ def _as_dict(record: Any) -> dict[str, Any]:
     raise ConfigError(f"{type(record).__name__} is not a record of a stage")
 
 
-def _is_discrete(stage: Mapping[str, Any]) -> bool:
-    return not _is_raw(stage) and stage.get("noise") == "discrete"
-
-
 def _is_raw(stage: Mapping[str, Any]) -> bool:
     return stage.get("mechanism") == "none" or not stage.get("noise_multiplier")
-
-
-def _plain(value: Any) -> Any:
-    """JSON values: infinities are words, tuples lists, keys text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "infinite" if value > 0 else str(value)
-    if hasattr(value, "item") and not isinstance(value, str | bytes):
-        return _plain(value.item())
-    return value

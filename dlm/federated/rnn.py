@@ -7,7 +7,7 @@ the models of three papers, which are named in `presets`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from dlm.config import about, check, setting
 from dlm.errors import ConfigError
 
 Array: TypeAlias = jax.Array
@@ -23,62 +24,50 @@ LayerState: TypeAlias = tuple[Array, Array]
 State: TypeAlias = list[LayerState]
 
 NORM_EPSILON = 1e-6
-MAX_LAYERS = 100  # each is traced by itself; papers have one or two
 
 
 @dataclass(frozen=True)
 class RnnConfig:
-    """Shape of the network.
+    """Shape of the network."""
 
-    Fields (unit; bound; meaning)
-        vocab_size        rows; >= 4; ids 0, 1 and 2 (unknown, begin, end) are among them
-        embedding_size    units; >= 1; N_e, also of a layer's output
-        hidden_size       units; >= 1; N_h, of the cell
-        layers            layers; 1 to `MAX_LAYERS`
-        cell              "cifg" couples the input gate to the forget gate (three gates), "lstm" has
-                          four
-        recurrence        "projected": the gates see the layer's projected output (Sak 2014);
-                          "hidden": they see all N_h units
-        groups            k; >= 1, a divisor of N_e and N_h (and of the recurrent size); a group of
-                          gates sees only its share of the input, which takes 1/k of the weights
-        residual          each layer adds its input to its output
-        layer_norm        "gates": each gate and the cell (Ba 2016); "output": the layer's output;
-                          "none"
-        tied              one matrix is input embedding and softmax
-        output_bias       the softmax has one bias per word
-        projection_bias   the projection has one
-        unit_norm         embeddings are normalised to length 1 when used
-    """
-
-    vocab_size: int
-    embedding_size: int
-    hidden_size: int
-    layers: int = 1
-    cell: Literal["cifg", "lstm"] = "cifg"
-    recurrence: Literal["projected", "hidden"] = "projected"
-    groups: int = 1
-    residual: bool = True
-    layer_norm: Literal["gates", "output", "none"] = "output"
-    tied: bool = True
-    output_bias: bool = True
-    projection_bias: bool = False
-    unit_norm: bool = False
+    vocab_size: int = field(metadata=about("Rows, among them the marks, ids 0, 1 and 2.", low=4))
+    embedding_size: int = field(
+        metadata=about("N_e, also the size of a layer's output.", unit="units", low=1)
+    )
+    hidden_size: int = field(metadata=about("N_h, of the cell.", unit="units", low=1))
+    layers: int = setting(
+        1,
+        "Number of layers.",
+        low=1,
+        high=100,
+        why="Each is traced by itself; papers have one or two.",
+    )
+    cell: Literal["cifg", "lstm"] = setting(
+        "cifg",
+        "cifg couples the input gate to the forget gate (three gates), lstm has four.",
+    )
+    recurrence: Literal["projected", "hidden"] = setting(
+        "projected",
+        "projected: the gates see the layer's projected output (Sak 2014); hidden: they see all "
+        "N_h units.",
+    )
+    groups: int = setting(
+        1,
+        "k, a divisor of N_e and N_h (and of the recurrent size): a group of gates sees only its "
+        "share of the input, which takes 1/k of the weights.",
+        low=1,
+    )
+    residual: bool = setting(True, "Each layer adds its input to its output.")
+    layer_norm: Literal["gates", "output", "none"] = setting(
+        "output", "gates: each gate and the cell (Ba 2016); output: the layer's output; none."
+    )
+    tied: bool = setting(True, "One matrix is input embedding and softmax.")
+    output_bias: bool = setting(True, "The softmax has one bias per word.")
+    projection_bias: bool = setting(False, "The projection has one.")
+    unit_norm: bool = setting(False, "Embeddings are normalised to length 1 when used.")
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 4:
-            raise ConfigError(f"vocab_size is {self.vocab_size}; use 4 or more (3 marks, 1 word)")
-        for name in ("embedding_size", "hidden_size", "layers", "groups"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.layers > MAX_LAYERS:
-            raise ConfigError(f"layers is {self.layers}; it must be at most {MAX_LAYERS}")
-        for name, known in (
-            ("cell", ("cifg", "lstm")),
-            ("recurrence", ("projected", "hidden")),
-            ("layer_norm", ("gates", "output", "none")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be one of {known}")
+        check("model", self)
         for name in ("embedding_size", "hidden_size"):
             if getattr(self, name) % self.groups:
                 raise ConfigError(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dlm.config import check, setting
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated import clip, rnn
 from dlm.federated.account.zcdp import split_noise
@@ -27,70 +28,27 @@ from dlm.federated.keys import Key
 from dlm.federated.noise.discrete import DiscreteNoise
 
 
-class NoiseMechanism(Protocol):
-    """What a round needs of a mechanism; all of them are in `noise`."""
-
-    @property
-    def name(self) -> str:
-        """Its name in settings and reports."""
-        ...
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds it was built for."""
-        ...
-
-    @property
-    def restarts(self) -> tuple[int, ...]:
-        """Rounds at whose start its noise begins anew, by itself."""
-        ...
-
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
-        """Of its matrix C, for a clip norm of 1."""
-        ...
-
-    def digest(self) -> str:
-        """Of its matrix C."""
-        ...
-
-    def init(self, key: Array, template: Any) -> Any:
-        """The state before the first round: a named tuple with a field `key`."""
-        ...
-
-    def step(self, state: Any) -> tuple[Any, Any]:
-        """Noise of this round for unit sigma, and the state after it."""
-        ...
-
-
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What the server does with a noised average.
+    """What the server does with a noised average."""
 
-    Fields (unit; bound; suggested; meaning)
-        optimizer      "sgd", "momentum", "nesterov" or "adam"
-        learning_rate  > 0; 1.0 (FNG, DPF), 0.5 (BLT)
-        momentum       0 <= . < 1; 0.9; of "momentum" and "nesterov"; first moment of "adam"
-        second_moment  0 <= . < 1; 0.99; of "adam"
-        epsilon        > 0; 1e-3; of "adam"
-    """
-
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = "momentum"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    second_moment: float = 0.99
-    epsilon: float = 1e-3
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = setting(
+        "momentum", "The server's optimizer."
+    )
+    learning_rate: float = setting(
+        1.0,
+        "Learning rate of the server.",
+        above=0,
+        why="1.0 (FNG, DPF), 0.5 (BLT).",
+    )
+    momentum: float = setting(
+        0.9, "Momentum; with adam, its first moment; not of sgd.", low=0, below=1
+    )
+    second_moment: float = setting(0.99, "Second moment of adam.", low=0, below=1)
+    epsilon: float = setting(1e-3, "Epsilon of adam.", above=0)
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "momentum", "nesterov", "adam"):
-            raise ConfigError(
-                f"optimizer is {self.optimizer!r}; expected sgd, momentum, nesterov or adam"
-            )
-        for name in ("learning_rate", "epsilon"):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected above 0")
-        for name in ("momentum", "second_moment"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"server.{name} is {getattr(self, name)}; not in [0, 1)")
+        check("server", self)
 
     def transformation(self) -> optax.GradientTransformation:
         """The optimiser; its gradient is the negated average."""
@@ -174,8 +132,8 @@ class TrainingState(NamedTuple):
         optimizer  tree     of the server, made from released updates alone
         bound      float32  C: the clip norm of the next round
         ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
-        noise      the mechanism's state, or None in a run without noise. Who has it knows what
-                   hides the users: it is never released
+        noise      the `DiscreteState`, or None in a run without noise. Who has it knows what hides
+                   the users: it is never released
     """
 
     round: Array
@@ -222,22 +180,19 @@ class FederatedAlgorithm(NamedTuple):
     """A pair of pure functions.
 
     Fields
-        init    (params, key) -> TrainingState; the key is the run's root of noise: of JAX for noise
-                in floats, a `Key` for discrete noise, None without noise
+        init    (params, key) -> TrainingState; the key is the run's root of noise, None without
         apply   (state, cohort) -> (TrainingState, Diagnostics)
-        resume  (state, key) -> TrainingState; noise to come from another key, buffers as they are
     """
 
-    init: Callable[[rnn.Params, Array | Key | None], TrainingState]
+    init: Callable[[rnn.Params, Key | None], TrainingState]
     apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
-    resume: Callable[[TrainingState, Array | Key], TrainingState]
 
 
 def make_algorithm(
     release: ReleaseConfig,
     server: OptimizerConfig,
     engine: Engine,
-    mechanism: NoiseMechanism | DiscreteNoise | None,
+    mechanism: DiscreteNoise | None,
     *,
     simulation: bool,
     aggregation_key: Callable[[int], Any] | None = None,
@@ -245,8 +200,7 @@ def make_algorithm(
     """Federated learning with this release, optimiser, engine and noise.
 
     Args
-        mechanism        None if, and only if, the noise multiplier is 0; noise in floats, or
-                         discrete noise on a grid
+        mechanism        None if, and only if, the noise multiplier is 0
         simulation       whether `Diagnostics` may hold what was seen without noise
         aggregation_key  key of a round's aggregation, from the round; for secure aggregation
     Raises
@@ -261,34 +215,22 @@ def make_algorithm(
             f"the noise multiplier is {release.noise_multiplier} and there is {found}; give both, "
             "or neither for a run without noise"
         )
-    if mechanism is not None:
-        _check_changes(release, mechanism)
     adaptive = release.adaptive
     optimizer = server.transformation()
     estimator = release.make_estimator()
-    multiplier = release.update_multiplier()
-    floats = None if isinstance(mechanism, DiscreteNoise) else mechanism
     grid = None
-    if isinstance(mechanism, DiscreteNoise):
+    if mechanism is not None:
+        _check_changes(release, mechanism)
         grid = grid_release(release, engine, mechanism)
 
-    def template(params: rnn.Params) -> Any:
-        if adaptive is None:
-            return params
-        return {"update": params, "count": jnp.float32(0.0)}
-
-    def init(params: rnn.Params, key: Array | Key | None) -> TrainingState:
+    def init(params: rnn.Params, key: Key | None) -> TrainingState:
         # Types that are Python's own ("weak") would have every function compiled again in round 1.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), params)
         noise = None
-        if mechanism is not None:
+        if grid is not None:
             if key is None:
                 raise PrivacyError("noise needs a key: a configured seed, or one from the system")
-            if floats is not None:
-                noise = floats.init(key, template(params))
-            elif grid is not None:
-                assert isinstance(key, Key)
-                noise = grid.init(key, params)
+            noise = grid.init(key, params)
         return TrainingState(
             jnp.int32(0),
             params,
@@ -299,26 +241,15 @@ def make_algorithm(
         )
 
     def finish(
-        state: TrainingState, average: rnn.Params, rest: rnn.Params, below: Array
+        state: TrainingState, average: rnn.Params, below: Array
     ) -> tuple[TrainingState, Array]:
-        noise, ln_norm = state.noise, state.ln_norm
-        if floats is not None:
-            unit, noise = floats.step(noise)
-            deviation = multiplier * estimator.sensitivity(state.bound)
-            of_update = unit if adaptive is None else unit["update"]
-            # The noise meets what the average's rounding left out, before both meet the average:
-            # rounding comes after the noise, and tells nothing of how large the sum was.
-            average = jax.tree.map(
-                lambda a, r, u: a + (r + deviation * u), average, rest, of_update
-            )
-            if adaptive is not None:
-                below = below + adaptive.count_stddev * unit["count"]
+        ln_norm = state.ln_norm
         if adaptive is not None:
             ln_norm = clip.tracked_norm(ln_norm, below, release.denominator, adaptive)
         slope = jax.tree.map(jnp.negative, average)
         steps, moments = optimizer.update(slope, state.optimizer, state.params)
         params = optax.apply_updates(state.params, steps)
-        following = TrainingState(state.round + 1, params, moments, state.bound, ln_norm, noise)
+        following = TrainingState(state.round + 1, params, moments, state.bound, ln_norm, None)
         return following, clip.global_norm(average)
 
     compiled: Callable[..., tuple[TrainingState, Array]] = jax.jit(finish)
@@ -335,18 +266,15 @@ def make_algorithm(
         bound, tracked = state.bound, jnp.exp(state.ln_norm)
         key = None if aggregation_key is None else aggregation_key(now)
         sums = engine.sums(state.params, cohort, bound, tracked, key)
+        noise, below = None, sums.below
         if grid is not None:
             average, below, noise = grid.noised(state.noise, sums, float(bound))
-            state = state._replace(noise=None)
-            following, released = compiled(state, average, None, jnp.float32(below))
-            following = following._replace(noise=noise)
         else:
-            exact = estimator.average(
-                jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update), sums.weight
-            )
+            total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update)
+            exact = estimator.average(total, sums.weight)
             average = jax.tree.map(lambda leaf: leaf.astype(np.float32), exact)
-            rest = jax.tree.map(lambda e, a: (e - a).astype(np.float32), exact, average)
-            following, released = compiled(state, average, rest, jnp.float32(sums.below))
+        following, released = compiled(state._replace(noise=None), average, jnp.float32(below))
+        following = following._replace(noise=noise)
         if adaptive is not None and bool(adaptive.restarts_after(now)):
             renewed = jnp.maximum(jnp.exp(following.ln_norm), jnp.float32(clip.LEAST_NORM))
             following = following._replace(bound=renewed)
@@ -354,16 +282,11 @@ def make_algorithm(
         tracked_after = float(np.exp(np.float32(following.ln_norm)))
         return following, Diagnostics(now, float(bound), tracked_after, float(released), raw)
 
-    def resume(state: TrainingState, key: Array | Key) -> TrainingState:
-        if mechanism is None:
-            return state
-        return state._replace(noise=state.noise._replace(key=key))
-
-    return FederatedAlgorithm(init, apply, resume)
+    return FederatedAlgorithm(init, apply)
 
 
 def grid_release(release: ReleaseConfig, engine: Engine, noise: DiscreteNoise) -> GridRelease:
-    """How discrete noise meets the sums of this engine."""
+    """How noise meets the sums of this engine."""
     estimator = release.make_estimator()
     return GridRelease(
         noise,
@@ -374,7 +297,7 @@ def grid_release(release: ReleaseConfig, engine: Engine, noise: DiscreteNoise) -
     )
 
 
-def _check_changes(release: ReleaseConfig, mechanism: NoiseMechanism | DiscreteNoise) -> None:
+def _check_changes(release: ReleaseConfig, mechanism: DiscreteNoise) -> None:
     """Refuses a clip norm that changes in the middle of noise that is correlated over rounds."""
     if mechanism.name == "gaussian":
         return

@@ -18,13 +18,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from dlm.checkpoint import Arrays
 from dlm.errors import PrivacyError, TrainingDiverged
-from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import Provenance
 from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunBinding, RunFolder, RunState
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.provenance import Provenance
 
 Done = TypeVar("Done")  # what is told of a round
 
@@ -56,7 +56,6 @@ class FederatedRun(ABC, Generic[Done]):
     _ends: bool = False  # whether the next checkpoint is the last for now
     _in_round: bool = False  # also after an interrupted one
     _over: str = ""  # why the run ended early; "" while it has not
-    _erased: bool = False  # whether it ended, so that no noise is left to go on with
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         """Takes over the folder: resumes from its state, or begins there."""
@@ -71,7 +70,6 @@ class FederatedRun(ABC, Generic[Done]):
                 self._save([])
                 return
             if found.private is None:
-                self._erased = True
                 self.cohorts.ledger = found.ledger
                 self._restore(found.public, None, found.facts)
             else:
@@ -92,9 +90,10 @@ class FederatedRun(ABC, Generic[Done]):
             TrainingDiverged  after the round that shows it, which counts; and at once if a run
                               resumes from there
         """
+        if self._over:
+            raise TrainingDiverged(self._over)
         last = min(self.rounds, self.rounds if until is None else until)
-        if self._erased and not self._over and self.rounds_done < last:
-            assert self.folder is not None
+        if self.folder is not None and self.folder.has_ended and self.rounds_done < last:
             raise PrivacyError(
                 f"the run in {self.folder.path} was ended after {self.rounds_done} of "
                 f"{self.rounds} rounds, and its noise erased, so it cannot go on. Start a new run "
@@ -106,8 +105,6 @@ class FederatedRun(ABC, Generic[Done]):
                 path.unlink(missing_ok=True)
         waiting: list[Done] = []
         while self.rounds_done < last:
-            if self._over:
-                raise TrainingDiverged(self._over)
             if self._in_round:
                 raise PrivacyError(
                     f"round {self.rounds_done} (from 0) of this run was interrupted, perhaps after "

@@ -10,16 +10,15 @@
 
 A release cannot be taken back. A run restarted from an older state would draw other noise for
 rounds that were already released, and count their users again: two answers to one question. So a
-round counts once its checkpoint is in place. Its journal line is written after that, and lines
-beyond the checkpoint show that the checkpoint is too old. Rounds are also counted outside the
-folder (`register`), so an older copy of the whole folder is detected on this machine.
+round counts once its checkpoint is in place. Its journal line is written after that (`run_files`
+compares them). Rounds are also counted outside the folder (`register`), so an older copy of the
+whole folder is detected on this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -28,24 +27,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, register
-from dlm.federated.checkpoint import Arrays, Checkpoint
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import (
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT, Arrays
+from dlm.errors import ConfigError
+from dlm.federated import register
+from dlm.federated.run_files import (
+    LEDGER,
+    METRICS,
+    PIPELINE_JOURNAL,
+    PRIVATE,
+    REPORTS,
+    STORE,
+    JournalLine,
+    check_history,
+    ended_part,
+    finite,
+    journal_lines,
+    journal_text,
+    ledger_in,
+    private_part,
+    private_parts,
+)
+from dlm.files import erase, lock_file, write_whole
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.provenance import (
     FORMAT_VERSION,
     Provenance,
     content_digest,
-    file_digest,
 )
-from dlm.files import SUFFIX, erase, lock_file, write_whole
 
-CHECKPOINT = "checkpoint.dlmfed"
-METRICS = "metrics.jsonl"
-STORE = "users.store"
-LEDGER = "ledger.state"
-REPORTS = ("privacy.md", "privacy.json")
-PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
 _LOCK = ".lock"
 NOT_COUNTED = (
     "its rounds could not all be counted outside of it, so restoring an older copy is not detected"
@@ -77,21 +87,6 @@ class RunBinding:
             found["vocabulary"] = content_digest(self.vocabulary)
         return found
 
-    def of_version(self, file: Mapping[str, Any]) -> dict[str, Any]:
-        """`settings` in the form of the version that wrote a file's settings.
-
-        The first had no digest of the vocabulary (its ids of users' text are in `private`); the
-        second had digests of records of another version.
-        """
-        mine = self.settings
-        if "vocabulary" not in file:
-            mine["vocabulary"] = None
-        if "records" not in file:
-            mine["records"] = None
-            if "vocabulary_record" in mine:
-                mine["vocabulary_record"] = file.get("vocabulary_record")
-        return mine
-
 
 @dataclass(frozen=True)
 class RunState:
@@ -114,48 +109,16 @@ class RunState:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_history(
-    place: Path,
-    *,
-    done: int | None,
-    private: Iterable[int],
-    journal: Iterable[int],
-    released: bool,
-    ended: bool = False,
-) -> None:
-    """Checks that resuming does not repeat a round.
+class ErasedRun(NamedTuple):
+    """What `RunFolder.end` did.
 
-    Args
-        done      rounds in the checkpoint; None without one
-        private   rounds of the private parts
-        journal   rounds (from 0) in the journal
-        released  whether rounds are releases, done only once; others can be repeated
-        ended     whether there is the ledger of a run that has ended
-    Raises
-        PrivacyError  rounds were done that the checkpoint lacks
+    Fields
+        rounds  that count
+        erased  names of what was there to erase: noise, and the copy of users' text
     """
-    if not released:
-        return
-    last = max(journal, default=-1)
-    if done is None:
-        traces = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
-        if ended:
-            traces.append(LEDGER)
-        if last >= 0:
-            traces.append("a journal")
-        if traces:
-            raise PrivacyError(
-                f"{place} has {', '.join(traces)} of earlier rounds, but no checkpoint; a new run "
-                "there would forget who took part and what was released. Restore the checkpoint, "
-                "or start in another folder and account for both runs"
-            )
-    elif last >= done:
-        raise PrivacyError(
-            f"the journal of {place} has round {last} (from 0), but the checkpoint only {done} "
-            "rounds: it is an older one. The later rounds were released, and repeating them with "
-            "other noise and users would void the guarantee. Restore the latest checkpoint and its "
-            "private part, or start in another folder and account for both runs"
-        )
+
+    rounds: int
+    erased: list[str]
 
 
 class RunFolder:
@@ -170,9 +133,9 @@ class RunFolder:
     Raises
         ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
     Guarantees
-        a folder in which no run has begun is left without a copy of users' text, and removed if it
-        was created here; where a run is refused that was to resume, no copy is left that was made
-        for it
+        a folder whose run has ended is left without a copy of users' text, and so is one in which
+        no run has begun, which is removed if it was created here; where a run is refused that was
+        to resume, no copy is left that was made for it
     """
 
     def __init__(
@@ -184,11 +147,7 @@ class RunFolder:
         private: bool = False,
     ):
         if path.is_file():
-            raise ConfigError(
-                f"{path} is a file; expected a folder, in which dlm now keeps a run. Resume a run "
-                "of an earlier version with that version; or start with another output, and the "
-                "privacy costs of both add up"
-            )
+            raise ConfigError(f"{path} is a file; expected a folder for the run")
         if (path / PIPELINE_JOURNAL).exists():
             raise ConfigError(
                 f"{path} belongs to `dlm pipeline`; choose another --output. A run there would "
@@ -204,6 +163,7 @@ class RunFolder:
         self._is_new = not path.exists()
         self._had_text = (path / STORE).exists()
         self._accepted = False  # a run was loaded or saved here
+        self.has_ended = False  # the run that was loaded or saved: it holds no noise to go on with
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
 
@@ -233,7 +193,7 @@ class RunFolder:
         """Releases the folder."""
         if self._lock is None:
             return
-        if not (self.has_begun and (self._accepted or self._had_text)):
+        if self.has_ended or not (self.has_begun and (self._accepted or self._had_text)):
             self.remove_text()
         if not self.has_begun and self._is_new:
             (self.path / _LOCK).unlink(missing_ok=True)
@@ -269,8 +229,8 @@ class RunFolder:
                           checkpoint lacks
             FormatError   a damaged or missing file
         """
-        lines = _lines(_text(self.journal))
-        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(_PRIVATE)}
+        lines = journal_lines(journal_text(self.journal))
+        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
         again = released or any(line.released for line in lines)
         journal = [line.round for line in lines]
         if not self.has_begun:
@@ -281,23 +241,24 @@ class RunFolder:
             self._accepted = True
             return None
         found = checkpoint.read(self.path / CHECKPOINT)
-        found.refuse_other_settings(binding.of_version(found.settings))
+        found.refuse_other_settings(binding.settings)
         done = int(found.facts["round"])
-        self._run = register.run_id(found.facts.get("run", self._run), self.path / CHECKPOINT)
-        self._life = content_digest(os.urandom(16))[:32]
-        self._earlier_lives = [
-            [register.run_id(life, self.path / CHECKPOINT), int(rounds)]
-            for life, rounds in found.facts.get("lives", [(self._run, done)])
-        ]
-        self.incidents = list(found.facts.get("incidents", ()))
-        last = _ended(self.path, found)
-        private = last or _private_part(self.path, found)
-        private.refuse_other_settings({**binding.of_version(private.settings), **binding.private})
-        ledger = _ledger_in(private, found)
+        if released:
+            self._run = register.run_id(found.facts["run"], self.path / CHECKPOINT)
+            self._earlier_lives = [
+                [register.run_id(life, self.path / CHECKPOINT), int(rounds)]
+                for life, rounds in found.facts["lives"]
+            ]
+            self.incidents = list(found.facts["incidents"])
+        last = ended_part(self.path, found)
+        self.has_ended = last is not None
+        private = last or private_part(self.path, found)
+        private.refuse_other_settings({**binding.settings, **binding.private})
+        ledger = ledger_in(private, found)
         check_history(self.path, done=done, private=parts, journal=journal, released=released)
         if released:
             self._look_at_register(done)
-        own = _lines(found.facts.get("lines", ()))
+        own = journal_lines(found.facts["lines"])
         kept = {line.round for line in (*lines, *own)}
         if lacking := [index for index in range(done) if index not in kept]:
             self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
@@ -310,7 +271,7 @@ class RunFolder:
             None if last else private.arrays,
             ledger,
             float(private.facts["now_s"]),
-            found.facts.get("state", {}),
+            found.facts["state"],
         )
 
     def save(
@@ -406,6 +367,7 @@ class RunFolder:
             attachments=vocabulary,
             mode=self._mode,
         )
+        self.has_ended = ends
         self._erase_parts(private)
         if state.done == 0:
             write_whole(self.journal, b"", mode=self._mode)
@@ -415,11 +377,9 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def end(self) -> int:
+    def end(self) -> ErasedRun:
         """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
 
-        Returns
-            rounds that count
         Raises
             ConfigError   no run has begun here
             PrivacyError  the private part is not the checkpoint's
@@ -429,9 +389,9 @@ class RunFolder:
                 f"{self.path} contains no {CHECKPOINT}: give the folder of a run of `dlm federate`"
             )
         found = checkpoint.read(self.path / CHECKPOINT)
-        if _ended(self.path, found) is None:
-            private = _private_part(self.path, found)
-            _ledger_in(private, found)
+        if ended_part(self.path, found) is None:
+            private = private_part(self.path, found)
+            ledger_in(private, found)
             checkpoint.save(
                 self.path / LEDGER,
                 (),
@@ -440,13 +400,14 @@ class RunFolder:
                 attachments={"ledger": private.attachments["ledger"]},
                 mode=0o600,
             )
+        held = [path for path in (*private_parts(self.path), self.store) if path.exists()]
         self._erase_parts(None)
         self.remove_text()
-        return int(found.facts["round"])
+        return ErasedRun(int(found.facts["round"]), sorted(path.name for path in held))
 
     def _erase_parts(self, current: Path | None) -> None:
         """Erases the private parts of other rounds, and what killed processes left of any."""
-        for old in _private_parts(self.path):
+        for old in private_parts(self.path):
             if old != current:
                 erase(old)
 
@@ -454,77 +415,12 @@ class RunFolder:
         lives = self.lives_after(done)
         return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
-    def _mend_journal(self, done: int, lines: Iterable[_Line]) -> None:
+    def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
         """Removes lines of rounds from `done` on, which can be repeated to the bit, and restores
         lines that the checkpoint has and the journal lacks."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
-
-
-_PRIVATE = "private-*.state"
-
-
-def _private_parts(folder: Path) -> list[Path]:
-    """Files in a run's folder that hold noise, unfinished ones too."""
-    return [*folder.glob(_PRIVATE), *folder.glob(f".{_PRIVATE}.*{SUFFIX}")]
-
-
-def _ended(folder: Path, found: Checkpoint) -> Checkpoint | None:
-    """The `ledger.state` of a run that has ended; None if rounds may remain.
-
-    It is written before the last checkpoint, so it counts only if it has that one's ledger.
-    """
-    if not (folder / LEDGER).exists():
-        return None
-    kept = checkpoint.read(folder / LEDGER)
-    ledger = ParticipationLedger.from_bytes(kept.attachments["ledger"], str(kept.path))
-    return kept if ledger.digest == found.facts["ledger"] else None
-
-
-def _private_part(folder: Path, found: Checkpoint) -> Checkpoint:
-    """The private part of a checkpoint; raises as `RunFolder.load`."""
-    part = folder / f"private-{found.facts['round']}.state"
-    if not part.exists():
-        raise FormatError(
-            f"{part} is missing; without its noise state and ledger this run cannot resume under "
-            "its guarantee. Restore it together with the checkpoint"
-        )
-    if file_digest(part) != found.facts["private"]:
-        raise PrivacyError(
-            f"{part} is not the one of this checkpoint: its noise or ledger is from another time, "
-            "or was changed. Restore both files together"
-        )
-    return checkpoint.read(part)
-
-
-def _ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
-    done = int(found.facts["round"])
-    ledger = ParticipationLedger.from_bytes(
-        private.attachments["ledger"], str(private.path), expect=found.facts["ledger"]
-    )
-    if ledger.rounds != done:
-        raise PrivacyError(
-            f"{private.path.parent} has {done} rounds, but a ledger of {ledger.rounds}"
-        )
-    return ledger
-
-
-def refuse_noise_left(folder: Path) -> None:
-    """Passes for the folder of a run that holds no noise, or that may resume.
-
-    Raises
-        PrivacyError  the run has ended, and its noise is still there
-    """
-    parts = _private_parts(folder)
-    if parts and (folder / CHECKPOINT).exists():
-        found = checkpoint.read(folder / CHECKPOINT)
-        if _ended(folder, found) is not None:
-            raise PrivacyError(
-                f"the run in {folder} has ended, but {parts[0].name} still holds its noise: "
-                "whoever has both can subtract the noise from the releases. Erase it: "
-                f"dlm privacy erase {folder}"
-            )
 
 
 def _locked(file: Path) -> int:
@@ -539,36 +435,3 @@ def _locked(file: Path) -> int:
         f"another process is using {file.parent}; wait for it, since two processes would release "
         "the same round with different noise"
     )
-
-
-class _Line(NamedTuple):
-    """A journal line of a round, counted from 0."""
-
-    round: int
-    released: bool
-    text: str
-
-
-def _text(journal: Path) -> list[str]:
-    return journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-
-
-def _lines(texts: Iterable[str]) -> list[_Line]:
-    """Complete lines: a stop may have cut off the last one."""
-    found = []
-    for text in texts:
-        try:
-            line = json.loads(text)
-            found.append(_Line(int(line["round"]), bool(line.get("released")), text))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
-
-
-def finite(value: Any) -> Any:
-    """JSON values, with null for infinity and nan."""
-    if isinstance(value, Mapping):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

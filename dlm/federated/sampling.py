@@ -139,16 +139,17 @@ class AvailabilitySampler:
     """`report_goal` of those users who are available and may take part again.
 
     A user may again when their timer has run out, when `gap` rounds have passed since their last
-    one and while they have taken part fewer than `max_part` times.
+    one and while they have taken part fewer than `max_participations` times.
 
     Args
         report_goal  users of a round, m
         gap          least difference of the rounds of two participations of a user (MinS as the
                      tables of the papers print it is gap - 1)
-        max_part     most participations of a user; None bounds them by nothing but the gap
+        max_participations     most participations of a user; None bounds them by nothing but the
+                               gap
         timer_s      seconds from a participation until a user may take part again
         diurnal      who is available when; None: everyone, always
-    Guarantees   what it draws never breaks gap, max_part or timer, over resumed runs too
+    Guarantees   what it draws never breaks gap, max_participations or timer, over resumed runs too
     Paper        Xu et al. 2023 (GDP), section 2.2
     """
 
@@ -159,18 +160,23 @@ class AvailabilitySampler:
         key: Key,
         *,
         gap: int = 1,
-        max_part: int | None = None,
+        max_participations: int | None = None,
         timer_s: float = 0.0,
         diurnal: Diurnal | None = None,
     ):
         _check_goal(users, report_goal)
-        if gap < 1 or (max_part is not None and max_part < 1) or timer_s < 0:
+        if gap < 1 or (max_participations is not None and max_participations < 1) or timer_s < 0:
             raise ConfigError(
-                f"gap {gap}, max_part {max_part}, timer {timer_s}; expected at least 1, at least 1 "
-                "and not negative"
+                f"gap {gap}, max_participations {max_participations}, timer {timer_s}; expected "
+                "at least 1, at least 1 and not negative"
             )
         self.users, self.report_goal = _population(users), report_goal
-        self.gap, self.max_part, self.timer_s, self.diurnal = gap, max_part, timer_s, diurnal
+        self.gap, self.max_participations, self.timer_s, self.diurnal = (
+            gap,
+            max_participations,
+            timer_s,
+            diurnal,
+        )
         self._key = key
         self._offset_h = diurnal.offsets(users, key.fold("zones")) if diurnal else None
         self._next_round = np.zeros(users, np.int64)  # first round a user may take part in
@@ -181,7 +187,11 @@ class AvailabilitySampler:
     def eligible(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who may take part, available or not."""
         rested = (self._next_round <= round) & (self._next_s <= now)
-        return rested if self.max_part is None else rested & (self._taken < self.max_part)
+        return (
+            rested
+            if self.max_participations is None
+            else rested & (self._taken < self.max_participations)
+        )
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who is idle, charging and connected at this moment."""
@@ -247,7 +257,7 @@ class AvailabilitySampler:
             "report_goal": self.report_goal,
             "users": self.users,
             "gap": self.gap,
-            "max_part": self.max_part,
+            "max_participations": self.max_participations,
             "timer_s": self.timer_s,
             "diurnal": self.diurnal is not None,
         }
@@ -272,7 +282,12 @@ class AvailabilitySampler:
 
 
 def check_population(
-    users: int, report_goal: int, rounds: int, *, gap: int = 1, max_part: int | None = None
+    users: int,
+    report_goal: int,
+    rounds: int,
+    *,
+    gap: int = 1,
+    max_participations: int | None = None,
 ) -> bool:
     """Whether rounds of this many users are sure to be filled, however chance draws them.
 
@@ -292,18 +307,18 @@ def check_population(
             f"any {span} rounds in a row need {report_goal * span:,} different users. Lower the "
             "report goal or the gap, or find more users"
         )
-    if max_part is None or max_part >= -(-rounds // gap):
+    if max_participations is None or max_participations >= -(-rounds // gap):
         return True
-    if users * max_part < report_goal * rounds:
+    if users * max_participations < report_goal * rounds:
         raise ConfigError(
-            f"{users:,} users, each in at most {max_part} rounds, cannot fill {rounds} rounds of "
-            f"{report_goal}: at most {users * max_part // report_goal} rounds. Lower the rounds or "
-            "the report goal, raise the most participations of a user (max_part), or find more "
-            "users"
+            f"{users:,} users, each in at most {max_participations} rounds, cannot fill {rounds} "
+            f"rounds of {report_goal}: at most {users * max_participations // report_goal} "
+            "rounds. Lower the rounds or the report goal, raise the most participations of a user "
+            "(max_participations), or find more users"
         )
     # At the last round: those of the gap rest, and of the rounds before it every participation may
     # have gone to users who are through.
-    return users >= report_goal * span + (rounds - span) * report_goal // max_part
+    return users >= report_goal * span + (rounds - span) * report_goal // max_participations
 
 
 def _population(users: int) -> int:

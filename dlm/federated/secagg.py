@@ -1,12 +1,12 @@
-"""Encodes updates as integers modulo M, so that only the sum over all devices can be read.
+"""The encoding of secure aggregation, and a simulation of it: this process sees every update.
 
     sums = SecureAggregator(clip_norm=1.0, scale=1e4, report_goal=500)
     total = sums.sum(updates, key)              # a pytree of floats
 
 An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
 sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, which is
-all that a secure aggregation protocol reveals, gives the true sum. The protocol itself is not
-implemented: `modular_sum` takes its place.
+all that a secure aggregation protocol would reveal, gives the true sum. There is no such protocol
+here: `modular_sum` adds in the clear.
 
 Rounding lengthens an update by at most `sensitivity_factor`, which accounting includes.
 """
@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.genuine import note_made, sealed
 from dlm.federated.keys import Key
 
 PyTree = Any
@@ -241,7 +240,6 @@ class _Running:
     path: tuple[str | int, ...] | None = None
 
 
-@sealed
 class SecureAggregator:
     """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
@@ -259,7 +257,6 @@ class SecureAggregator:
         self.clip_norm, self.scale = clip_norm, scale
         self.report_goal, self.alpha = report_goal, alpha
         self.encoding(1)  # refuses bad settings at once
-        note_made(self)
 
     def encoding(self, dimension: int) -> Encoding:
         """The encoding of vectors of one size."""

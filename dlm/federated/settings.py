@@ -1,7 +1,5 @@
 """A run's settings: one frozen dataclass per table of `run.toml`, resolved together.
 
-Longer than 500 lines, to keep each setting beside its bounds and their reason.
-
 ::
 
     [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after
@@ -21,19 +19,21 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from dlm import config
+from dlm.config import about, check, like, setting
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated import presets
 from dlm.federated.clip import AdaptiveClip
 from dlm.federated.local import LocalConfig
+from dlm.federated.noise.mechanism import MOST_ROUNDS
 from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import OptimizerConfig, ReleaseConfig
 from dlm.federated.sampling import Diurnal
-from dlm.federated.users import TOKENIZERS
+from dlm.federated.unigram_settings import TOKENIZER_NAMES
 from dlm.federated.words import PIECES_SUFFIX
 
 REAL = -1
@@ -41,35 +41,35 @@ REAL = -1
 PREFIX = "DLM_FEDERATE"
 
 
-def _at_least(owner: str, values: Any, bounds: Mapping[str, float]) -> None:
-    for name, least in bounds.items():
-        value = getattr(values, name)
-        if not (value >= least and math.isfinite(value)):
-            raise ConfigError(f"{owner}.{name} is {value}; expected {least:g} or more")
-
-
 @dataclass(frozen=True)
 class RunSettings:
-    """[run]
+    """[run]"""
 
-    Fields (unit; bound; default; meaning)
-        rounds            >= 1; noise and accounting are planned for this many
-        seed              >= 0, or -1; -1; a seed makes the run a simulation, which is not private;
-                          -1 draws every key from the operating system and never stores it
-        checkpoint_every  rounds; >= 1; 1; must be 1 unless the run is a simulation
-        evaluate_every    rounds; >= 0; 20; on held-out users; 0: never
-        stop_after        rounds; >= 0; 0; ends the run early; 0: do not. Can change on resuming
-    """
-
-    rounds: int
-    seed: int = REAL
-    checkpoint_every: int = 1
-    evaluate_every: int = 20
-    stop_after: int = 0
+    rounds: int = field(
+        metadata=about(
+            "Number of rounds; noise and accounting are planned for this many.",
+            low=1,
+            high=MOST_ROUNDS,
+        )
+    )
+    seed: int = setting(
+        REAL,
+        "A seed makes the run a simulation, which is not private; -1 draws every key from the "
+        "operating system and never stores it.",
+        low=REAL,
+    )
+    checkpoint_every: int = setting(
+        1, "Rounds between checkpoints; 1 unless the run is a simulation.", low=1
+    )
+    evaluate_every: int = setting(
+        20, "Rounds between evaluations on held-out users; 0: never.", low=0
+    )
+    stop_after: int = setting(
+        0, "Round after which the run ends early; 0: none. Can change on resuming.", low=0
+    )
 
     def __post_init__(self) -> None:
-        bounds = {"rounds": 1, "seed": REAL, "checkpoint_every": 1}
-        _at_least("run", self, {**bounds, "evaluate_every": 0, "stop_after": 0})
+        check("run", self)
         if not self.simulation and self.checkpoint_every != 1:
             raise PrivacyError(
                 f"run.checkpoint_every is {self.checkpoint_every}, but a run that is not a "
@@ -85,52 +85,53 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """[data]
+    """[data]"""
 
-    Fields (unit; bound; default; meaning)
-        vocabulary       file; one word per line, or counts of users' words with their record (`dlm
-                         unigrams`), whose privacy cost is added; ids from 3 on. Or, if its name
-                         ends in .model, wordpieces (`dlm pieces`) with their record; accuracy and
-                         perplexity are then per piece
-        public           ""; who says that a vocabulary without a record has no user's text. A run
-                         with a guarantee needs a record or this name, which its report shows; can
-                         change on resuming
-        public_key       ""; file, PEM; the Ed25519 key that must have signed the vocabulary (`dlm
-                         privacy sign`); without one its record stays unverified; can change
-        vocabulary_size  words; >= 0; 0 for all; how many words of the file to use, from its start
-        tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, only letters and
-                         apostrophes; how users' and public text is split into words. Use the same
-                         as for the vocabulary, or its words will not be found
-        max_tokens       per user; >= 1; 1600 (DPF); the rest is never read
-        held_out         share of users; 0 <= . < 1; 0; users who only evaluate, without noise: no
-                         guarantee covers them, and they must have agreed
-        held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
-    """
-
-    vocabulary: Path
-    public: str = ""
-    public_key: str = ""
-    vocabulary_size: int = 0
-    tokenizer: str = "whitespace"
-    max_tokens: int = 1600
-    held_out: float = 0.0
-    held_out_tokens: int = 100_000
+    vocabulary: Path = field(
+        metadata=about(
+            "File with one word per line, or counts of users' words with their record (`dlm "
+            "unigrams`), whose privacy cost is added; ids from 3 on. Or, if its name ends in "
+            ".model, wordpieces (`dlm pieces`) with their record.",
+            why="With wordpieces, accuracy and perplexity are per piece.",
+        )
+    )
+    public: str = setting(
+        "",
+        "Who says that a vocabulary without a record has no user's text.",
+        why="A run with a guarantee needs a record or this name, which its report shows. Can "
+        "change on resuming.",
+    )
+    public_key: str = setting(
+        "",
+        "PEM file of the Ed25519 key that must have signed the vocabulary (`dlm privacy sign`).",
+        why="Without one its record stays unverified. Can change on resuming.",
+    )
+    vocabulary_size: int = setting(
+        0, "How many words of the file to use, from its start; 0 for all.", low=0
+    )
+    tokenizer: str = setting(
+        "whitespace",
+        "How users' and public text is split into words; words are lower case, only letters and "
+        "apostrophes.",
+        one_of=TOKENIZER_NAMES,
+        why="Use the same as for the vocabulary, or its words will not be found.",
+    )
+    max_tokens: int = setting(
+        1600, "Tokens read of each user; the rest is never read.", low=1, why="DPF."
+    )
+    held_out: float = setting(
+        0.0,
+        "Share of users who only evaluate, without noise.",
+        low=0,
+        below=1,
+        why="No guarantee covers them, and they must have agreed.",
+    )
+    held_out_tokens: int = setting(
+        100_000, "How much of their text an evaluation reads.", unit="tokens", low=1
+    )
 
     def __post_init__(self) -> None:
-        _at_least(
-            "data",
-            self,
-            {"max_tokens": 1, "held_out": 0, "held_out_tokens": 1, "vocabulary_size": 0},
-        )
-        if self.held_out >= 1:
-            raise ConfigError(
-                f"data.held_out is {self.held_out}; expected less than 1, so that users are left "
-                "to train"
-            )
-        if self.tokenizer not in TOKENIZERS:
-            raise ConfigError(
-                f"data.tokenizer is {self.tokenizer}; expected one of {', '.join(TOKENIZERS)}"
-            )
+        check("data", self)
         if self.has_pieces and self.vocabulary_size:
             raise ConfigError(
                 f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} has "
@@ -145,26 +146,25 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """[model]
+    """[model]: a paper's network, or the settings of one."""
 
-    Fields
-        preset   name of a paper's network (`presets.PRESETS`), with this vocabulary; or "" and the
-                 settings of `rnn.RnnConfig`, explained there
-    """
-
-    preset: str = ""
-    embedding_size: int = 96
-    hidden_size: int = 670
-    layers: int = 1
-    cell: Literal["cifg", "lstm"] = "cifg"
-    recurrence: Literal["projected", "hidden"] = "projected"
-    groups: int = 1
-    residual: bool = False
-    layer_norm: Literal["gates", "output", "none"] = "none"
-    tied: bool = True
-    output_bias: bool = True
-    projection_bias: bool = False
-    unit_norm: bool = False
+    preset: str = setting(
+        "",
+        "Name of a paper's network (`presets.PRESETS`), with this vocabulary; or empty, and the "
+        "settings below.",
+    )
+    embedding_size: int = like(RnnConfig, "embedding_size", 96)
+    hidden_size: int = like(RnnConfig, "hidden_size", 670)
+    layers: int = like(RnnConfig, "layers")
+    cell: Literal["cifg", "lstm"] = like(RnnConfig, "cell")
+    recurrence: Literal["projected", "hidden"] = like(RnnConfig, "recurrence")
+    groups: int = like(RnnConfig, "groups")
+    residual: bool = like(RnnConfig, "residual", False)
+    layer_norm: Literal["gates", "output", "none"] = like(RnnConfig, "layer_norm", "none")
+    tied: bool = like(RnnConfig, "tied")
+    output_bias: bool = like(RnnConfig, "output_bias")
+    projection_bias: bool = like(RnnConfig, "projection_bias")
+    unit_norm: bool = like(RnnConfig, "unit_norm")
 
     def network(self, vocab_size: int) -> RnnConfig:
         """The network for a vocabulary of this many ids, including marks."""
@@ -177,64 +177,46 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """[privacy]
+    """[privacy]"""
 
-    Fields (unit; bound; default; meaning)
-        clip_norm           > 0; largest L2 norm of an update
-        mechanism           "none", or one of `noise.NAMES`
-        noise_multiplier    >= 0; 0; standard deviation of the independent draws over the clip norm
-        noise               "auto": "float" in simulations, "discrete" otherwise. Discrete noise is
-                            drawn exactly, on a grid, by a cryptographic generator; float is for
-                            simulations, and for resuming runs of earlier versions
-        estimator           "fixed" (f~_f) or "clipped" (f~_c)
-        denominator         users; >= 0; 0 for the report goal, or q times the users
-        gap                 rounds; >= 1; 1; between a user's participations (MinS + 1); enforced
-        max_part            >= 0; 0; most participations of a user; 0: limited only by the gap;
-                            enforced
-        delta               0 < . < 1; 1e-6; for which epsilon is reported
-        restarts            rounds before which tree-restart starts a new tree
-        bands               >= 0; 0 for the gap; of bandmf, bandtoep and bandfhu
-        buffers             >= 1; 4; of blt
-        error               "max" or "mean"; "max"; the loss that blt is optimised for
-        schedule            [round, clip norm] pairs, with the same noise multiplier
-        adaptive            false; whether the clip norm follows `quantile` of the updates
-        quantile            0..1; 0.5
-        clip_learning_rate  > 0; 0.2
-        count_stddev        users; >= 0; 0 for a twentieth of the denominator
-        first_restart       rounds; >= 0; 128
-        restart_every       rounds; >= 1; 1024
-    """
-
-    clip_norm: float
-    mechanism: str = "none"
-    noise_multiplier: float = 0.0
-    noise: Literal["auto", "discrete", "float"] = "auto"
-    estimator: Literal["fixed", "clipped"] = "fixed"
-    denominator: float = 0.0
-    gap: int = 1
-    max_part: int = 0
-    delta: float = 1e-6
-    restarts: tuple[int, ...] = ()
-    bands: int = 0
-    buffers: int = 4
-    error: Literal["max", "mean"] = "max"
-    schedule: tuple[tuple[int, float], ...] = ()
-    adaptive: bool = False
-    quantile: float = 0.5
-    clip_learning_rate: float = 0.2
-    count_stddev: float = 0.0
-    first_restart: int = 128
-    restart_every: int = 1024
+    clip_norm: float = field(
+        metadata=about(
+            "Largest L2 norm of an update; infinite only without noise.", low=0, high=math.inf
+        )
+    )
+    mechanism: str = setting("none", "none, or one of `noise.NAMES`.")
+    noise_multiplier: float = setting(
+        0.0, "Standard deviation of the independent draws over the clip norm.", low=0
+    )
+    estimator: Literal["fixed", "clipped"] = setting(
+        "fixed", "Denominator of the average: fixed (f~_f) or clipped (f~_c)."
+    )
+    denominator: float = setting(
+        0.0, "0 for the report goal, or q times the users.", unit="users", low=0
+    )
+    gap: int = setting(
+        1, "Between a user's participations (MinS + 1), enforced.", unit="rounds", low=1
+    )
+    max_participations: int = setting(
+        0, "Most participations of a user, enforced; 0: limited only by the gap.", low=0
+    )
+    delta: float = setting(1e-6, "Delta for which epsilon is reported.", above=0, below=1)
+    restarts: tuple[int, ...] = setting((), "Rounds before which tree-restart starts a new tree.")
+    bands: int = setting(0, "Bands of bandmf, bandtoep and bandfhu; 0 for the gap.", low=0)
+    buffers: int = setting(4, "Buffers of blt.", low=1)
+    error: Literal["max", "mean"] = setting("max", "The loss that blt is optimised for.")
+    schedule: tuple[tuple[int, float], ...] = setting(
+        (), "[round, clip norm] pairs, with the same noise multiplier."
+    )
+    adaptive: bool = setting(False, "The clip norm follows `quantile` of the updates.")
+    quantile: float = like(AdaptiveClip, "quantile")
+    clip_learning_rate: float = like(AdaptiveClip, "learning_rate")
+    count_stddev: float = like(AdaptiveClip, "count_stddev")
+    first_restart: int = like(AdaptiveClip, "first_restart")
+    restart_every: int = like(AdaptiveClip, "restart_every")
 
     def __post_init__(self) -> None:
-        bounds = {"denominator": 0, "gap": 1, "max_part": 0, "count_stddev": 0}
-        _at_least("privacy", self, {**bounds, "bands": 0, "buffers": 1})
-        if self.error not in ("max", "mean"):
-            raise ConfigError(f"privacy.error is {self.error!r}; expected max or mean")
-        if self.noise not in ("auto", "discrete", "float"):
-            raise ConfigError(f"privacy.noise is {self.noise!r}; expected auto, discrete or float")
-        if not 0 < self.delta < 1:
-            raise PrivacyError(f"privacy.delta is {self.delta}; expected a number between 0 and 1")
+        check("privacy", self)
         if (self.mechanism == "none") != (self.noise_multiplier == 0):
             raise PrivacyError(
                 f"privacy.mechanism is {self.mechanism!r} with a noise multiplier of "
@@ -269,36 +251,35 @@ class PrivacySettings:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """[sampling]
+    """[sampling]"""
 
-    Fields (unit; bound; default; meaning)
-        kind         "timer": available users whose timer has run out (GDP); "poisson": each user
-                     with probability q (DPF); "fixed": report_goal users at random
-        report_goal  users; >= 1; 100; per round (timer, fixed)
-        q            0 < . <= 1; 0.01 (poisson)
-        timer_s      seconds; >= 0; 0; until a user may take part again (timer)
-        round_s      seconds; > 0; 60; assumed duration of a round (timer)
-        low, high    0 to 1; 1, 1; share of devices that are idle, charging and connected at noon
-                     and at midnight, local time (timer); a run begins at midnight
-        zones        "0:1"; time zones: HOURS:SHARE, ..., each an offset from that midnight and a
-                     share of the users, such as "0:0.5, -8:0.5"; shares sum to 1 (timer)
-    """
-
-    kind: Literal["timer", "poisson", "fixed"] = "timer"
-    report_goal: int = 100
-    q: float = 0.01
-    timer_s: float = 0.0
-    round_s: float = 60.0
-    low: float = 1.0
-    high: float = 1.0
-    zones: str = "0:1"
+    kind: Literal["timer", "poisson", "fixed"] = setting(
+        "timer",
+        "timer: available users whose timer has run out (GDP); poisson: each user with probability "
+        "q (DPF); fixed: `report_goal` users at random.",
+    )
+    report_goal: int = setting(100, "Users per round (timer, fixed).", low=1)
+    q: float = setting(0.01, "Probability of each user (poisson).", above=0, high=1)
+    timer_s: float = setting(
+        0.0, "Time until a user may take part again (timer).", unit="seconds", low=0
+    )
+    round_s: float = setting(60.0, "Assumed duration of a round (timer).", unit="seconds", above=0)
+    low: float = setting(
+        1.0,
+        "Share of devices that are idle, charging and connected at noon, local time (timer); a "
+        "run begins at midnight.",
+        low=0,
+        high=1,
+    )
+    high: float = setting(1.0, "The same at midnight.", low=0, high=1)
+    zones: str = setting(
+        "0:1",
+        "Time zones (timer): HOURS:SHARE, ..., each an offset from that midnight and a share of "
+        'the users, such as "0:0.5, -8:0.5"; shares sum to 1.',
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in ("timer", "poisson", "fixed"):
-            raise ConfigError(f"sampling.kind is {self.kind!r}; expected timer, poisson or fixed")
-        _at_least("sampling", self, {"report_goal": 1, "timer_s": 0, "round_s": 0})
-        if not 0 < self.q <= 1:
-            raise ConfigError(f"sampling.q is {self.q}; expected above 0 and at most 1")
+        check("sampling", self)
         days = self.diurnal()
         if days is not None and self.kind != "timer":
             raise ConfigError(
@@ -333,50 +314,35 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class AggregationSettings:
-    """[aggregation]
+    """[aggregation]"""
 
-    Fields (unit; bound; default; meaning)
-        secure  false; encode updates and add them modulo M, as secure aggregation does
-        scale   > 0; 1000; s of GDP Algorithm 2: how finely updates are rounded
-    """
-
-    secure: bool = False
-    scale: float = 1000.0
+    secure: bool = setting(
+        False, "Encode updates and add them modulo M, as secure aggregation does."
+    )
+    scale: float = setting(1000.0, "How finely updates are rounded: s of GDP Algorithm 2.", above=0)
 
     def __post_init__(self) -> None:
-        if not (self.scale > 0 and math.isfinite(self.scale)):
-            raise ConfigError(f"aggregation.scale is {self.scale}; expected a number above 0")
+        check("aggregation", self)
 
 
 @dataclass(frozen=True)
 class PretrainSettings:
     """[pretrain]
 
-    Fields (unit; bound; default; meaning)
-        text           file of public text, one utterance per line (.zst too); default none
-        public         ""; who says that it has no user's text, as `data.public`
-        steps          >= 0; 0
-        batch_size     rows; >= 1; 64
-        unroll         tokens; >= 1; 20
-        learning_rate  > 0; 0.002; of Adam
     Paper   GDP 2.3
     """
 
-    text: str = ""
-    public: str = ""
-    steps: int = 0
-    batch_size: int = 64
-    unroll: int = 20
-    learning_rate: float = 0.002
+    text: str = setting("", "File of public text, one utterance per line (.zst too).")
+    public: str = setting("", "Who says that it has no user's text, as in [data].")
+    steps: int = setting(0, "Steps of Adam.", low=0)
+    batch_size: int = setting(64, "Rows of a batch.", low=1)
+    unroll: int = setting(20, "Backpropagation through time.", unit="tokens", low=1)
+    learning_rate: float = setting(0.002, "Learning rate of Adam.", above=0)
 
     def __post_init__(self) -> None:
-        _at_least("pretrain", self, {"steps": 0, "batch_size": 1, "unroll": 1})
+        check("pretrain", self)
         if bool(self.text) != bool(self.steps):
             raise ConfigError("give both pretrain.text and pretrain.steps, or neither")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(
-                f"pretrain.learning_rate is {self.learning_rate}; expected a number above 0"
-            )
 
 
 @dataclass(frozen=True)
@@ -395,11 +361,12 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         privacy = self.privacy
-        if self.sampling.kind == "poisson" and (privacy.gap > 1 or privacy.max_part):
+        if self.sampling.kind == "poisson" and (privacy.gap > 1 or privacy.max_participations):
             raise PrivacyError(
-                f"privacy.gap is {privacy.gap} and privacy.max_part is {privacy.max_part}, but "
-                "cohorts are Poisson-sampled: a round that is redrawn because it breaks a limit is "
-                "no longer a Poisson sample. Leave both out, or use sampling.kind = timer"
+                f"privacy.gap is {privacy.gap} and privacy.max_participations is "
+                f"{privacy.max_participations}, but cohorts are Poisson-sampled: a round that is "
+                "redrawn because it breaks a limit is no longer a Poisson sample. Leave both "
+                "out, or use sampling.kind = timer"
             )
 
     @classmethod
@@ -456,24 +423,17 @@ class TrainingSettings:
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for name, kind in tables.items():
-            given = dict((flags or {}).get(name, {}))
-            try:
-                values[name] = config.resolve(
-                    kind,
-                    name,
-                    flags=given,
-                    file=file,
-                    found=found,
-                    tables=tables,
-                    environ=environ,
-                    prefix=PREFIX,
-                    within=within,
-                )
-            except TypeError as exc:
-                lacking = _lacking(kind, name, found.get(name, {}), given, environ)
-                if not lacking:
-                    raise ConfigError(f"{file}: [{within}{name}] is not complete: {exc}") from exc
-                raise ConfigError(f"{file}: [{within}{name}] lacks {', '.join(lacking)}") from exc
+            values[name] = config.resolve(
+                kind,
+                name,
+                flags=(flags or {}).get(name),
+                file=file,
+                found=found,
+                tables=tables,
+                environ=environ,
+                prefix=PREFIX,
+                within=within,
+            )
         settings = cls(**values)
         place = file.parent / settings.data.vocabulary
         key = settings.data.public_key
@@ -486,16 +446,6 @@ class TrainingSettings:
         )
         return dataclasses.replace(settings, data=data, pretrain=pretrain)
 
-    @property
-    def noise(self) -> Literal["none", "float", "discrete"]:
-        """The noise of a run that begins with these settings."""
-        given = self.privacy.noise
-        if self.privacy.mechanism == "none":
-            return "none"
-        if given == "auto":
-            return "float" if self.run.simulation else "discrete"
-        return given
-
     def binding(self) -> dict[str, Any]:
         """The settings that must be the same when a run resumes.
 
@@ -506,37 +456,12 @@ class TrainingSettings:
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
         del found["data"]["public"], found["data"]["public_key"], found["pretrain"]["public"]
-        if self.noise == "discrete":
-            found["privacy"]["noise"] = self.noise
-        else:  # as in runs from before there was a choice
-            del found["privacy"]["noise"]
-        if self.data.tokenizer == "whitespace":  # as in runs from before there was a choice
-            del found["data"]["tokenizer"]
         return found
 
 
 def _names() -> list[str]:
     """The tables."""
     return [field.name for field in dataclasses.fields(TrainingSettings)]
-
-
-def _lacking(
-    kind: type,
-    table: str,
-    found: Mapping[str, Any],
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str],
-) -> list[str]:
-    """Settings of a table without a default or a given value."""
-    return [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-        and field.name not in found
-        and flags.get(field.name) is None
-        and f"{PREFIX}_{table}_{field.name}".upper() not in environ
-    ]
 
 
 _TABLES: tuple[type, ...] = (

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, grid, metrics, rnn, trees
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT, Arrays
+from dlm.errors import ConfigError, FormatError
+from dlm.federated import grid, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
-from dlm.federated.checkpoint import STATE_DIGEST, VOCABULARY_DIGEST, Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.engine import Aggregator, Engine, LocalEngine, parts_of, unknown_parts
 from dlm.federated.fixed_point import ARITHMETIC, BITS, GRID_BITS
@@ -33,8 +34,6 @@ from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import Mechanism, make_mechanism
 from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState, discrete
 from dlm.federated.pretrain import pretrain
-from dlm.federated.provenance import FIRST_HAND, Provenance, content_digest
-from dlm.federated.recorded import read_record, sidecar
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
     Diagnostics,
@@ -46,7 +45,7 @@ from dlm.federated.rounds import (
     make_algorithm,
 )
 from dlm.federated.run import FederatedRun
-from dlm.federated.run_folder import CHECKPOINT, RunBinding, RunFolder
+from dlm.federated.run_folder import RunBinding, RunFolder
 from dlm.federated.sampling import (
     AvailabilitySampler,
     FixedGoalSampler,
@@ -56,17 +55,14 @@ from dlm.federated.sampling import (
 )
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import ModelSettings, TrainingSettings
-from dlm.federated.signature import require_signed
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
-from dlm.federated.words import (
-    Encode,
-    RunVocabulary,
-    public_text,
-    record_of,
-    record_or_word,
-    refuse_without_guarantee,
-)
+from dlm.federated.words import Encode, RunVocabulary, public_text, record_of
+from dlm.record.inputs import record_or_word, refuse_without_guarantee
+from dlm.record.lookup import STATE_DIGEST, VOCABULARY_DIGEST, record_in
+from dlm.record.provenance import FIRST_HAND, Provenance, content_digest
+from dlm.record.sidecar import read_record, sidecar
+from dlm.record.signature import require_signed
 
 GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # in the record of the pretraining text
@@ -130,9 +126,8 @@ class Training(FederatedRun[RoundReport]):
         ConfigError   other settings, users or vocabulary than the folder's run; too few users for
                       the rounds of a new run
         PrivacyError  a ledger or noise that is not the checkpoint's; a run with a guarantee whose
-                      vocabulary or pretraining text has none and that nobody says is public;
-                      floating-point noise in a run that is not a simulation; a grid too coarse for
-                      so many numbers
+                      vocabulary or pretraining text has none and that nobody says is public; a
+                      grid too coarse for so many numbers
         FormatError   a damaged file
     """
 
@@ -152,7 +147,6 @@ class Training(FederatedRun[RoundReport]):
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         place = folder if isinstance(folder, Path) else folder.path
-        settings = with_noise(settings, place)
         self.settings, self._progress = settings, progress
         run = settings.run
         self._promises = settings.privacy.mechanism != "none" and not run.simulation
@@ -169,7 +163,7 @@ class Training(FederatedRun[RoundReport]):
             elif not vocabulary_record.is_public and vocabulary_record != own:
                 why = "the record given with the encoder is not shown to be of it"
                 vocabulary_record = Provenance.none(why)
-            if self._promises and not self._has_begun:
+            if self._promises:
                 refuse_without_guarantee("the given encoder", vocabulary_record)
             vocabulary = RunVocabulary.of(encode, vocabulary_record)
             if vocabulary is not None:
@@ -181,12 +175,10 @@ class Training(FederatedRun[RoundReport]):
         self._begun_with: dict[str, Provenance | None] = {}
         self._text = b""
         self._split = TOKENIZERS[settings.data.tokenizer]
-        if self._promises and vocabulary_record is not None and not vocabulary_record.guarantee:
-            progress(f"this model will have no guarantee either: {vocabulary_record.statement()}")
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"none of {len(users)} users is left to train; lower data.held_out")
-        # A run that has begun continues as far as it can.
+        # A run that has begun has its population and its text behind it.
         if not self._has_begun:
             self._check_population()
             self._take_text()
@@ -202,15 +194,12 @@ class Training(FederatedRun[RoundReport]):
                 settings.aggregation.scale,
                 settings.sampling.most_users(len(self.train_users)),
             )
-        on_grid = settings.noise == "discrete"
+        self.noise = None if self.mechanism is None else discrete(self.mechanism)
         self.engine = engine or LocalEngine(
             self.model,
             settings.local,
             aggregator=aggregator,
-            bits=GRID_BITS if on_grid else BITS,
-        )
-        self.noise = (
-            discrete(self.mechanism) if self.mechanism is not None and on_grid else self.mechanism
+            bits=BITS if self.noise is None else GRID_BITS,
         )
         self.algorithm: FederatedAlgorithm = make_algorithm(
             self._release,
@@ -225,7 +214,7 @@ class Training(FederatedRun[RoundReport]):
             self.train_users,
             self._make_sampler(),
             gap=privacy.gap if privacy.gap > 1 else None,
-            max_part=privacy.max_part or None,
+            max_participations=privacy.max_participations or None,
             round_s=settings.sampling.round_s,
             salt=bytes(self._root.fold("ledger").words(4).tobytes()),
         )
@@ -238,7 +227,7 @@ class Training(FederatedRun[RoundReport]):
         self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
         self._sensitivities: dict[tuple[int, int], float] = {}
         self._roundings: dict[tuple[int, int], float] = {}
-        sums = grid.ARITHMETIC if on_grid else ARITHMETIC
+        sums = ARITHMETIC if self.noise is None else grid.ARITHMETIC
         self.binding = RunBinding(
             {
                 **settings.binding(),
@@ -263,27 +252,19 @@ class Training(FederatedRun[RoundReport]):
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
         began = time.monotonic()
         cohort = [self._work(index, user) for user in users]
-        self._note_parts()
         self.state, diagnostics = self.algorithm.apply(self.state, cohort)
-        self._note_parts()
         seconds = time.monotonic() - began
         every = self.settings.run.evaluate_every
         evaluation = None
         if every and len(self.held_out_users) and ((index + 1) % every == 0 or is_last):
             evaluation = self.evaluate()
         if why := self._diverges(diagnostics, evaluation):
-            done = index + 1
             self._over = (
-                f"after round {done} the model diverges: {why}. This run ends here; to report its "
-                f"rounds, set run.stop_after = {done} (--stop-after {done}). Start a new run in "
-                "another folder with a lower local.learning_rate or server.learning_rate, or less "
-                "noise; the privacy costs of both add up"
+                f"after round {index + 1} the model diverges: {why}. The run has ended there. "
+                "Start a new one in another folder with a lower local.learning_rate or "
+                "server.learning_rate, or less noise; the privacy costs of both add up"
             )
         return RoundReport(diagnostics, evaluation, seconds)
-
-    def _note_parts(self) -> None:
-        """Checks the engine again: a change since the last round voids the guarantee."""
-        self._void = list(dict.fromkeys([*self._void, *unknown_parts(self.engine)]))
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
         """How the model is worse than guessing, if it is.
@@ -333,7 +314,6 @@ class Training(FederatedRun[RoundReport]):
         if "restarts" in matrix:
             matrix["restarts"] = [at for at in matrix["restarts"] if at < rounds]
         gap, most = self.cohorts.bounds(rounds)
-        on_grid = isinstance(self.noise, DiscreteNoise)
         return StageRecord(
             **self.cohorts.stage(
                 "network",
@@ -347,7 +327,6 @@ class Training(FederatedRun[RoundReport]):
                     rnn.parameter_count(self.state.params)
                 ),
                 matrix=matrix,
-                noise="discrete" if on_grid else "float",
                 rounding=self._rounding(gap, most),
                 extras={
                     "rounds_planned": self.rounds,
@@ -355,7 +334,7 @@ class Training(FederatedRun[RoundReport]):
                         part: ", then ".join(dict.fromkeys(found[part] for found in self._parts))
                         for part in ("engine", "aggregator")
                     },
-                    **(grid.described() if on_grid else {}),
+                    **(grid.described() if noised else {}),
                     **self._lives(),
                 },
             )
@@ -367,12 +346,14 @@ class Training(FederatedRun[RoundReport]):
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
             return None
         if (gap, most) not in self._sensitivities:
-            self._sensitivities[gap, most] = self.mechanism.sensitivity(gap=gap, max_part=most)
+            self._sensitivities[gap, most] = self.mechanism.sensitivity(
+                gap=gap, max_participations=most
+            )
         return self._sensitivities[gap, most]
 
     def _rounding(self, gap: int, most: int) -> float:
-        """Factor by which the grid raises the sensitivity; 1 for floating-point noise."""
-        if not isinstance(self.noise, DiscreteNoise):
+        """Factor by which the grid raises the sensitivity; 1 without noise."""
+        if self.noise is None:
             return 1.0
         if (gap, most) not in self._roundings:
             release = grid_release(self._release, self.engine, self.noise)
@@ -448,7 +429,6 @@ class Training(FederatedRun[RoundReport]):
             sha256=content_digest(found.content),
             promises=self._promises,
             simulated=self.settings.run.simulation,
-            begun=self._has_begun,
         )
         return dataclasses.replace(found, record=record)
 
@@ -489,7 +469,7 @@ class Training(FederatedRun[RoundReport]):
             given.report_goal,
             key,
             gap=self.settings.privacy.gap,
-            max_part=self.settings.privacy.max_part or None,
+            max_participations=self.settings.privacy.max_participations or None,
             timer_s=given.timer_s,
             diurnal=given.diurnal(),
         )
@@ -499,10 +479,10 @@ class Training(FederatedRun[RoundReport]):
         given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
         if given.kind == "poisson":
             return
-        users, most = len(self.train_users), privacy.max_part or None
+        users, most = len(self.train_users), privacy.max_participations or None
         try:
             sure = check_population(
-                users, given.report_goal, rounds.rounds, gap=privacy.gap, max_part=most
+                users, given.report_goal, rounds.rounds, gap=privacy.gap, max_participations=most
             )
         except ConfigError as exc:
             if held_out := len(self.held_out_users):
@@ -510,8 +490,8 @@ class Training(FederatedRun[RoundReport]):
             raise
         if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
             self._progress(
-                "sampling.kind = fixed draws users without regard to privacy.gap and max_part, so "
-                "the run ends when a draw breaks them; timer respects them"
+                "sampling.kind = fixed draws users without regard to privacy.gap and "
+                "max_participations, so the run ends when a draw breaks them; timer respects them"
             )
         elif not sure:
             self._progress(
@@ -553,10 +533,8 @@ class Training(FederatedRun[RoundReport]):
                 found.update(ids.astype("<i4").tobytes())
         return found.hexdigest()[:32]
 
-    def _noise_key(self) -> jax.Array | Key | None:
-        if isinstance(self.noise, DiscreteNoise):
-            return self._root.fold("noise")
-        return None if self.mechanism is None else self._key("noise")
+    def _noise_key(self) -> Key | None:
+        return None if self.noise is None else self._root.fold("noise")
 
     def _first(self) -> None:
         fresh = rnn.init(self._key("init"), self.model)
@@ -582,14 +560,8 @@ class Training(FederatedRun[RoundReport]):
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
         # The key is not written; see `run`.
-        noise: Any = self.state.noise
-        private: Arrays = []
-        if isinstance(noise, DiscreteState):
-            private = [np.array(noise.round), *noise.buffers]
-        elif noise is not None:
-            zeros = jnp.zeros_like(jax.random.key_data(noise.key))
-            none = jax.random.wrap_key_data(zeros, impl=GENERATOR)
-            private = trees.leaves(noise._replace(key=none))
+        noise: DiscreteState | None = self.state.noise
+        private: Arrays = [] if noise is None else [np.array(noise.round), *noise.buffers]
         facts = {
             "parts": self._parts,
             "void": self._void,
@@ -601,13 +573,12 @@ class Training(FederatedRun[RoundReport]):
         return trees.leaves(self.state._replace(noise=None)), private, facts
 
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
-        self._over = facts.get("over", "")
+        self._over = facts["over"]
         # What earlier rounds used stays true of the run, whatever it resumes with.
-        before = facts.get("void", ["rounds of an earlier version of dlm, which kept no record"])
-        self._void = list(dict.fromkeys([*before, *self._void]))
-        self._parts = [*facts.get("parts", ()), *self._parts]
+        self._void = list(dict.fromkeys([*facts["void"], *self._void]))
+        self._parts = [*facts["parts"], *self._parts]
         self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
-        for what, record in facts.get("begun_with", {}).items():
+        for what, record in facts["begun_with"].items():
             found = record and Provenance.from_dict(record, str(what))
             if found is not None and found.is_public:  # somebody's word, noted by this run itself
                 found = dataclasses.replace(found, standing=FIRST_HAND)
@@ -616,20 +587,14 @@ class Training(FederatedRun[RoundReport]):
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
         state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
-        if private is None:
-            self.state = state
-            return
-        if isinstance(self.noise, DiscreteNoise):
-            noise = self._restored_noise(self.noise, private, template)
-        else:
-            noise = trees.rebuilt(private, template.noise, place)
-        state = state._replace(noise=noise)
-        self.state = state if key is None else self.algorithm.resume(state, key)
+        if private is not None and self.noise is not None:
+            state = state._replace(noise=self._restored_noise(self.noise, private, template))
+        self.state = state
 
     def _restored_noise(
         self, noise: DiscreteNoise, private: Arrays, template: TrainingState
     ) -> DiscreteState:
-        """Restores discrete noise from the result of `_arrays`."""
+        """The noise from the result of `_arrays`, with the key of `template`."""
         assert self.folder is not None
         begun: DiscreteState = template.noise
         done = int(private[0]) if len(private) else -1
@@ -642,29 +607,6 @@ class Training(FederatedRun[RoundReport]):
 
     def _line(self, done: RoundReport) -> dict[str, Any]:
         return done.line()
-
-
-def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
-    """Settings that name the noise of the run in a folder, or of a run that begins there.
-
-    Raises
-        PrivacyError  a run that is not a simulation would begin with floating-point noise
-    """
-    if settings.run.simulation or settings.noise == "none":
-        return settings
-    file, given = place / CHECKPOINT, settings.privacy.noise
-    earlier = False
-    if given != "discrete" and file.exists():
-        found = checkpoint.read(file).settings.get("privacy", {})
-        earlier = found.get("mechanism") != "none" and "noise" not in found
-    if given == "float" and not earlier:
-        raise PrivacyError(
-            "privacy.noise is float, but the run is not a simulation: many of the numbers that a "
-            "round releases with float32 noise could not come from the sums without a user, and so "
-            "reveal the user. Leave privacy.noise out, or give a seed to simulate"
-        )
-    named: Any = "float" if earlier else "discrete"
-    return dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, noise=named))
 
 
 @dataclass(frozen=True)
@@ -702,18 +644,25 @@ def mechanism_of(
     if release.adaptive is not None and privacy.mechanism == "tree-restart":
         renewed = release.adaptive.restarts_within(rounds)
         restarts = tuple(sorted({*restarts, *(at + 1 for at in renewed)}))
-    most = privacy.max_part or -(-rounds // privacy.gap)
+    most = privacy.max_participations or -(-rounds // privacy.gap)
     return make_mechanism(
         privacy.mechanism,
         rounds=rounds,
         gap=privacy.gap,
-        max_part=most,
+        max_participations=most,
         restarts=restarts,
         buffers=privacy.buffers,
         bands=privacy.bands or None,
         error=privacy.error,
         progress=progress,
     )
+
+
+def why_diverged(folder: RunFolder) -> str:
+    """Why the run in a folder ended early; "" if it did not, or if no run has begun there."""
+    if not folder.has_begun:
+        return ""
+    return str(checkpoint.read(folder.path / CHECKPOINT).facts["state"].get("over", ""))
 
 
 def load_model(
@@ -745,7 +694,7 @@ def load_model(
     zero = jnp.float32(0.0)
     template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
-    record = checkpoint.record_in(found)
+    record = record_in(found)
     if public_key is not None:
         record = require_signed(place, Path(public_key), content)
     vocabulary = None

@@ -12,16 +12,23 @@ from dlm.federated.noise_level import noise_warning
 from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import PrivacySettings, TrainingSettings
-from dlm.federated.train import RoundReport, Training
+from dlm.federated.train import RoundReport, Training, why_diverged
 from dlm.federated.users import UserDataset
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What `train_network` did: rounds that count, and their report; None of no round."""
+    """What `train_network` did.
+
+    Fields
+        rounds_done  rounds that count
+        report       of them; None of no round
+        has_ended    whether no further round is possible
+    """
 
     rounds_done: int
     report: PrivacyReport | None
+    has_ended: bool
 
 
 def train_network(
@@ -42,7 +49,8 @@ def train_network(
         progress    is called with what happens, a line at a time
         on_round    is called after each round, which counts by then
     Raises
-        TrainingDiverged  after the report of the rounds that were done; else as `Training`
+        TrainingDiverged  after the report of the rounds that were done; of a run that ended so
+                          before, without reading users' text; else as `Training`
     Guarantees
         stopped at any moment, the same call resumes after the last round that counts
     """
@@ -53,6 +61,10 @@ def train_network(
     if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
         progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
     with RunFolder(output) as folder:
+        why = why_diverged(folder)
+        if why and all(path.exists() for path in folder.reports):
+            folder.end()
+            raise _with_places(TrainingDiverged(why), folder)
         progress("reading and sorting users' text")
         dataset = open_users(folder.store)
         found = dataset.facts
@@ -88,16 +100,22 @@ def train_network(
             progress(report.statement())
             if (warning := noise_warning(folder.journal, settings)) is not None:
                 progress(warning)
-        if training.rounds_done >= settings.run.rounds or diverged is not None:
-            folder.remove_text()
-        else:
+        if diverged is not None:
+            raise _with_places(diverged, folder)
+        if not folder.has_ended:
             progress(
                 f"{output} keeps noise and users' text for the rounds that are left. The same "
                 f"command goes on; if none follow, erase both: dlm privacy erase {output}"
             )
-        if diverged is not None:
-            raise diverged
-        return TrainedNetwork(training.rounds_done, report)
+        return TrainedNetwork(training.rounds_done, report, folder.has_ended)
+
+
+def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
+    """`exc`, with what is left of the run."""
+    exc.add_note(
+        f"its report is {folder.reports[0]}; {folder.path} holds neither noise nor users' text"
+    )
+    return exc
 
 
 def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from dlm.federated.checkpoint import Arrays, check_shapes
+from dlm.checkpoint import Arrays, check_shapes
 
 
 def leaves(tree: Any) -> list[npt.NDArray[Any]]:
-    """The arrays of a tree, in the order of `jax.tree.leaves`; a key as the numbers it is of."""
-    return [_plain(leaf) for leaf in jax.tree.leaves(tree)]
+    """The arrays of a tree, in the order of `jax.tree.leaves`."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
@@ -25,23 +25,10 @@ def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
         FormatError  other shapes or types than the template's; `place` is named
     """
     check_shapes(arrays, leaves(template), place)
-    found: list[Any] = []
     old, shape = jax.tree.flatten(template)
-    for leaf, array in zip(old, arrays, strict=True):
-        if isinstance(leaf, np.ndarray | np.generic):
-            found.append(array)  # as it was given: a NumPy array
-        elif _is_key(leaf):
-            found.append(
-                jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-            )
-        else:
-            found.append(jnp.asarray(array))
+    found = [
+        # A NumPy array stays one: JAX has no 64 bits.
+        array if isinstance(leaf, np.ndarray | np.generic) else jnp.asarray(array)
+        for leaf, array in zip(old, arrays, strict=True)
+    ]
     return jax.tree.unflatten(shape, found)
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _plain(leaf: Any) -> npt.NDArray[Any]:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)

@@ -1,13 +1,13 @@
 """Counts how often people use each word of a list, over rounds of devices (FNG 3).
 
-    state = init(config, len(whitelist))
-    state = apply(state, config, round_sum(counts_of_each_user, config.clip, len(whitelist)), key)
+    state = init(config, len(wordlist))
+    state = apply(state, config, round_sum(counts_of_each_user, config.clip, len(wordlist)), key)
 
 A device counts the words of a public list in its own text and weights its counts by L1 clipping.
 Only sums over a round of devices are kept. With a noise multiplier, each round's sum gets Gaussian
-noise first (discrete, on the sum's grid, except in simulations), and everything reported later
-(words seen, convergence) comes from what was released. Without one there is no guarantee, neither
-for the counts nor for anything built from them.
+noise first (discrete, on the sum's grid), and everything reported later (words seen, convergence)
+comes from what was released. Without one there is no guarantee, neither for the counts nor for
+anything built from them.
 """
 
 from __future__ import annotations
@@ -35,64 +35,17 @@ from dlm.federated.convergence import (
     z_statistic,
 )
 from dlm.federated.keys import Key
+from dlm.federated.unigram_settings import UnigramConfig
 from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
 STEP_BITS = 40  # of lambda in steps of a round's sum
-NOISED_STEP_BITS = 32  # where discrete noise meets it, in double precision
+NOISED_STEP_BITS = 32  # where noise meets it, in double precision
 # Sums of so many fit into 64 bits, and into a double without rounding.
 MOST_DEVICES = {STEP_BITS: 1 << (62 - STEP_BITS), NOISED_STEP_BITS: 1 << (53 - NOISED_STEP_BITS)}
 # A user's counts: places in the list of words, each once, and how often.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
-
-
-@dataclass(frozen=True)
-class UnigramConfig:
-    """Settings of a collection.
-
-    `clip` is FNG's lambda: 1 gives every device the same weight, infinity takes true counts.
-    """
-
-    clip: float
-    rounds: int
-    noise_multiplier: float | None = None  # standard deviation of a round's noise over `clip`
-    cap_words: int | None = None  # how many words of a user to read, from the first
-    window: int = 50  # rounds of the moving average
-
-    def __post_init__(self) -> None:
-        if not self.clip > 0:
-            raise ConfigError(f"lambda is {self.clip}; expected above 0, to limit what a user adds")
-        if self.rounds < 1 or self.window < 1:
-            raise ConfigError(
-                f"rounds is {self.rounds} and window {self.window}; expected at least 1"
-            )
-        if self.cap_words is not None and self.cap_words < 1:
-            raise ConfigError(f"cap_words is {self.cap_words}; expected 1 or more")
-        if self.noise_multiplier is not None:
-            if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-                raise ConfigError(
-                    f"the noise multiplier is {self.noise_multiplier}; expected a finite number "
-                    "above 0, or none for counts without noise and without a guarantee"
-                )
-            if math.isinf(self.clip):
-                raise ConfigError(
-                    "lambda is infinite; noise needs a finite lambda to hide what a user adds"
-                )
-
-    @property
-    def sensitivity(self) -> float:
-        """The most a user moves a round's sum, in L2: lambda.
-
-        Clipped counts are not negative and sum to at most lambda, and the L2 norm of a vector is at
-        most its L1 norm; a single word typed lambda times or more reaches it.
-        """
-        return self.clip
-
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise in each word's count of one round."""
-        return 0.0 if self.noise_multiplier is None else self.noise_multiplier * self.clip
 
 
 @dataclass(frozen=True)
@@ -159,7 +112,7 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
     Args
-        bits     `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds discrete noise to
+        bits     `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to
     Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-bits, towards
                  0, so that it moves the sum by lambda at most, whoever else is counted
     Raises
@@ -199,15 +152,13 @@ def apply(
     config: UnigramConfig,
     clipped_sum: Floats,
     key: Key,
-    *,
-    discrete: bool = False,
 ) -> UnigramState:
     """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
 
     Args
-        key   of this run; the round's noise is drawn from its name ("unigrams", "noise", round)
-        discrete  whether noise is discrete Gaussian on the grid of `NOISED_STEP_BITS`, which the
-                  sum is on; else in double precision, for simulations
+        clipped_sum  of the round; if noise is added, on the grid of `NOISED_STEP_BITS`
+        key          of this run; the round's noise is drawn from its name ("unigrams", "noise",
+                     round)
     Guarantees
         with noise, the new state depends on users through `clipped_sum` + noise alone
     """
@@ -219,10 +170,7 @@ def apply(
     released = clipped_sum
     if config.noise_multiplier is not None:
         name = key.fold("unigrams", "noise", state.round)
-        if discrete:
-            released = _with_discrete_noise(clipped_sum, config, name)
-        else:
-            released = clipped_sum + config.noise_std * name.normals(words)
+        released = _with_noise(clipped_sum, config, name)
     done = state.round + 1
     # The sum of a noised round is that of its noise: rounds count as of one size, which all but
     # cohorts of very different sizes are, each user adding lambda at most.
@@ -251,7 +199,7 @@ def apply(
     return UnigramState(done, moments, seen, snapshots, (*state.history, metrics))
 
 
-def _with_discrete_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
+def _with_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
     # Counts without noise need no numba and no cipher.
     from dlm.federated.noise.discrete_gaussian import draw_discrete, whole_deviation
 
@@ -283,15 +231,15 @@ class UserCounts:
     def __init__(
         self,
         dataset: UserDataset,
-        whitelist: Sequence[str],
+        wordlist: Sequence[str],
         *,
         cap_words: int | None = None,
         split: Split = words_of,
         cache_bytes: int = 128 << 20,
     ):
         self._dataset, self._cap, self._split = dataset, cap_words, split
-        self._index = {word: place for place, word in enumerate(whitelist)}
-        if len(self._index) != len(whitelist):
+        self._index = {word: place for place, word in enumerate(wordlist)}
+        if len(self._index) != len(wordlist):
             raise ConfigError("a word appears twice in the list, which would split its counts")
         self._cache: dict[int, Counts] = {}
         self._cache_room_bytes = cache_bytes
@@ -309,7 +257,7 @@ class UserCounts:
         return found
 
 
-def read_whitelist(path: str | Path, content: bytes | None = None) -> list[str]:
+def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
     """The words of a list: the first field of each line, in order.
 
     Args

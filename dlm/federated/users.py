@@ -23,14 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlm.errors import ConfigError, FormatError
-from dlm.federated._user_rows import MISSING, Row, named, parquet_rows, tsv_rows
-from dlm.federated.provenance import file_digest
+from dlm.federated._user_rows import Row, named, parquet_rows, tsv_rows
+from dlm.federated.unigram_settings import MISSING
 from dlm.files import replacing, scratch_folder, write_whole
+from dlm.record.provenance import file_digest
 from dlm.spill.text import sorted_rows
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
-    "MISSING",
     "TOKENIZERS",
     "StoreFacts",
     "UserDataset",

@@ -6,23 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.counts_file import read_counts, traces_of_users
-from dlm.federated.provenance import Provenance, content_digest
-from dlm.federated.recorded import PIECES_DIGEST, sidecar
-from dlm.federated.signature import require_signed
+from dlm.errors import ConfigError
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
+from dlm.record.counts_file import read_counts
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.sidecar import PIECES_DIGEST, sidecar
+from dlm.record.signature import require_signed
 
 if TYPE_CHECKING:
     from dlm.federated.pieces import Inventory
 
 PIECES_SUFFIX = ".model"
-ASSUMED = "nobody: a simulation takes it to be"  # who says that it is public
 Encode: TypeAlias = Callable[[list[str]], Any]
 
 
@@ -144,8 +142,7 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory whose method an encoder is, rebuilt from its model so that nothing of the
-        given object is used; None for any other encoder."""
+        """The inventory whose method an encoder is, with this record; None for another encoder."""
         from dlm.federated.pieces import Inventory, inventory_of
 
         owner = inventory_of(encode)
@@ -179,92 +176,19 @@ class RunVocabulary:
         return self.words.encoder() if isinstance(self.words, WordList) else self.words.encode
 
 
-def record_or_word(
-    path: Path,
-    what: str,
-    record: Provenance | None,
-    *,
-    by: str,
-    setting: str,
-    sha256: str,
-    promises: bool,
-    simulated: bool,
-    begun: bool = False,
-) -> Provenance | None:
-    """The record of an input, or somebody's word that no user's text is in it.
-
-    Args
-        path       of the input
-        what       its name, such as "the vocabulary words.txt"
-        record     its record; None without one
-        by         who says that it is public; "" if nobody does
-        setting    the setting for that, such as "data.public"
-        promises   whether the output should have a guarantee
-        simulated  a simulation has no guarantee, and its figures assume that the input is public
-        begun      rounds were already done with it: an earlier version did not refuse it
-    Raises
-        PrivacyError  it is declared public, and files beside it come from users; the output should
-                      have a guarantee, but neither is given or the record has none
-    """
-    if by and not (record is not None and record.is_public):
-        check_public(path, by, setting)
-        return Provenance.public(by, what, sha256)
-    if record is None and promises:
-        raise PrivacyError(
-            f"{what} has no privacy record, so nothing made with it would have a guarantee. If it "
-            f"contains no user's text, set {setting} to the name of who says so; otherwise use one "
-            "with a record (dlm unigrams, dlm pieces)"
-        )
-    if record is not None and promises and not begun:
-        refuse_without_guarantee(what, record)
-    if record is None and simulated:
-        return Provenance.public(ASSUMED, what, sha256)
-    return record
-
-
-def check_public(path: Path, by: str, setting: str) -> None:
-    """Checks that no file beside an input that is declared public comes from users.
-
-    Raises  PrivacyError  one does
-    """
-    if beside := traces_of_users(path):
-        raise PrivacyError(
-            f"{setting} is {by!r}, but {beside[0]} says that {path} comes from users; leave "
-            f"{setting} out"
-        )
-
-
-def refuse_without_guarantee(what: str, record: Provenance) -> None:
-    """Checks that an input's record has a guarantee.
-
-    Raises
-        PrivacyError  it has none, so users' privacy would be spent on output without a guarantee
-    """
-    if record.guarantee is None:
-        raise PrivacyError(
-            f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "
-            "have one. Use one that has (dlm unigrams with noise, dlm pieces of such counts) or "
-            "that somebody says is public, or simulate the run"
-        )
-
-
 def record_of(encode: Encode) -> Provenance:
     """The record of the wordpieces whose method an encoder is.
 
     Returns
-        no guarantee for an encoder that is wrapped or has another type, for an inventory that was
-        changed (itself or its class), or if its record is not that of its model
+        no guarantee for an encoder that is wrapped or has another type, or if the record is not
+        that of the model
     """
-    from dlm.federated.pieces import changes_of, inventory_of
+    from dlm.federated.pieces import inventory_of
 
     owner = inventory_of(encode)
     if owner is None:
         return Provenance.none("nothing says whose text the given encoder was made from")
-    if changed := changes_of(cast(MethodType, encode)):
-        return Provenance.none(f"the given wordpieces were changed: {', '.join(changed)}")
-    record = vars(owner)["provenance"]
-    if type(record) is not Provenance or type(owner.model) is not bytes:
-        return Provenance.none("the given wordpieces have no record")
+    record = owner.provenance
     named = record.content.get(PIECES_DIGEST)
     if record.guarantee is not None and named != content_digest(owner.model):
         return Provenance.none("the record of the given encoder is of other wordpieces")

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import ConfigError
+from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
 ANY = 1 << 31  # entries of a table, where only its size counts
 DEFAULT_BITS = 6
-LOSSLESS_BITS = 32
 ROUNDS = 50
 
 
@@ -42,18 +41,10 @@ EXACT = Coding("exact", None, 0, 1 << 16)
 
 def coding_of(encoding: str, bits: int | None) -> Coding:
     """The coding for `--encoding` and `--bits`; raises `ConfigError` if there is none."""
+    ShardSettings(encoding=encoding, bits=bits)
     if encoding == "exact":
-        if bits not in (None, LOSSLESS_BITS):
-            raise ConfigError(
-                f"--bits is {bits}, but --encoding exact does not quantise values; "
-                "add --encoding compact"
-            )
         return EXACT
-    if encoding != "compact":
-        raise ConfigError(f"--encoding is {encoding}; expected exact or compact")
     bits = DEFAULT_BITS if bits is None else bits
-    if not (3 <= bits <= 16 or bits == LOSSLESS_BITS):
-        raise ConfigError(f"--bits is {bits}; expected 3 to 16, or 32 to keep values as they are")
     return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY, ANY)
 
 

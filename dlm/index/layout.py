@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import ShardFormatError
-from dlm.index.residence import MAPPED, Residence, hold
+from dlm.index.memory_options import MAPPED, MemoryOptions, hold
 from dlm.ngram.partition import MAX_SHARDS, SLOTS
 
 FORMAT_NAME = "dlm shard set"  # DO NOT CHANGE: on disk
@@ -477,7 +477,7 @@ def _other_checksum(path: Path, found: str, entry: FileEntry) -> ShardFormatErro
 
 
 def map_columns(
-    path: Path, entry: FileEntry, *, verify: bool = True, residence: Residence = MAPPED
+    path: Path, entry: FileEntry, *, verify: bool = True, memory_options: MemoryOptions = MAPPED
 ) -> Arrays:
     """The columns of one file as read-only arrays over its memory map.
 
@@ -485,7 +485,7 @@ def map_columns(
         entry   what the manifest says of the file
         verify  read the whole file once and compare its checksum; without it, only the size is
                 compared, and damage on disk can become a wrong score
-        residence  whether its pages are loaded, locked or copied first
+        memory_options  whether its pages are loaded, locked or copied first
     Raises
         ConfigError       they cannot be locked
         ShardFormatError  the file is missing, has another size or checksum, or other columns
@@ -495,7 +495,7 @@ def map_columns(
             size = os.fstat(file.fileno()).st_size
             if size != entry.bytes or size == 0:
                 raise _other_size(path, size, entry)
-            mapped = hold(file, size, residence)
+            mapped = hold(file, size, memory_options)
     except FileNotFoundError as exc:
         raise _missing(path, entry) from exc
     if verify:

@@ -26,7 +26,7 @@ class QueryGroups:
 
 
 # Where an answer comes from: values of `source`. DO NOT CHANGE: callers store them.
-FULL, PARTIAL, SMALL = 0, 1, 2
+FULL, BIGRAM_FALLBACK, LOCAL_FALLBACK = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class Answers:
         matched_order  (Q,)  uint8  order of the longest n-gram found
         ngram_length   (Q,)  uint8  the same, counting blanks
         state_length   (Q,)  uint8  words of (context, word) that matter to the right
-        source         (Q,)  uint8  FULL, or PARTIAL where no shard answered; None: all are FULL.
-                             All SMALL, where the local small model replaces the servers
+        source         (Q,)  uint8  FULL, or BIGRAM_FALLBACK where no shard answered; None: all are
+                       FULL.
+                             All LOCAL_FALLBACK, where the local fallback replaces the servers
     """
 
     log10_prob: NDArray[np.float32]

@@ -10,17 +10,17 @@ from dlm.distill import files as distilling
 from dlm.errors import ConfigError
 from dlm.estimate.prune import run as pruning
 from dlm.federated.count_unigrams import list_record
-from dlm.federated.counts_file import read_counts
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.tokens import FIRST_WORD_ID
-from dlm.federated.unigrams import read_whitelist
+from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
 from dlm.index.build import budget as sharding
 from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.check_inputs import check_inputs, topology_records
-from dlm.pipeline.settings import PipelineSettings
+from dlm.pipeline.settings import PipelineSettings, about
 from dlm.pipeline.user_stages import check_populations, check_vouched
+from dlm.record.counts_file import read_counts
 from dlm.resources import check_disk
 from dlm.units import counted
 
@@ -51,17 +51,11 @@ def check(settings: PipelineSettings) -> None:
     text = settings.federate.pretrain.text
     if text and not (Path(text).is_file() and os.access(text, os.R_OK)):
         raise ConfigError(f"federate.pretrain.text: {text} is not a file that can be read")
-    check_inputs(settings)
-    if settings.unigrams is not None and settings.inputs.whitelist is not None:
-        whitelist = settings.inputs.whitelist
-        # The stage itself checks what an earlier call began.
-        list_record(
-            whitelist,
-            whitelist.read_bytes(),
-            settings.unigrams,
-            begun=False,
-            setting="[inputs] public",
-        )
+    with about("inputs"):
+        check_inputs(settings)
+    if settings.unigrams is not None and settings.inputs.wordlist is not None:
+        wordlist = settings.inputs.wordlist
+        list_record(wordlist, wordlist.read_bytes(), settings.unigrams, setting="[inputs] public")
     check_vouched(settings)
     _check_training(settings.federate)
     _check_vocabulary(settings)
@@ -89,7 +83,8 @@ def check_users(settings: PipelineSettings) -> int:
         FormatError  a row that cannot be read
     """
     inputs = settings.inputs
-    found = count_users(inputs.users, inputs.user_column, inputs.text_column)
+    with about("inputs"):
+        found = count_users(inputs.users, inputs.user_column, inputs.text_column)
     check_populations(settings, found, lambda share, name: found)
     return found
 
@@ -155,10 +150,13 @@ def _check_training(settings: TrainingSettings) -> None:
     are counted."""
     from dlm.federated.train import mechanism_of
 
-    release = settings.privacy.release(settings.sampling.users_a_round(1))
-    mechanism_of(settings, release)
-    settings.model.network(FIRST_WORD_ID + 1)
-    settings.server.transformation()
+    with about("federate.privacy", "federate.sampling"):
+        release = settings.privacy.release(settings.sampling.users_a_round(1))
+        mechanism_of(settings, release)
+    with about("federate.model"):
+        settings.model.network(FIRST_WORD_ID + 1)
+    with about("federate.server"):
+        settings.server.transformation()
 
 
 def _check_models(settings: PipelineSettings) -> None:
@@ -211,18 +209,18 @@ def _words(settings: PipelineSettings) -> int | None:
         return size
     if settings.pieces is not None:
         return settings.pieces.size
-    if settings.inputs.whitelist is not None:
-        return len(read_whitelist(settings.inputs.whitelist))
+    if settings.inputs.wordlist is not None:
+        return len(read_wordlist(settings.inputs.wordlist))
     if settings.inputs.vocabulary is not None:
         return RunVocabulary.read(settings.inputs.vocabulary).size
     return None
 
 
 def _check_vocabulary(settings: PipelineSettings) -> None:
-    size, whitelist = settings.federate.data.vocabulary_size, settings.inputs.whitelist
-    if whitelist is not None and size > len(words := read_whitelist(whitelist)):
+    size, wordlist = settings.federate.data.vocabulary_size, settings.inputs.wordlist
+    if wordlist is not None and size > len(words := read_wordlist(wordlist)):
         raise ConfigError(
-            f"federate.data.vocabulary_size is {size:,}, but {whitelist} has only "
+            f"federate.data.vocabulary_size is {size:,}, but {wordlist} has only "
             f"{counted(len(words), 'word')}; "
             "give a longer list or a smaller vocabulary"
         )

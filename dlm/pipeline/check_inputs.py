@@ -9,13 +9,14 @@ from pathlib import Path
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.estimate.text import Reader
-from dlm.federated.provenance import Provenance, is_record_line
-from dlm.federated.unigrams import read_whitelist
+from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import check_columns
-from dlm.federated.words import RunVocabulary, WordList, check_public
+from dlm.federated.words import RunVocabulary, WordList
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.vocab import as_bytes
 from dlm.pipeline.settings import PipelineSettings
+from dlm.record.inputs import check_public
+from dlm.record.provenance import Provenance, is_record_line
 
 
 def check_inputs(settings: PipelineSettings) -> None:
@@ -91,8 +92,8 @@ def _check_words(settings: PipelineSettings) -> None:
 def _words(settings: PipelineSettings) -> set[bytes] | None:
     """The words that the network may have; None for wordpieces."""
     inputs = settings.inputs
-    if inputs.whitelist is not None:
-        return set(map(as_bytes, read_whitelist(inputs.whitelist)))
+    if inputs.wordlist is not None:
+        return set(map(as_bytes, read_wordlist(inputs.wordlist)))
     assert inputs.vocabulary is not None
     words = RunVocabulary.read(inputs.vocabulary).words
     return set(map(as_bytes, words.words)) if isinstance(words, WordList) else None
@@ -109,7 +110,7 @@ def _has_a_word(settings: PipelineSettings, words: set[bytes]) -> bool:
 
 def _foreign(name: str, path: Path, settings: PipelineSettings) -> str:
     inputs = settings.inputs
-    source = "whitelist" if inputs.whitelist is not None else "vocabulary"
+    source = "wordlist" if inputs.wordlist is not None else "vocabulary"
     return (
         f"{name}: {path} has none of the words of inputs.{source}, so the model could use none of "
         "its n-grams; give text in the same language, spelling and case (inputs.tokenizer is "

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlm.federated.noise_level import noise_warning
-from dlm.federated.run_folder import METRICS
+from dlm.federated.run_files import METRICS
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places
 
 MANY_OOVS = 0.25  # share of unknown words above which a perplexity means little
-FEW_WORDS = 0.1  # share of a whitelist below which most words were lost
+FEW_WORDS = 0.1  # share of a wordlist below which most words were lost
 
 
 def warnings(settings: PipelineSettings) -> list[str]:
@@ -43,12 +43,12 @@ def held_out_warnings(measured: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def whitelist_warning(used: int, listed: int) -> str | None:
-    """A warning if few words of the whitelist were found."""
+def wordlist_warning(used: int, listed: int) -> str | None:
+    """A warning if few words of the wordlist were found."""
     if used >= FEW_WORDS * listed:
         return None
     return (
-        f"WARNING: only {used:,} of the {listed:,} words of the whitelist were used by enough "
+        f"WARNING: only {used:,} of the {listed:,} words of the wordlist were used by enough "
         "users to rise above the noise; the model will not know the others. Count more users, or "
         "give a public list as [inputs] vocabulary"
     )

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from dlm.errors import DlmError
+from dlm.federated.account.records import compose_records
 from dlm.federated.account.runs import PIPELINE_REPORT
-from dlm.federated.counts_file import REPORT_JSON
-from dlm.federated.provenance import Provenance, digest_of, file_digest, is_record_line
-from dlm.federated.recorded import sidecar
-from dlm.federated.report import PrivacyReport, compose_records
-from dlm.federated.run_folder import REPORTS
+from dlm.federated.report import PrivacyReport
+from dlm.federated.run_files import REPORTS
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.settings import PipelineSettings, counts_of
 from dlm.pipeline.stage import Places, Stage
+from dlm.record.counts_file import REPORT_JSON
+from dlm.record.provenance import Provenance, digest_of, file_digest, is_record_line
+from dlm.record.sidecar import sidecar
 
 FORMAT_NAME = PIPELINE_REPORT
 FORMAT_VERSION = 1
@@ -156,7 +157,7 @@ def _inputs(settings: PipelineSettings) -> dict[str, str]:
     given = {
         name: path
         for name, path in inputs.files().items()
-        if name in ("whitelist", "vocabulary", "text", "topology")
+        if name in ("wordlist", "vocabulary", "text", "topology")
     }
     for name, path in given.items():
         record = _record_of(path)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlm import config
 from dlm.errors import ConfigError, DlmError
-from dlm.federated.provenance import file_digest
-from dlm.federated.run_folder import PIPELINE_JOURNAL
-from dlm.files import lock_file
+from dlm.federated.run_files import PIPELINE_JOURNAL
+from dlm.files import locked
 from dlm.pipeline.check import check, voids
 from dlm.pipeline.decide import Entry, Found, NextAction, StagePlan, next_action
 from dlm.pipeline.journal import PipelineJournal
@@ -24,6 +21,7 @@ from dlm.pipeline.stage import Places, Stage
 from dlm.pipeline.stages import stages_of
 from dlm.pipeline.user_stages import USERS
 from dlm.progress import ProgressReporter
+from dlm.record.provenance import file_digest
 
 JOURNAL = PIPELINE_JOURNAL
 _LOCK = ".lock"
@@ -78,7 +76,10 @@ class Pipeline:
         for reason in voids(self.settings):
             progress.tell(f"NO GUARANTEE: {reason}")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder):
+        running = ConfigError(
+            f"another process is using {self.folder}; wait for it, or give another [run] folder"
+        )
+        with locked(self.folder / _LOCK, running):
             journal = PipelineJournal(self.folder / JOURNAL)
             digests = Digests(self._at)
             told: set[str] = set()
@@ -218,20 +219,7 @@ class Digests:
 def _digest(path: Path) -> str:
     if not path.is_dir():
         return file_digest(path)
-    from dlm.federated.provenance import digest_of
+    from dlm.record.provenance import digest_of
 
     parts = sorted(part for part in path.rglob("*") if part.is_file())
     return digest_of({str(part.relative_to(path)): file_digest(part) for part in parts})
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = lock_file(folder / _LOCK)
-    if handle is None:
-        raise ConfigError(
-            f"another process is using {folder}; wait for it, or give another [run] folder"
-        )
-    try:
-        yield
-    finally:
-        os.close(handle)

@@ -3,7 +3,7 @@
 ::
 
     [run]         folder, seed, memory, threads
-    [inputs]      users, held_out, whitelist or vocabulary, text or topology, public
+    [inputs]      users, held_out, wordlist or vocabulary, text or topology, public
     [unigrams]    as `dlm unigrams`
     [pieces]      as `dlm pieces`; without the table, the network is trained on words
     [federate.*]  as the tables of `dlm federate --config`
@@ -18,48 +18,53 @@ No environment variable changes these settings. Paths are relative to the file's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dlm import config
-from dlm.errors import ConfigError
-from dlm.federated.count_unigrams import CollectionSettings
-from dlm.federated.recorded import sidecar
+from dlm.distill.settings import DistillSettings
+from dlm.errors import ConfigError, DlmError
+from dlm.estimate.goal import PruneSettings
+from dlm.estimate.settings import EstimateOptions
+from dlm.federated.piece_settings import PieceSettings
 from dlm.federated.settings import TrainingSettings
+from dlm.federated.unigram_settings import CollectionSettings
 from dlm.federated.words import PIECES_SUFFIX
-from dlm.pipeline.tables import (
-    DistillSettings,
-    FolderSettings,
-    InputSettings,
-    PieceSettings,
-    PruneSettings,
-    ShardSettings,
-    TopologySettings,
-    UnigramSettings,
-)
+from dlm.index.settings import ShardSettings
+from dlm.pipeline.tables import FolderSettings, InputSettings
+from dlm.record.sidecar import sidecar
 
-T = TypeVar("T")
-# Names of options that differ from the names of fields.
-FIELD_OF = {("unigrams", "lambda"): "clip", ("prune", "bytes"): "size"}
-# Settings that the pipeline sets itself, and where they come from.
+# Settings that the pipeline sets itself, by table, and where they come from.
 SET_HERE = {
-    "run": {"seed": "[run] seed", "stop_after": ""},
-    "data": {
-        "vocabulary": "[inputs] vocabulary, or [inputs] whitelist",
+    "unigrams": {
+        "tokenizer": "[inputs] tokenizer",
+        "public_attested_by": "[inputs] public",
+        "public_key": "",
+        "seed": "[run] seed",
+    },
+    "federate.run": {"seed": "[run] seed", "stop_after": ""},
+    "federate.data": {
+        "vocabulary": "[inputs] vocabulary, or [inputs] wordlist",
         "public": "[inputs] public",
         "tokenizer": "[inputs] tokenizer",
     },
 }
-
+# Defaults that differ from those of the commands.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "unigrams": {"lambda": 100.0, "rounds": 20},
+    "estimate": {"order": 3},
+    "distill": {"samples": 1e5},
+}
 
 _TABLES: dict[str, type] = {
     "run": FolderSettings,
     "inputs": InputSettings,
-    "unigrams": UnigramSettings,
+    "unigrams": CollectionSettings,
     "pieces": PieceSettings,
-    "estimate": TopologySettings,
+    "estimate": EstimateOptions,
     "distill": DistillSettings,
     "prune": PruneSettings,
     "shard": ShardSettings,
@@ -78,7 +83,7 @@ class PipelineSettings:
     unigrams: CollectionSettings | None
     pieces: PieceSettings | None
     federate: TrainingSettings
-    estimate: TopologySettings | None
+    estimate: EstimateOptions | None
     distill: DistillSettings
     prune: PruneSettings | None
     shard: ShardSettings
@@ -98,9 +103,9 @@ class PipelineSettings:
             said = "; ".join(f"[{name}]{config.nearest(name, known)}" for name in unknown)
             raise ConfigError(f"{file}: unknown table {said}; the tables are {', '.join(known)}")
         values: dict[str, Any] = {
-            name: _table(kind, name, found.get(name, {}), file)
-            for name, kind in _TABLES.items()
-            if name in found or name not in ("pieces", "prune")
+            name: _table(name, found, file)
+            for name in _TABLES
+            if name != "unigrams" and (name in found or name not in ("pieces", "prune"))
         }
         run = dataclasses.replace(values["run"], folder=file.parent / values["run"].folder)
         given: InputSettings = values["inputs"]
@@ -108,13 +113,13 @@ class PipelineSettings:
         inputs = dataclasses.replace(given, **placed)
         unused = [
             name
-            for name, needs in (("unigrams", inputs.whitelist), ("estimate", inputs.text))
+            for name, needs in (("unigrams", inputs.wordlist), ("estimate", inputs.text))
             if name in found and needs is None
         ]
         if unused:
             table = unused[0]
             needed, instead = {
-                "unigrams": ("whitelist", "vocabulary, whose words are not counted"),
+                "unigrams": ("wordlist", "vocabulary, whose words are not counted"),
                 "estimate": ("text", "topology, which is already estimated"),
             }[table]
             raise ConfigError(
@@ -127,18 +132,9 @@ class PipelineSettings:
                 "one of them out"
             )
         unigrams = None
-        if inputs.whitelist is not None:
-            counted = {
-                "max_part": 1,
-                **_without_none(dataclasses.asdict(values["unigrams"])),
-            }
-            if counted.get("poisson") is not None and "max_part" not in found.get("unigrams", {}):
-                del counted["max_part"]
-            if counted.get("noise_multiplier") is not None:
-                counted.setdefault("delta", 1e-6)
-            unigrams = CollectionSettings(
-                **counted, tokenizer=inputs.tokenizer, public=inputs.public, seed=run.seed
-            )
+        if inputs.wordlist is not None:
+            flags = {"tokenizer": inputs.tokenizer, "public": inputs.public, "seed": run.seed}
+            unigrams = _table("unigrams", found, file, flags)
         return cls(
             run,
             inputs,
@@ -150,6 +146,18 @@ class PipelineSettings:
             values.get("prune"),
             values["shard"],
         )
+
+
+@contextmanager
+def about(*tables: str) -> Iterator[None]:
+    """Names the tables in errors of what is made from them, if the error does not."""
+    try:
+        yield
+    except DlmError as exc:
+        if not any(f"{table}." in str(exc) for table in tables):
+            said = " and ".join(f"[{table}]" for table in tables)
+            exc.add_note(f"the settings for this are in {said}")
+        raise
 
 
 def counts_of(run: FolderSettings) -> Path:
@@ -182,11 +190,10 @@ def _training(
     pieces: bool,
 ) -> TrainingSettings:
     """The tables below [federate], with what the pipeline sets itself."""
-    for table, names in SET_HERE.items():
-        for name, where in names.items():
-            if name in tables.get(table, {}):
-                said = f"the pipeline takes it from {where}" if where else "pipelines do not use it"
-                raise ConfigError(f"{file}: [federate.{table}] {name}: {said}; leave it out")
+    _require_table("federate", tables, file)
+    for table, given in tables.items():
+        _require_table(f"federate.{table}", given, file)
+        _check_set_here(f"federate.{table}", given, file)
     words = pieces_of(run) if pieces else words_of(run, inputs)
     text = tables.get("pretrain", {}).get("text", "")
     flags: dict[str, dict[str, Any]] = {
@@ -203,40 +210,33 @@ def _training(
     return TrainingSettings.of(tables, file, flags=flags, environ={}, within="federate.")
 
 
-def _table(kind: type[T], name: str, table: Mapping[str, Any], file: Path) -> T:
-    """A table as the dataclass `kind`; keys are names of options."""
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{file}: {name} is {table!r}; expected a table, [{name}]")
-    renamed = {field: option for (at, option), field in FIELD_OF.items() if at == name}
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    options = {renamed.get(field.name, field.name): field for field in fields}
-    if unknown := sorted(set(table) - set(options)):
-        said = "; ".join(key + config.nearest(key, options) for key in unknown)
-        raise ConfigError(f"{file}: [{name}] has no setting named {said}")
-    values = {options[key].name: _value(name, key, table[key]) for key in table}
-    lacking = [
-        option
-        for option, field in options.items()
-        if field.default is dataclasses.MISSING and field.name not in values
-    ]
-    if lacking:
-        raise ConfigError(f"{file}: [{name}] lacks {', '.join(lacking)}")
-    return config.resolve(kind, name, flags=values, environ={})
+def _table(
+    name: str, found: Mapping[str, Any], file: Path, flags: Mapping[str, Any] | None = None
+) -> Any:
+    """A table of the file `found`, by the names of the command's options."""
+    given = found.get(name, {})
+    _require_table(name, given, file)
+    _check_set_here(name, given, file)
+    given = {**DEFAULTS.get(name, {}), **given}
+    if name == "unigrams" and "poisson" not in given:
+        given.setdefault("max_participations", 1)
+    if name == "unigrams" and "noise_multiplier" in given:
+        given.setdefault("delta", 1e-6)
+    tables = {**found, name: given}
+    with about(name):
+        return config.resolve(
+            _TABLES[name], name, flags=flags, file=file, found=tables, tables=tables, environ={}
+        )
 
 
-def _value(table: str, key: str, value: Any) -> Any:
-    """Converts TOML values whose type differs from the option: 100 to "100", "inf" to infinity."""
-    if (table, key) in (("prune", "ngrams"), ("prune", "bytes")) and isinstance(value, int):
-        return str(value)
-    if (table, key) == ("unigrams", "lambda"):
-        try:
-            if isinstance(value, bool):  # a number, in Python
-                raise ValueError
-            return float(value)
-        except (TypeError, ValueError) as exc:
-            raise ConfigError(f"unigrams.lambda is {value!r}; expected a number or inf") from exc
-    return value
+def _require_table(name: str, found: Any, file: Path) -> None:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{file}: {name} is {found!r}; expected a table, [{name}]")
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _check_set_here(table: str, given: Mapping[str, Any], file: Path) -> None:
+    """Refuses settings that the pipeline sets itself."""
+    for name, where in SET_HERE.get(table, {}).items():
+        if name in given:
+            said = f"the pipeline takes it from {where}" if where else "pipelines do not use it"
+            raise ConfigError(f"{file}: [{table}] {name}: {said}; leave it out")

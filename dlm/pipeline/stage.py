@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlm.federated.recorded import sidecar
 from dlm.pipeline.decide import StagePlan
 from dlm.progress import ProgressReporter
+from dlm.record.sidecar import sidecar
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
+from dlm.checkpoint import CHECKPOINT
 from dlm.distill.work import COUNTS
-from dlm.federated.run_folder import CHECKPOINT
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.files import write_whole
 from dlm.pipeline.quality import shown
@@ -20,6 +20,7 @@ from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places, Stage, stage_plan
 from dlm.pipeline.user_stages import federate_stage, pieces_stage, unigrams_stage
 from dlm.progress import ProgressReporter
+from dlm.resources import available_bytes
 
 BLOCK_BYTES = 1 << 20
 HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee covers it"
@@ -39,7 +40,10 @@ def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
     given, text = settings.estimate, settings.inputs.text
     if given is None or text is None:
         return None
-    asked = given.of(settings.run)
+    memory = settings.run.memory_bytes
+    asked = given.settings(
+        available_bytes() // 2 if memory is None else memory, settings.run.threads
+    )
 
     def run(progress: ProgressReporter) -> None:
         from dlm.estimate.pipeline import estimate
@@ -55,6 +59,7 @@ def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
 
 def _distill(settings: PipelineSettings, at: Places) -> Stage:
     given, public = settings.distill, settings.inputs.public
+    assert given.samples is not None  # `settings.DEFAULTS` has it
     topology = settings.inputs.topology or at.topology
     output = at.model if settings.prune is None else at.distilled
 
@@ -132,9 +137,9 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
     )
 
 
-def _grouped(number: str | None) -> str:
+def _grouped(number: str | int | None) -> str:
     """5000 as 5,000; lists of numbers by order are unchanged."""
-    return f"{int(number):,}" if number and number.isdecimal() else str(number)
+    return f"{int(str(number)):,}" if str(number).isdecimal() else str(number)
 
 
 def _measure(settings: PipelineSettings, at: Places) -> Stage | None:

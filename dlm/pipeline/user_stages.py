@@ -3,25 +3,28 @@ wordpieces in between."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
-from dlm.federated.counts_file import JOURNAL, LEDGER, REPORT_JSON, REPORT_MD, WORK
-from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
-from dlm.federated.run_folder import CHECKPOINT, REPORTS
+from dlm.checkpoint import CHECKPOINT
+from dlm.errors import ConfigError, PrivacyError, TrainingDiverged
+from dlm.federated.count_unigrams import check_users, count_unigrams
+from dlm.federated.run_files import REPORTS
 from dlm.federated.sampling import check_population
 from dlm.federated.settings import TrainingSettings
-from dlm.federated.unigrams import read_whitelist
+from dlm.federated.unigram_settings import CollectionSettings
+from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import UserDataset
-from dlm.pipeline.quality import whitelist_warning
+from dlm.pipeline.quality import wordlist_warning
 from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouched, words_of
 from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
+from dlm.record.counts_file import JOURNAL, LEDGER, REPORT_JSON, REPORT_MD, WORK
+from dlm.record.sidecar import SIDECAR_SUFFIX, sidecar
 from dlm.units import counted
 
 USERS = "inputs.users"  # the stages' name for users' text
@@ -60,14 +63,14 @@ def check_populations(
     if settings.unigrams is not None:
         given = settings.unigrams
         there = left(given.test_fraction, "unigrams")
-        with _noted("[unigrams] report_goal, rounds, gap and max_part", users, there):
-            given.check_users(there)
+        with _noted("[unigrams] report_goal, rounds, gap and max_participations", users, there):
+            check_users(given, there)
     network = settings.federate
     if network.sampling.kind != "poisson":
         there = left(network.data.held_out, "split")
         which = (
             "[federate.sampling] report_goal, [federate.run] rounds, [federate.privacy] gap and "
-            "max_part"
+            "max_participations"
         )
         with _noted(which, users, there):
             check_population(
@@ -75,7 +78,7 @@ def check_populations(
                 network.sampling.report_goal,
                 network.run.rounds,
                 gap=network.privacy.gap,
-                max_part=network.privacy.max_part or None,
+                max_participations=network.privacy.max_participations or None,
             )
 
 
@@ -99,26 +102,26 @@ def promises(settings: TrainingSettings) -> bool:
 
 def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
     """Counts words; None if a vocabulary is given."""
-    given, whitelist = settings.unigrams, settings.inputs.whitelist
-    if given is None or whitelist is None:
+    given, wordlist = settings.unigrams, settings.inputs.wordlist
+    if given is None or wordlist is None:
         return None
     output = counts_of(settings.run)
-    reads = {USERS: settings.inputs.users, **recorded("inputs.whitelist", whitelist)}
+    reads = {USERS: settings.inputs.users, **recorded("inputs.wordlist", wordlist)}
 
     def run(progress: ProgressReporter) -> None:
         rounds = _Rounds(progress, given.rounds, timed=not given.released)
         done = count_unigrams(
             lambda _: open_users(settings),
-            whitelist,
+            wordlist,
             output,
             given,
             data_name=settings.inputs.users.name,
             progress=progress.tell,
             on_round=lambda _: rounds.step(),
         )
-        used, listed = len(done.counts.words), len(read_whitelist(whitelist))
+        used, listed = len(done.counts.words), len(read_wordlist(wordlist))
         progress.tell(f"{used:,} of {listed:,} words were used; {done.report.statement()}")
-        if (warning := whitelist_warning(used, listed)) is not None:
+        if (warning := wordlist_warning(used, listed)) is not None:
             progress.tell(warning)
 
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX)
@@ -134,7 +137,7 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
             goes_on=True,
             last=sidecar(output),
         ),
-        f"count the words of {whitelist.name} in {_rounds(given.rounds)} of users, {_noise(given)}",
+        f"count the words of {wordlist.name} in {_rounds(given.rounds)} of users, {_noise(given)}",
         run,
         work / CHECKPOINT,
         (work, Path(f"{output}{JOURNAL}")),
@@ -184,14 +187,18 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
         from dlm.federated.train_network import train_network
 
         rounds = _Rounds(progress, given.run.rounds, timed=given.run.simulation)
-        train_network(
-            lambda _: open_users(settings),
-            given,
-            at.network,
-            data_name=settings.inputs.users.name,
-            progress=progress.tell,
-            on_round=lambda _: rounds.step(),
-        )
+        try:
+            train_network(
+                lambda _: open_users(settings),
+                given,
+                at.network,
+                data_name=settings.inputs.users.name,
+                progress=progress.tell,
+                on_round=lambda _: rounds.step(),
+            )
+        except TrainingDiverged:  # no stage follows
+            shutil.rmtree(at.users, ignore_errors=True)
+            raise
 
     checkpoint = at.network / CHECKPOINT
     noise = given.privacy

@@ -113,7 +113,7 @@ class Admission:
                 Reason.WRONG_SHARD_SET,
                 f"the message is for shard set {shard_set.hex()}, but this server holds "
                 f"{' and '.join(one.hex() for one in self.held)}; "
-                "describe the servers again and open a new handle",
+                "describe the servers again and open a new utterance",
             )
         if shard is not None and shard != self._shard:
             raise Refusal(

@@ -21,7 +21,7 @@ import uvloop
 
 from dlm.errors import ConfigError
 from dlm.index.layout import check_file, map_columns, read_manifest
-from dlm.index.residence import MAPPED, Residence
+from dlm.index.memory_options import MAPPED, MemoryOptions
 from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
 from dlm.ngram.partition import slots_of
@@ -32,7 +32,7 @@ from dlm.server.collector import Served, ServerCollector, process_labels
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
 from dlm.server.downloads import open_files
-from dlm.server.exposition import worker_exposition
+from dlm.server.exposition import starting_exposition, worker_exposition
 from dlm.server.health import (
     HEALTH_SERVICE,
     SHARD_SERVICE,
@@ -42,6 +42,7 @@ from dlm.server.health import (
     ServingState,
     step,
 )
+from dlm.server.heap import Heap
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.models import Models
 from dlm.server.poller import grpc
@@ -80,7 +81,8 @@ def serve(
         on_ready     called once, when every worker can answer its first query
         ready_file   JSON of `Ready`; it exists from that moment until the server drains
     Returns
-        0 if everything in flight was answered, 1 if the second signal or drain_s cut it off
+        0 if everything in flight was answered, 1 if the second signal or shutdown_timeout_s cut it
+        off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
         ConfigError       the port cannot be bound, memory cannot be locked, a shard set is given
@@ -89,12 +91,13 @@ def serve(
     """
     allow_connections()
     credentials = Credentials(config)  # faults in them are reported before anything is opened
-    compile_kernels()
-    residence = Residence(config.preload, config.mlock, config.huge_pages)
-    shards = [
-        open_shard(directory, index, verify=config.verify, residence=residence)
-        for directory in directories
-    ]
+    memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
+    with starting_exposition(config):
+        compile_kernels()
+        shards = [
+            open_shard(directory, index, verify=config.verify, memory_options=memory_options)
+            for directory in directories
+        ]
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: ShardServer(config, shards, notice=notice, credentials=credentials))
@@ -112,7 +115,7 @@ def serve(
         own = replace(config, port=port)
         mine, opened = shards, files
         if process.doubts:
-            mine = [reopen_shard(shard, residence, process.checks) for shard in shards]
+            mine = [reopen_shard(shard, memory_options, process.checks) for shard in shards]
             opened = [open_files(shard) for shard in mine]
         return _run(
             lambda: ShardServer(
@@ -153,11 +156,11 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
 
 
 def open_shard(
-    directory: Path, index: int, *, verify: bool, residence: Residence = MAPPED
+    directory: Path, index: int, *, verify: bool, memory_options: MemoryOptions = MAPPED
 ) -> Shard:
     """Opens the shard, and checks that the vocabulary it hands out is whole too."""
     begun = time.monotonic()
-    shard = Shard.open(directory, index, verify=verify, residence=residence)
+    shard = Shard.open(directory, index, verify=verify, memory_options=memory_options)
     vocabulary = shard.manifest.file("vocabulary")
     map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
     logger.info(
@@ -173,7 +176,7 @@ def open_shard(
 
 
 def reopen_shard(
-    shard: Shard, residence: Residence, tick: Callable[[], None] | None = None
+    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], None] | None = None
 ) -> Shard:
     """Maps the same shard again, after reading all of its files.
 
@@ -199,7 +202,7 @@ def reopen_shard(
         manifest.file("vocabulary"),
     ):
         check_file(directory / entry.name, entry, tick or (lambda: None))
-    return open_shard(directory, index, verify=False, residence=residence)
+    return open_shard(directory, index, verify=False, memory_options=memory_options)
 
 
 class ShardServer:
@@ -245,6 +248,7 @@ class ShardServer:
         self._failure: Exception | None = None
         self._drained = False  # whether every message accepted before the first refusal is answered
         self._asked_to_drain = False
+        self._heap = Heap(self.process.memory.bytes())
 
     @property
     def service(self) -> ShardService:
@@ -302,6 +306,9 @@ class ShardServer:
             if self.process.beat is not None:
                 self.process.beat()
             self.process.open_files.check()
+            now = asyncio.get_running_loop().time()
+            if self._heap.is_due(self.process.memory.bytes(), now):
+                await asyncio.to_thread(self._heap.trim, now)
             if bool(self._trouble()) != was_in_trouble:
                 was_in_trouble = not was_in_trouble
                 await self._announce()
@@ -419,16 +426,16 @@ class ShardServer:
     async def _drain(self) -> None:
         """Answers while clients move away, then refuses new messages and finishes the others."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + self.config.linger_s
+        end = loop.time() + self.config.drain_grace_s
         while not self.models.refuses and self.models.is_wanted(QUIET_S) and loop.time() < end:
             await asyncio.sleep(LINGER_LOOK_S)
         self.models.refuses = True
         try:
-            async with asyncio.timeout(self.config.drain_s):
+            async with asyncio.timeout(self.config.shutdown_timeout_s):
                 await self.models.idle()
             self._drained = True
         except TimeoutError:
-            logger.warning("server.drain.cut", extra={"in_flight": self.models.in_flight})
+            logger.warning("server.drain.timed_out", extra={"in_flight": self.models.in_flight})
         self.post(Event.DRAINED)
 
     def _log_step(self, before: ServingState, event: Event) -> None:

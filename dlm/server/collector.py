@@ -131,7 +131,7 @@ class ServerCollector(Collector):
             "dlm_server_max_files", "Limit of open files of the process.", labels=LABELS
         )
         trouble = GaugeMetricFamily(
-            "dlm_server_trouble",
+            "dlm_server_not_ready",
             "1 for each cause that makes the server not ready although it answers.",
             labels=(*LABELS, "cause"),
         )

@@ -6,7 +6,7 @@ server is, so it listens on loopback by default.
 A single process serves its own metrics (`worker_exposition`). Processes that share a port each do
 so on a unix socket in a private folder, and one more process joins them (`serve_joined`). A dead or
 stuck worker is left out and never fails a scrape. If all are, the scrape says why
-(`dlm_server_trouble`) or fails, since an empty one would raise no alert.
+(`dlm_server_not_ready`) or fails, since an empty one would raise no alert.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dlm.server.trouble import Cause
 
 logger = EventLog(__name__)
 
-TROUBLE = "dlm_server_trouble"
+TROUBLE = "dlm_server_not_ready"
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
@@ -106,6 +106,36 @@ def worker_exposition(
     return HttpServer(listening, {METRICS: metrics, HEALTHZ: healthz, READYZ: readyz})
 
 
+@contextlib.contextmanager
+def starting_exposition(config: ServerConfig) -> Iterator[None]:
+    """Meanwhile, the metrics port says that the server is starting: while it compiles kernels and
+    opens its shards, which may take minutes.
+
+    /healthz is 200; /readyz and /metrics are 503.
+
+    Raises  ConfigError  the port cannot be bound
+    """
+    if not config.metrics_port:
+        yield
+        return
+
+    def says(status: HTTPStatus) -> Route:
+        async def route() -> Response:
+            return text(status, "starting")
+
+        return route
+
+    unready = says(HTTPStatus.SERVICE_UNAVAILABLE)
+    shown = HttpServer(
+        tcp_socket(config.metrics_host, config.metrics_port),
+        {METRICS: unready, HEALTHZ: says(HTTPStatus.OK), READYZ: unready},
+    )
+    try:
+        yield
+    finally:
+        shown.close()
+
+
 def joined_exposition(
     listening: socket.socket,
     sockets: Mapping[int, Path],
@@ -117,7 +147,7 @@ def joined_exposition(
     """Shows several worker processes as one; close what is returned.
 
     /metrics is 200 while a worker answers, or if `trouble` says why none does; then it has
-    `dlm_server_trouble` for each worker, dead or not. Otherwise it is 503.
+    `dlm_server_not_ready` for each worker, dead or not. Otherwise it is 503.
 
     /readyz is 200 while at least one worker is ready, since the port then answers. /healthz is 200
     while at least one worker's is: the supervisor replaces a dead or stuck one.

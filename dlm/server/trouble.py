@@ -71,7 +71,7 @@ class OpenFiles:
             self._calm_looks += 1
             if self.trouble and self._calm_looks >= CALM_LOOKS:
                 self.trouble = ""
-                logger.info("server.open_files.room_again", extra={"open": self.count()})
+                logger.info("server.open_files.recovered", extra={"open": self.count()})
         return self.trouble
 
     def _none_left(self, number: int) -> None:
@@ -93,7 +93,7 @@ class OpenFiles:
             self._logged_at = now
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             facts = {"limit": self.limit, "hard_limit": hard, "error": self.trouble}
-            logger.error("server.open_files.none_left", extra=facts)
+            logger.error("server.open_files.exhausted", extra=facts)
 
 
 def _open_one() -> None:

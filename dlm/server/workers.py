@@ -51,7 +51,7 @@ logger = EventLog(__name__)
 # Serves on a port until SIGTERM and returns the exit status; runs in the worker's process.
 WorkerMain = Callable[[int, Process, OnReady], int]
 
-# Seconds beyond linger_s and drain_s for a worker to end by itself.
+# Seconds beyond drain_grace_s and shutdown_timeout_s for a worker to end by itself.
 END_GRACE_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -232,7 +232,7 @@ class Supervisor:
     def _last_moment(self) -> float:
         assert self._stopping_since is not None
         config = self._config
-        return self._stopping_since + config.linger_s + config.drain_s + END_GRACE_S
+        return self._stopping_since + config.drain_grace_s + config.shutdown_timeout_s + END_GRACE_S
 
     def _patience(self, now: float) -> float | None:
         """Seconds until there is something to do, if no message or signal comes."""
@@ -475,7 +475,7 @@ class Supervisor:
             return
         if self._damage.read():
             self._damage.write("")
-            logger.info("server.file.whole_again", extra={"worker": worker.index})
+            logger.info("server.file.recovered", extra={"worker": worker.index})
             if self._published and self._stopping_since is None:
                 self._publish_notice()
         for other in self._workers:

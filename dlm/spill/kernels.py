@@ -130,7 +130,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
     return np.int64(-1), np.int64(-1), np.int64(-1)
 
 
-@kernel
+@kernel("uint64[:], int64, int64")
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
     """The first place from `at` on where a group of equal packed keys begins.
 
@@ -178,7 +178,10 @@ def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyp
     return run_a < run_b
 
 
-@kernel
+@kernel(
+    "uint32[:, :], out int64[:], int64[:], int64, out uint64[:], out int64[:], "
+    "out uint32[:, :], int64"
+)
 def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-untyped-def]
     """Merges sorted runs until `out` is full or the buffer of one run is empty.
 

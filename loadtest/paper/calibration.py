@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.capacity.simulate import Costs
 from loadtest.paper.clusters import closed, kept, loaded, serving
 from loadtest.paper.setup import Setup
-from loadtest.report import Report
-from loadtest.simulate import Costs
-from loadtest.synth import Scale, about, compare, synthesise
-from loadtest.trace import read_trace, trace_of, write_trace
+from loadtest.report.report import Report
+from loadtest.traces.synth import Scale, about, compare, synthesise
+from loadtest.traces.trace import read_trace, trace_of, write_trace
 
 WIDTHS = (1 / 3, 1.0, 3.0)  # times the contexts of a request
 DECODERS = 4  # so few that the window is never full, so each message has one request

@@ -16,15 +16,15 @@ from dlm.client import States, Utterance
 from dlm.files import write_whole
 from dlm.index.build import build_shard_set
 from dlm.index.layout import read_manifest
-from loadtest.driver import LEAD_S, RunSettings, records_of
-from loadtest.local_cluster import local_cluster
 from loadtest.paper.busy import BusyCores
 from loadtest.paper.setup import Setup
-from loadtest.report import Report
-from loadtest.schedule import Load, Segment
-from loadtest.session import JOURNAL, measure
-from loadtest.trace import CALLS, EXTEND, Trace
-from loadtest.worker import ClientSettings
+from loadtest.report.report import Report
+from loadtest.report.session import JOURNAL, measure
+from loadtest.run.driver import LEAD_S, RunSettings, records_of
+from loadtest.run.local_cluster import local_cluster
+from loadtest.run.worker import ClientSettings
+from loadtest.traces.schedule import Load, Segment
+from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders per process
 DEADLINE_S = 30.0  # of a request: on a shared machine, a late answer still counts

@@ -15,7 +15,7 @@ from dlm.index.layout import read_manifest
 from loadtest.paper.page import page_of
 from loadtest.paper.result import Result, result_of
 from loadtest.paper.setup import Setup
-from loadtest.provenance import provenance
+from loadtest.report.provenance import provenance
 
 FORMAT, VERSION = "dlm paper evaluation", 1
 RESULTS = "results.json"

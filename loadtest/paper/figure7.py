@@ -7,16 +7,16 @@ import asyncio
 import numpy as np
 
 from dlm.client import AsyncClient, ClientConfig
-from loadtest.baseline_client import BaselineClient
-from loadtest.baseline_server import running
-from loadtest.baselines import SYSTEMS, Counts, Placed, counted
+from loadtest.baselines.client import BaselineClient
+from loadtest.baselines.server import running
+from loadtest.baselines.systems import SYSTEMS, Counts, Placed, counted
 from loadtest.paper.clusters import serving
 from loadtest.paper.result import COMPUTED, LINES, MEASURED, Result, Row
 from loadtest.paper.setup import Setup
 from loadtest.paper.timed import Timing, fitted, timed, work_of
 from loadtest.paper.workload import Asked, Model, histories, model_of, recorded
-from loadtest.trace import read_trace
-from loadtest.worker import precise_loop
+from loadtest.run.worker import precise_loop
+from loadtest.traces.trace import read_trace
 
 PAPER: list[Row] = [
     {

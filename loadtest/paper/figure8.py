@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.index.layout import read_manifest
-from loadtest.baselines import SYSTEMS, Placed, counted, imbalance
+from loadtest.baselines.systems import SYSTEMS, Placed, counted, imbalance
 from loadtest.paper.clusters import shard_set
 from loadtest.paper.result import COMPUTED, LINES, MEASURED, Result, Row
 from loadtest.paper.setup import Setup

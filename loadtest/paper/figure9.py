@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlm.client import Client, ClientConfig
-from loadtest.baselines import SYSTEMS, Placed, counted
+from loadtest.baselines.systems import SYSTEMS, Placed, counted
 from loadtest.paper.clusters import serving
 from loadtest.paper.result import BARS, COMPUTED, MEASURED, Result, Row
 from loadtest.paper.setup import Setup

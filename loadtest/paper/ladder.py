@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.estimate.prune import prune_file, read_goal
+from dlm.estimate.prune import Goal, prune_file
 from dlm.estimate.text import Reader
 from dlm.files import scratch_folder, write_whole
 from dlm.index.sizes import estimate_sizes, measure
@@ -13,7 +13,7 @@ from dlm.ngram.arpa import ArpaReader
 from loadtest.paper.result import MEASURED, Result, Row
 from loadtest.paper.setup import Setup
 from loadtest.paper.storage import plain_arpa
-from loadtest.rescoring import spoken
+from loadtest.traces.rescoring import spoken
 
 PAPER_GB = (500, 400, 200, 100, 50)
 LINES = 20_000  # of the held-out text
@@ -46,7 +46,7 @@ def run(setup: Setup) -> Result:
                 continue
             pruned = scratch / "pruned.arpa"
             blocks = None if text is None else _blocks(text)
-            goal = read_goal(None, None, str(int(size * share)))
+            goal = Goal(text_bytes=int(size * share))
             try:
                 done = prune_file(arpa, pruned, goal, text=blocks)
             except ConfigError as exc:

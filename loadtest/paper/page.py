@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from loadtest.page import document, section, table
 from loadtest.paper.result import BARS, MEASURED, Plot, Result, result_of
-from loadtest.svg import WIDE, Point, Series, bar_chart, line_chart
-from loadtest.table import number
+from loadtest.report.page import document, section, table
+from loadtest.report.svg import WIDE, Point, Series, bar_chart, line_chart
+from loadtest.report.table import number
 
 PAPER = "the paper"
 

@@ -17,7 +17,7 @@ from loadtest.paper.clusters import serving
 from loadtest.paper.result import BARS, MEASURED, Result, Row
 from loadtest.paper.setup import Setup
 from loadtest.paper.workload import CONTEXTS, NOT_SAID, WORDS, Model, model_of, transcripts
-from loadtest.rescoring import CANDIDATES_END, Confusions, Transcript
+from loadtest.traces.rescoring import CANDIDATES_END, Confusions, Transcript
 
 PAPER: list[Row] = [
     {"where": "3.3: smaller storage and more efficient than multi-pass", "method": "on the fly"},
@@ -130,7 +130,7 @@ def row_of(
 
 
 class _Clock:
-    """A handle whose calls are counted and timed."""
+    """An utterance whose calls are counted and timed."""
 
     def __init__(self, handle: Utterance) -> None:
         self._handle = handle
@@ -138,15 +138,15 @@ class _Clock:
         self.seconds = self.last_s = self.cpu_s = 0.0
 
     def begin(self) -> State:
-        """The handle's."""
+        """The utterance's."""
         return self._handle.begin()
 
     def extend(self, *arguments: object) -> object:
-        """The handle's, timed."""
+        """The utterance's, timed."""
         return self._timed(self._handle.extend, *arguments)
 
     def score_sentences(self, *arguments: object) -> object:
-        """The handle's, timed."""
+        """The utterance's, timed."""
         return self._timed(self._handle.score_sentences, *arguments)
 
     def _timed(self, method: Callable[..., object], *arguments: object) -> object:

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Client, ClientConfig
-from dlm.client.api.cluster_file import Endpoint, read_cluster_file, write_cluster_file
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest
+from loadtest.capacity.simulate import Costs, Layout, Outcome, Simulation
 from loadtest.paper.calibration import costs_of
 from loadtest.paper.clusters import (
     DEADLINE_S,
@@ -30,11 +31,10 @@ from loadtest.paper.clusters import (
 )
 from loadtest.paper.result import MEASURED, SIMULATED, Result, Row
 from loadtest.paper.setup import Setup
-from loadtest.proxy import Proxies
-from loadtest.routes import Slotted, routes
-from loadtest.schedule import shuffled
-from loadtest.simulate import Costs, Layout, Outcome, Simulation
-from loadtest.trace import Trace, read_trace
+from loadtest.run.proxy import Proxies
+from loadtest.traces.routes import Slotted, routes
+from loadtest.traces.schedule import shuffled
+from loadtest.traces.trace import Trace, read_trace
 
 THROUGHPUT_AT = (1, 2)  # servers
 ROUND_TRIPS_MS = (0.2, 1.0)
@@ -191,7 +191,7 @@ def _delayed(setup: Setup, trace: Trace, slotted: Slotted) -> dict[float, float]
     sends = set(slotted.request.tolist())
     setup.progress.tell("simulation: round trips by a proxy")
     with serving(setup, 1) as cluster, scratch_folder(None, "dlm-delays") as scratch:
-        target = read_cluster_file(cluster)[0]
+        target = ClusterToml(cluster).servers()[0]
         with Proxies([target.address], precise=True) as proxies:
             file = scratch / "cluster.toml"
             endpoint = Endpoint(proxies.addresses[0], target.shard)

@@ -13,14 +13,14 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from dlm.client import Client, ClientConfig
-from dlm.client.api.cluster_file import write_cluster_file
+from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest
 from loadtest.paper.clusters import DEADLINE_S, prepared
 from loadtest.paper.result import MEASURED, Result, Row
 from loadtest.paper.setup import Setup
-from loadtest.trace import read_trace
+from loadtest.traces.trace import read_trace
 
 CLIENT, SERVER = "dlm_client_stage_seconds", "dlm_server_stage_seconds"
 # (side, stage): its meaning, and where the paper's Table 2 would count it.
@@ -42,9 +42,9 @@ PAPER_US = {CODING: 60, SENDING: 130, SEARCH: 10}
 def stages_of(families: Iterable[Any], name: str) -> dict[str, tuple[float, float]]:
     """Seconds and count of each stage of a metric."""
     found: dict[str, list[float]] = {}
-    for family in families:
-        if family.name == name:
-            for sample in family.samples:
+    for model_info in families:
+        if model_info.name == name:
+            for sample in model_info.samples:
                 if sample.name.endswith(("_sum", "_count")):
                     both = found.setdefault(sample.labels["stage"], [0.0, 0.0])
                     both[int(sample.name.endswith("_count"))] += sample.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadtest.baselines import SYSTEMS, Placed
+from loadtest.baselines.systems import SYSTEMS, Placed
 from loadtest.paper.result import BARS, COMPUTED, Result, Row
 from loadtest.paper.setup import Setup
 from loadtest.paper.workload import Asked, Model, histories, model_of, recorded

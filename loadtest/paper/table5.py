@@ -12,7 +12,7 @@ from dlm.errors import DlmError
 from dlm.index.layout import read_manifest
 from dlm.index.search.local import LocalModel
 from dlm.ngram.query import Answers, QueryGroups
-from loadtest.baselines import Call
+from loadtest.baselines.systems import Call
 from loadtest.paper.result import BARS, MEASURED, Result, Row
 from loadtest.paper.setup import Setup
 from loadtest.paper.workload import Asked, Model, histories, model_of, recorded

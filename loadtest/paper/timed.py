@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.replay import Asked, Replay
-from loadtest.trace import Trace
+from loadtest.run.replay import Asked, Replay
+from loadtest.traces.trace import Trace
 
 LIMIT_S = 600.0
 
@@ -43,7 +43,7 @@ class _Clock:
         return getattr(self._client, name)
 
     def utterance(self) -> Any:
-        """A handle whose `extend` is timed."""
+        """An utterance whose `extend` is timed."""
         return _TimedHandle(self._client.utterance(), self)
 
     def note(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class _TimedHandle:
         return getattr(self._handle, name)
 
     async def extend(self, states: Any, words: Any) -> Any:
-        """The handle's `extend`, timed."""
+        """The utterance's `extend`, timed."""
         began = time.perf_counter()
         found = await self._handle.extend(states, words)
         self._clock.note(time.perf_counter() - began)

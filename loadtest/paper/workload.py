@@ -16,11 +16,11 @@ import numpy as np
 from dlm.index.layout import read_manifest
 from dlm.index.search.shard import open_vocabulary
 from dlm.ngram.vocab import Vocabulary
-from loadtest.baselines import Cache, Call, calls_of
-from loadtest.hash_index import HashIndex, Ngrams
+from loadtest.baselines.hash_index import HashIndex, Ngrams
+from loadtest.baselines.systems import Cache, Call, calls_of
 from loadtest.paper.setup import Setup
-from loadtest.rescoring import CANDIDATES_END, Confusions, Transcript, read_transcripts
-from loadtest.trace import read_trace
+from loadtest.traces.rescoring import CANDIDATES_END, Confusions, Transcript, read_transcripts
+from loadtest.traces.trace import read_trace
 
 TRANSCRIPTS = Path(__file__).parents[1] / "traces/transcripts.tsv"
 FREQUENT = 20_000  # words that candidates are taken from

@@ -31,7 +31,7 @@ def test_each_frame_of_20_ms_has_a_distribution(model: AcousticModel, samples: i
 def test_samples_of_another_kind_are_refused(model: AcousticModel) -> None:
     """The native library would read past them."""
     for samples in (np.zeros(0), np.zeros((2, 5)), np.zeros(5, np.int16), np.zeros(5)):
-        with pytest.raises(QueryError, match="expected float32 of shape"):
+        with pytest.raises(QueryError, match="float32"):
             model.log_probs(samples)
 
 

@@ -56,8 +56,9 @@ def test_states_that_are_not_integers_are_refused(files: ModelFiles) -> None:
     with Client.local(files.directory) as client:
         lm = TokenLM(client.utterance())
         for states in ([0.0, 1.7], np.array([2.0]), [True]):
+            kind = str(np.asarray(states).dtype)
             for ask in (lm.advance, lm.get_final):
-                with pytest.raises(QueryError, match="the integers from get_init_states"):
+                with pytest.raises(QueryError, match=kind):
                     ask(states)  # type: ignore[arg-type]
         assert lm.advance([])[0].shape == (0, lm.vocab_size)
         assert lm.advance(np.array([0], np.uint8))[0].shape == (1, lm.vocab_size)
@@ -111,9 +112,9 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         scores, after = lm.advance(lm.get_init_states(3))
         assert np.array_equal(after, np.zeros((3, 2)))
         assert np.isfinite(scores).all()
-        for states in ([999], [-1]):
-            with pytest.raises(QueryError, match="is not known"):
-                lm.advance(states)
+        for state in (999, -1):
+            with pytest.raises(QueryError, match=f"state {state} "):
+                lm.advance([state])
         with pytest.raises(QueryError, match="eos_id"):
             lm.advance([0], eos_id=2)
         with pytest.raises(QueryError, match="word ids"):

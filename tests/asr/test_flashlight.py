@@ -88,7 +88,7 @@ def test_a_decoder_goes_on_without_servers_where_it_may(files: ModelFiles) -> No
     """On the 2-grams, and on the whole model once a server is back, in the next sentence."""
     said = posteriors(sentences(1)[0], 1)
     with Cluster(files) as running:
-        settings = ClientConfig(partial=True, heartbeats=False, deadline_s=2.0)
+        settings = ClientConfig(bigram_fallback=True, heartbeats=False, deadline_s=2.0)
         with Client.connect(running.addresses, settings) as client:
             lm = DlmLM(client.utterance(), LEXICON)
             whole = decode(lm, LEXICON, said)
@@ -97,7 +97,7 @@ def test_a_decoder_goes_on_without_servers_where_it_may(files: ModelFiles) -> No
             fresh = DlmLM(client.utterance(), LEXICON)
             partial = decode(fresh, LEXICON, said)
             assert partial
-            assert client.stats.partial > 0
+            assert client.stats.bigram_fallback > 0
             with Cluster(files, ports=ports):
                 until(lambda: decode(fresh, LEXICON, said) == whole)
             strict = Client.local(files.directory)
@@ -122,21 +122,21 @@ def test_a_state_of_the_sentence_before_is_refused(local: Client) -> None:
     lm = DlmLM(local.utterance(), LEXICON)
     before = lm.start(False)
     lm.start(False)
-    with pytest.raises(QueryError, match="give each decoder its"):
+    with pytest.raises(QueryError, match="another decoder"):
         lm.score(before, 0)
-    with pytest.raises(QueryError, match="word index 40 is not in the lexicon of 40"):
+    with pytest.raises(QueryError, match=r"index 40 .* 40 words"):
         lm.score(lm.start(True), 40)
 
 
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        ("the man", QueryError, "words is a str; expected a list"),
+        ("the man", QueryError, "words is a str"),
         ({"w1"}, QueryError, "words is a set"),
         (7, QueryError, "words is a int"),
-        ([1.5], QueryError, "strings, bytes or ids"),
-        ([-1], QueryError, "word ids from -1"),
-        (["THE", "MAN"], ConfigError, "none of the lexicon's 2 words .*'THE', 'MAN'"),
+        ([1.5], QueryError, "float"),
+        ([-1], QueryError, "ids .*-1"),
+        (["THE", "MAN"], ConfigError, "2 words .*'THE', 'MAN'"),
     ],
 )
 def test_words_that_cannot_be_recognised_are_refused_at_once(
@@ -154,5 +154,5 @@ def test_a_client_is_not_an_utterance(local: Client) -> None:
     """Nor is a path."""
     for given in (local, "cluster.toml"):
         for adapter in (DlmLM, TokenLM):
-            with pytest.raises(QueryError, match="expected an utterance"):
+            with pytest.raises(QueryError, match=f"{type(given).__name__}.*utterance"):
                 adapter(given, LEXICON)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_labels_may_be_words(tmp_path: Path) -> None:
     """Then no table is needed; numbers need one."""
     (found,) = read_kaldi(written(tmp_path, "u\n0 1 the 1,2,\n1 2 <eps> 1,2,\n2\n"))
     assert found.labels == ("the", "<eps>", "")
-    with pytest.raises(ConfigError, match="line 2: labels are numbers"):
+    with pytest.raises(ConfigError, match=r"line 2: .*words\.txt"):
         list(read_kaldi(written(tmp_path, "u\n0 1 5 1,2,\n1\n")))
 
 
@@ -96,7 +96,7 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, seed: int) -> None:
 def test_a_word_that_the_table_lacks_is_an_error_that_does_not_say_it(table: SymbolTable) -> None:
     """Nothing of what was said is in a message."""
     lattice = random_lattice(0, words=["secret"])
-    with pytest.raises(ConfigError, match="lacks a word of utterance 'utt-0'") as caught:
+    with pytest.raises(ConfigError, match="'utt-0'") as caught:
         kaldi_text(lattice, table)
     assert "secret" not in str(caught.value)
 
@@ -104,16 +104,16 @@ def test_a_word_that_the_table_lacks_is_an_error_that_does_not_say_it(table: Sym
 @pytest.mark.parametrize(
     ("found", "instead", "told"),
     [
-        ("utt-1\n", "utt-1 0\n", "line 1: expected only the id of an utterance"),
+        ("utt-1\n", "utt-1 0\n", "line 1: .* id "),
         ("0 1 1", "0 x 1", "line 2: a state is not a number"),
-        ("0 1 1", "0 1 99", "line 2: the label of an arc is not in the symbol table"),
-        ("3.25,10.5", "3.25,nan", "line 2: the costs of a weight are 3.25 and nan"),
-        ("3.25,10.5,1_2_3", "3.25,", "line 2: the costs of a weight are 3.25 and empty"),
-        ("0.5,-4,7", "0.5,-4,7 8 9", "line 4: an arc has 6 fields"),
-        ("2 3 3\n", "2 3 3\n3 0 3\n", "on a cycle"),
+        ("0 1 1", "0 1 99", "line 2: .* label "),
+        ("3.25,10.5", "3.25,nan", "line 2: .*3.25 and nan"),
+        ("3.25,10.5,1_2_3", "3.25,", "line 2: .*3.25 and empty"),
+        ("0.5,-4,7", "0.5,-4,7 8 9", "line 4: .*6 fields"),
+        ("2 3 3\n", "2 3 3\n3 0 3\n", "cycle"),
         ("1 3 3 ", "1 1 3 ", "line 4: .* to itself"),
-        ("3 0.25,1.5,9_9\n1\n", "", "no state is final"),
-        ("3 0.25,1.5,9_9\n1\n", "3 Infinity,Infinity,\n", "no state is final"),
+        ("3 0.25,1.5,9_9\n1\n", "", "final"),
+        ("3 0.25,1.5,9_9\n1\n", "3 Infinity,Infinity,\n", "final"),
         (
             "1 2 0 3 Infinity",
             "1 2 0 3 Infinity,1",
@@ -135,7 +135,7 @@ def test_a_malformed_archive_is_refused_where_it_is_wrong(
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("the\n", "line 1: not a word"), ("a 1\nb 1\n", "line 2: number 1 appears twice")],
+    [("the\n", "line 1: "), ("a 1\nb 1\n", "line 2: number 1 .*twice")],
 )
 def test_a_malformed_symbol_table_is_refused(tmp_path: Path, text: str, told: str) -> None:
     """Where it is wrong."""

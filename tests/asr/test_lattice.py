@@ -68,13 +68,13 @@ def draft(*arcs: tuple[int, int, str]) -> LatticeDraft:
 @pytest.mark.parametrize(
     ("arcs", "named", "told"),
     [
-        ([], {}, "has no arcs"),
-        ([(0, 1, "x"), (1, 2, "x"), (2, 1, "x"), (2, 3, "x")], {}, "a.slf, line 2: .* on a cycle"),
-        ([(0, 2, "x"), (1, 2, "x")], {}, "2 nodes of the lattice could be its start"),
-        ([(0, 1, "x"), (0, 2, "x")], {}, "2 nodes of the lattice could be its end"),
-        ([(0, 1, "x"), (2, 3, "x")], {"start": 0, "end": 3}, "no path leads from node 0"),
-        ([(0, 1, "x")], {"start": 7}, "node 7 is the start, but no arc leaves it"),
-        ([(0, 1, "x")], {"end": 7}, "node 7 is the end, but no arc reaches it"),
+        ([], {}, "no arcs"),
+        ([(0, 1, "x"), (1, 2, "x"), (2, 1, "x"), (2, 3, "x")], {}, "a.slf, line 2: .* cycle"),
+        ([(0, 2, "x"), (1, 2, "x")], {}, "2 nodes .* start"),
+        ([(0, 1, "x"), (0, 2, "x")], {}, "2 nodes .* end"),
+        ([(0, 1, "x"), (2, 3, "x")], {"start": 0, "end": 3}, "node 0, .* node 3"),
+        ([(0, 1, "x")], {"start": 7}, "node 7 .* start"),
+        ([(0, 1, "x")], {"end": 7}, "node 7 .* end"),
     ],
 )
 def test_what_is_not_a_lattice_is_refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import typer
@@ -27,9 +26,7 @@ def test_its_python_runs(tmp_path: Path) -> None:
     (tmp_path / "a1.slf").write_text(slf_text(random_lattice(1, words=["a", "b", "c"])))
     with Cluster(build(HAND_MADE["missing_suffixes"], tmp_path / "model", 2)) as cluster:
         cluster.write(tmp_path / "cluster.toml")
-        done = forked.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
+        done = forked.script(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
 

@@ -35,33 +35,33 @@ def test_text_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_an_id_with_a_space_is_refused_in_text() -> None:
     """It would be read as another id and a score."""
-    with pytest.raises(ConfigError, match="'b 2' has a space; write JSON lines"):
+    with pytest.raises(ConfigError, match=r"'b 2' .*JSON"):
         nbest_text(LISTS[1])
 
 
 def test_scores_that_are_partial_are_told(tmp_path: Path) -> None:
     """And nothing where none is."""
-    assert "partial" not in json.loads(nbest_json(LISTS[0]))
-    assert json.loads(nbest_json(NbestList("a", LISTS[0].hypotheses, 3)))["partial"] == 3
+    assert "bigram_fallback" not in json.loads(nbest_json(LISTS[0]))
+    assert json.loads(nbest_json(NbestList("a", LISTS[0].hypotheses, 3)))["bigram_fallback"] == 3
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ('{"id": "a", "hyps": [{"words": "x"}]}\n{"id": "b"', "line 2: not JSON"),
-        ("{}", "line 1: expected an object"),
-        ('{"id": "", "hyps": [{"words": "x"}]}', "line 1: expected an object"),
-        ('{"id": "a", "hyps": []}', "line 1: utterance 'a' has no list of hypotheses"),
-        ('{"id": "a", "hyps": ["x"]}', r"line 1: hyps\[0\] of 'a' is not a hypothesis"),
+        ("{}", "line 1: .*hyps"),
+        ('{"id": "", "hyps": [{"words": "x"}]}', "line 1: .*hyps"),
+        ('{"id": "a", "hyps": []}', "line 1: .*'a' .*list"),
+        ('{"id": "a", "hyps": ["x"]}', r"line 1: hyps\[0\] of 'a'"),
         ('{"id": "a", "hyps": [{"words": 1}]}', r"line 1: hyps\[0\] of 'a' is not a hyp"),
-        ('{"id": "a", "hyps": [{"words": "x", "lm": "1"}]}', r"lm of hyps\[0\] of 'a' is not a"),
-        ('{"id": "a", "hyps": [{"words": "x", "lm": true}]}', r"lm of hyps\[0\] of 'a' is not a"),
+        ('{"id": "a", "hyps": [{"words": "x", "lm": "1"}]}', r"lm of hyps\[0\] of 'a'"),
+        ('{"id": "a", "hyps": [{"words": "x", "lm": true}]}', r"lm of hyps\[0\] of 'a'"),
         ('{"id": "a", "hyps": [{"words": "x", "acoustic": NaN}]}', "acoustic of hyps"),
         ("{" + '"x":[' * 100_000, "line 1: not JSON"),
-        ("a 1 2 x\nb 1 x\n", "line 2: the id is not followed by two finite scores"),
-        ("a 1\n", "line 1: the id is not followed"),
-        ("a nan 1 x\n", "line 1: the id is not followed"),
-        ("a 1 2 x\nb 1 2 x\na 1 2 y\n", "line 3: utterance 'a' appears again"),
+        ("a 1 2 x\nb 1 x\n", "line 2: .*ACOUSTIC LM"),
+        ("a 1\n", "line 1: .*ACOUSTIC LM"),
+        ("a nan 1 x\n", "line 1: .*ACOUSTIC LM"),
+        ("a 1 2 x\nb 1 2 x\na 1 2 y\n", "line 3: .*'a'"),
     ],
 )
 def test_a_malformed_list_is_refused_where_it_is_wrong(

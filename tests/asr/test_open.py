@@ -129,7 +129,7 @@ def test_beyond_its_limit_the_cache_loses_what_was_opened_longest_ago_and_nobody
     sharded(files[3])
     assert names() == {"d"}
     monkeypatch.setenv("DLM_CACHE_SIZE", "large")
-    with pytest.raises(ConfigError, match="'large' is not a size"):
+    with pytest.raises(ConfigError, match="'large'"):
         sharded(files[3])
 
 
@@ -162,11 +162,11 @@ def test_of_processes_that_open_one_file_at_the_same_time_one_shards_it(tmp_path
     [
         (b"", "is empty"),
         (b"dlm://a:1\ndlm://b:2\n", "2 lines"),
-        (b"dlm://", "expected dlm://HOST:PORT"),
-        (b"dlm://nowhere", "port is missing"),
+        (b"dlm://", "dlm://HOST:PORT"),
+        (b"dlm://nowhere", "nowhere.*port"),
         (b"dlm://a:1?model=xyz", "6 hex digits"),
-        (b"dlm:///nothing/there", "no such file or folder"),
-        (b"dlm://./model.bin", "is also a pointer file"),
+        (b"dlm:///nothing/there", "/nothing/there"),
+        (b"dlm://./model.bin", "model.bin.*pointer"),
         (b"mmap lm http://kheafield.com/code format version 5\n\0", "KenLM binary"),
         (b"the cat sat\n", "data"),
         (b"\\data\\\nngram 1=5\n\n\\1-grams:\n-1\ta\n", "1-grams"),
@@ -190,10 +190,10 @@ def test_what_is_not_there_empty_or_of_a_wrong_kind_is_refused(tmp_path: Path) -
     (tmp_path / "folder" / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     for name, message in [
-        ("nothing", "no such file"), ("empty", "an empty folder"), ("folder", "without a manifest"),
-        ("pipe", "not a regular file"), ("none.toml", "no such file"),
+        ("nothing", "no such"), ("empty", "empty"), ("folder", "manifest"),
+        ("pipe", "regular file"), ("none.toml", "no such"),
     ]:  # fmt: skip
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=rf"{name}\b.*{message}|{message}.*{name}\b"):
             open_model(tmp_path / name)
     with pytest.raises(ConfigError, match="empty string"):
         open_model("")
@@ -203,7 +203,7 @@ def test_what_is_not_there_empty_or_of_a_wrong_kind_is_refused(tmp_path: Path) -
     with pytest.raises(DlmError):
         open_model(tmp_path / "bad.toml")
     arpa = HAND_MADE["weight_without_continuation"].write(tmp_path / "model.arpa")
-    with pytest.raises(ConfigError, match="has only one model"):
+    with pytest.raises(ConfigError, match="'abcdef'"):
         open_model(arpa, model="abcdef")
 
 

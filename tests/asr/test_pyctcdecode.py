@@ -131,11 +131,11 @@ def test_words_default_to_those_of_the_model(
 def test_what_cannot_be_decoded_with_is_refused(files: ModelFiles, tmp_path: Path) -> None:
     """A client, a string of words, words that the model lacks; a decoder is not saved, not half."""
     with Client.local(files.directory) as local:
-        with pytest.raises(QueryError, match="expected an utterance"):
+        with pytest.raises(QueryError, match=r"Client.*utterance"):
             ours.build_decoder(LABELS, local)
-        with pytest.raises(QueryError, match="unigrams is a string"):
+        with pytest.raises(QueryError, match="unigrams"):
             ours.build_decoder(LABELS, local.utterance(), "words.txt")
-        with pytest.raises(ConfigError, match="the model has none of the lexicon"):
+        with pytest.raises(ConfigError, match=r"1 words .*'THE'"):
             ours.build_decoder(LABELS, local.utterance(), ["THE"])
         decoder = ours.build_decoder(LABELS, local.utterance(), LEXICON)
         with pytest.raises(ConfigError, match="build_decoder"):

@@ -81,11 +81,11 @@ def test_every_path_has_the_oracles_score(
     """To the last bit, in the expanded lattice, and the best of them are its n-best list."""
     lattice = random_lattice(seed, words=WORDS)
     new, old = weights
-    search = Search(SEARCH.scales, new, old, math.inf)
+    search = Search(SEARCH.scales, new_weight=new, old_weight=old, beam=math.inf)
     expected = scored(lattice, files.oracle, search)
     found = rescore(lattice, client.utterance(), search)
     assert summed(found.lattice) == expected
-    assert (found.partial, found.small) == (0, 0)
+    assert (found.bigram_fallback, found.local_fallback) == (0, 0)
     best = best_paths(found.lattice, 10**6)
     by_words: dict[tuple[str, ...], float] = {}
     for total, words in expected:
@@ -168,7 +168,7 @@ def test_an_nbest_list_has_the_scores_of_its_sentences(
     rng = random.Random(seed)
     lines = [tuple(rng.choice(WORDS) for _ in range(rng.randrange(5))) for _ in range(8)]
     given = NbestList("a", tuple(Hypothesis(w, rng.uniform(-9, 0), -1.0) for w in lines))
-    utterance, search = client.utterance(), Search(SEARCH.scales, 0.5, 0.25)
+    utterance, search = client.utterance(), Search(SEARCH.scales, new_weight=0.5, old_weight=0.25)
     found, queries = rescore_nbest(given, utterance, search)
     assert queries == sum(len(words) + 1 for words in lines)
     for one in found.hypotheses:

@@ -45,7 +45,7 @@ def test_utterances_come_back_in_their_order_and_share_messages(
         assert isinstance(one.found, Lattice)
         assert isinstance(other, Lattice)
         assert summed(one.found) == summed(other)
-        assert one.partial == one.small == 0
+        assert one.bigram_fallback == one.local_fallback == 0
         assert one.audio_s == 1.75
 
 
@@ -53,7 +53,7 @@ def test_when_a_shard_dies_in_the_middle_no_utterance_is_lost(
     files: ModelFiles, tmp_path: Path
 ) -> None:
     """Each says how many of its scores are partial; those before are the model's own."""
-    config = ClientConfig(cache_dir=tmp_path, deadline_s=20.0, partial=True)
+    config = ClientConfig(cache_dir=tmp_path, deadline_s=20.0, bigram_fallback=True)
     with Client.local(files.directory) as local:
         whole = [one.found for one in rescore_many(local, lattices(10), SEARCH, jobs=1)]
     with Cluster(files) as cluster, Client.connect(cluster.addresses, config) as client:
@@ -69,13 +69,13 @@ def test_when_a_shard_dies_in_the_middle_no_utterance_is_lost(
         found = list(rescore_many(client, given(), SEARCH, jobs=1))
     assert len(found) == 31
     # One is under way when the servers end.
-    assert [one.partial for one in found[:9]] == [0] * 9
+    assert [one.bigram_fallback for one in found[:9]] == [0] * 9
     for one, other in zip(found[:9], whole, strict=False):
         assert isinstance(one.found, Lattice)
         assert isinstance(other, Lattice)
         assert summed(one.found) == summed(other)
-    assert sum(one.partial > 0 for one in found[10:]) > 15
-    assert found[-1].partial == found[-1].found.partial > 0  # type: ignore[union-attr]
+    assert sum(one.bigram_fallback > 0 for one in found[10:]) > 15
+    assert found[-1].bigram_fallback == found[-1].found.bigram_fallback > 0  # type: ignore[union-attr]
 
 
 def test_without_a_partial_model_a_dead_shard_is_an_error(

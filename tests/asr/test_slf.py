@@ -75,7 +75,7 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(ON_NODES.encode()))
     assert read_slf(path).id == "b"
     path.write_bytes(gzip.compress(ON_NODES.encode())[:-20])
-    with pytest.raises(LatticeError, match="does not decompress"):
+    with pytest.raises(LatticeError, match=r"b\.lat\.gz"):
         read_slf(path)
 
 
@@ -102,12 +102,12 @@ FAULTS = [
     ("J=2 S=1 E=2", "J=2 S=1 E=7", "line 12: field E names node 7"),
     ("J=2 S=1 E=2", "J=2 S=1", "line 12: field E is missing"),
     ("J=2 S=1 E=2", "J=2 S=-1 E=2", "line 12: field S is -1"),
-    ("a=-4", "a=nan", "line 12: field a is nan; expected a finite number"),
-    ("a=-4", "a=-inf", "line 12: field a is -inf; expected a finite number"),
+    ("a=-4", "a=nan", "line 12: field a is nan"),
+    ("a=-4", "a=-inf", "line 12: field a is -inf"),
     ("a=-4", "a=1e999", "line 12: field a is 1e999"),
-    ("J=2 S=1 E=2", "J=2 S=1 E=0", "on a cycle"),
+    ("J=2 S=1 E=2", "J=2 S=1 E=0", "cycle"),
     ("J=2 S=1 E=2", "J=2 S=1 E=1", "line 12: .* to itself"),
-    ("I=2 t=1.25", "I=1 t=1.25", "line 9: node 1 is defined twice"),
+    ("I=2 t=1.25", "I=1 t=1.25", "line 9: node 1 .*twice"),
     ("I=2 t=1.25", "I=2 t=late", "line 9: field t is not a number"),
     ("N=3 L=3", "N=3 L=4", "says 4 links, but the file has 3"),
     ("N=3 L=3", "N=4 L=3", "says 4 nodes, but the file has 3"),
@@ -115,7 +115,7 @@ FAULTS = [
     ("N=3 L=3", "start=9", "field start names node 9"),
     ("VERSION=1.0", "SUBLAT=digits", "line 2: sub-lattices"),
     ("I=1 time", "I=1 L=digits time", "line 8: sub-lattices"),
-    ("# words", "words", "line 1: the text at column 1"),
+    ("# words", "words", "line 1: .*column 1"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_a_malformed_file_is_refused_where_it_is_wrong(
 @pytest.mark.parametrize("text", ["", "\n\n", "VERSION=1.0\nN=0 L=0\n", "VERSION=1.0\nI=0\n"])
 def test_an_empty_lattice_is_refused(tmp_path: Path, text: str) -> None:
     """Nothing, or nothing but a header."""
-    with pytest.raises(LatticeError, match="has no arcs"):
+    with pytest.raises(LatticeError, match="no arcs"):
         read_slf(written(tmp_path, text))
 
 

@@ -120,7 +120,7 @@ def test_what_has_no_interval_is_refused() -> None:
         error_rate([WordErrors(5, 1)])
     with pytest.raises(QueryError, match="no words"):
         error_rate([WordErrors(5, 1), WordErrors()])
-    with pytest.raises(QueryError, match="different references"):
+    with pytest.raises(QueryError, match="references"):
         rate_difference([WordErrors(5), WordErrors(6)], [WordErrors(5), WordErrors(7)])
 
 
@@ -129,6 +129,11 @@ FORMS = {
     "tabs": "x/a.flac\tone two\ny/b.flac\tthree\n",
     "json": '{"file": "a.wav", "text": "one"}\n{"file": "a.wav", "text": "two"}\n'
     '{"file": "b.wav", "text": "three"}\n',
+    "rescored .jsonl": '{"id": "a.wav", "hyps": [{"words": "one", "acoustic": -1.5, "lm": -2.0}]}\n'
+    '{"id": "a.wav:20.00", "hyps": [{"words": "two", "acoustic": 0.0, "lm": -2.0}]}\n'
+    '{"id": "b.wav", "hyps": [{"words": "three", "lm": 0.0}, {"words": "tree", "lm": 1.0}]}\n',
+    "rescored text": "a.wav -1.5 -2.0 one\na.wav:20.00 0.0 -2e-07 two\n"
+    "b.wav -1.0 63851462229346.0 three\nb.wav -1.0 -2.0 tree\n",
 }
 
 
@@ -182,6 +187,7 @@ def test_names_before_a_space_are_told_from_words(tmp_path: Path, heard: str) ->
         ("1 dog\n1 cat\n", "1 dog\n1 cat\n"),  # each occurs twice
         ("1 dog\n2 cats\n", "1 dog\n3 cats\n"),  # others there
         ("1 dog\n", "1 dog\n"),  # a single line says too little
+        ("a 1 2\n", "a 1 2\n"),  # digits that were spoken are not scores
     ],
 )
 def test_text_that_begins_alike_keeps_its_first_words(
@@ -203,16 +209,16 @@ def test_a_quote_that_is_not_closed_takes_no_line_with_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("said", "heard", "message"),
     [
-        ("a\tx\nb\ty\n", "a\tx\n", "1 of 2 utterances .* no hypothesis, such as 'b'"),
-        ("a\tx\n", "a\tx\nc\ty\n", "1 hypotheses have no utterance .*'c'"),
+        ("a\tx\nb\ty\n", "a\tx\n", "1 of 2 .*'b'"),
+        ("a\tx\n", "a\tx\nc\ty\n", "1 hypotheses .*'c'"),
         ("a\tx\na\ty\n", "a\tx\n", "has 'a' twice"),
-        ("x/a\tx\ny/a\ty\n", "a\tx\n", "same file name"),
-        ("a\tx\n", "x\n", "reference names its utterances, but the hypothesis has only text"),
+        ("x/a\tx\ny/a\ty\n", "a\tx\n", "file name"),
+        ("a\tx\n", "x\n", "reference .*hypothesis"),
         ("a\tx\nb\n", "a\tx\n", "line 2 .* no tab"),
         ("file\ttext\na\tx\ty\n", "a\tx\n", "line 2 .* 3 columns; expected 2"),
-        ("{}\n", "a\tx\n", "line 1 .* not an object"),
-        ("{\n", "a\tx\n", "line 1 .* not an object"),
-        (" \n", "a\tx\n", "has no utterances"),
+        ("{}\n", "a\tx\n", "line 1 .*--json"),
+        ("{\n", "a\tx\n", "line 1 .*--json"),
+        (" \n", "a\tx\n", "no utterances"),
         ("\udcff", "a\tx\n", "not UTF-8"),
     ],
 )

@@ -43,9 +43,10 @@ from cluster import Cluster, ModelFiles, ProcessServer
 from dlm.asr.contexts import Counts
 from dlm.asr.flashlight import DlmLM
 from dlm.client import Client, ClientConfig, Utterance
-from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.deliver.transport import GrpcConnection, Metadata, Reply
-from dlm.client.plan.core import Core
+from dlm.client.api.core import Core
+from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.config.credentials import Metadata
+from dlm.client.deliver.transport import GrpcConnection, Reply
 from dlm.errors import DlmError
 from dlm.index.build import build_shard_set
 from dlm.ngram.arpa.source import TextSource

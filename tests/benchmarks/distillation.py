@@ -146,9 +146,8 @@ def _section(
 def kneser_ney(text: Ids, vocabulary: Any, folder: Path) -> Any:
     """`dlm estimate` of the text, over the words of the network; those not seen share <unk>'s."""
     from dlm.estimate.columns import ModelColumns
-    from dlm.estimate.discount import DEFAULT_FALLBACK
     from dlm.estimate.pipeline import estimate
-    from dlm.estimate.settings import EstimationSettings
+    from dlm.estimate.settings import DEFAULT_FALLBACK, EstimationSettings
 
     plain, arpa = folder / "sampled.txt", folder / "sampled.arpa"
     # Words are written as their ids, since the network says <unk> as any other word.
@@ -385,9 +384,8 @@ def methods(
 def book_model(work: Path, learnt: Path, vocabulary: Any) -> Any:
     """A model of books over the network's words, pruned to the size."""
     from dlm.estimate.columns import ModelColumns
-    from dlm.estimate.discount import DEFAULT_FALLBACK
     from dlm.estimate.pipeline import estimate
-    from dlm.estimate.settings import EstimationSettings
+    from dlm.estimate.settings import DEFAULT_FALLBACK, EstimationSettings
 
     arpa = work / "books.arpa"
     if not arpa.exists():

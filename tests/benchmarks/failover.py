@@ -1,4 +1,5 @@
-"""How soon decoders go over to the small model when a server fails, and back once it is well again.
+"""How soon decoders go over to the local fallback when a server fails, and back once it is well
+again.
 
     python tests/benchmarks/failover.py [--trials N --faults NAME ...]
 
@@ -6,8 +7,8 @@ Two shards, a server process each behind a proxy, one client with its settings a
 `stable_s` 0, or each trial would wait longer than the one before), and eight decoders, whose every
 score is checked against the oracle of the model that it names. In each trial a shard loses its only
 server in one of several ways. Seconds are counted from the fault to the first utterance begun on
-the small model and, once the server is well, to the first on the full model, and until each decoder
-has decoded one whole on it. Prints a Markdown table, with the quantiles over the trials.
+the local fallback and, once the server is well, to the first on the full model, and until each
+decoder has decoded one whole on it. Prints a Markdown table, with the quantiles over the trials.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import WAIT_S, build
-from dlm.client.health.membership import Beating
-from dlm.client.health.modes import Switching
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from faults.decoders import Decoders
 from faults.test_cascade_faults import DEADLINE_S, World, faulty, kill, stop
 from models import random_model
@@ -53,12 +53,12 @@ def first(decoders: Decoders, since: float, kind: str) -> float:
 def trial(
     world: World, decoders: Decoders, begin: Callable[[World], Callable[[], object]]
 ) -> tuple[float, float, float]:
-    """Seconds to the small model, back to the full one, and until every decoder was there."""
+    """Seconds to the local fallback, back to the full one, and until every decoder was there."""
     since = time.monotonic()
     decoders.wait(lambda: decoders.each(since, 2, full=True), 2 * WAIT_S)
     broken = time.monotonic()
     mend = begin(world)
-    small = first(decoders, broken, "small")
+    small = first(decoders, broken, "local_fallback")
     entered = time.monotonic()
     decoders.wait(lambda: decoders.each(entered, 2))
     mend()
@@ -72,14 +72,18 @@ def measure(trials: int, names: list[str]) -> None:
     """The table."""
     print(f"| {COLUMNS} |\n|---|" + "---:|" * COLUMNS.count("|"), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        paths = [Path(scratch) / name for name in ("full", "small", "cache")]
+        paths = [Path(scratch) / name for name in ("full", "local_fallback", "cache")]
         for path in paths:
             path.mkdir()
         files = build(random_model(23, order=4, words=50, per_order=400), paths[0], 2)
         small = build(random_model(24, order=3, words=40, per_order=100), paths[1], 1)
         world = World(files, paths[2])
         try:
-            client = world.connect(small, beating=Beating(), switching=Switching(stable_s=0.0))
+            client = world.connect(
+                small,
+                heartbeat_config=HeartbeatConfig(),
+                failover_config=FailoverConfig(stable_s=0.0),
+            )
             for name in names:
                 with Decoders(client, [files, small], deadline_s=DEADLINE_S) as decoders:
                     took = np.array([trial(world, decoders, FAULTS[name]) for _ in range(trials)])

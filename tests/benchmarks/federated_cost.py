@@ -27,8 +27,11 @@ import numpy as np
 
 from dlm.federated import rnn
 from dlm.federated.engine import LocalEngine
+from dlm.federated.fixed_point import BITS, GRID_BITS
+from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.noise import make_mechanism
+from dlm.federated.noise.discrete import discrete
 from dlm.federated.presets import preset
 from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
 
@@ -75,11 +78,14 @@ def measured(model_name: str, count: int, runs: int, clip_after: Any, noise: str
     config = LocalConfig(clip_after=clip_after)
     users = users_of(count, config, model.vocab_size)
     params = jax.jit(partial(rnn.init, config=model))(jax.random.key(0))
-    mechanism = None if noise == "none" else make_mechanism(noise, rounds=2 * runs + 4)
+    mechanism = None
+    if noise != "none":
+        mechanism = discrete(make_mechanism(noise, rounds=2 * runs + 4))
     release = ReleaseConfig(1.0, 0.0 if mechanism is None else 0.5, float(count))
-    engine = LocalEngine(model, config, block=min(count, 32))
+    bits = BITS if mechanism is None else GRID_BITS
+    engine = LocalEngine(model, config, block=min(count, 32), bits=bits)
     rounds = make_algorithm(release, OptimizerConfig(), engine, mechanism, simulation=False)
-    state = rounds.init(params, jax.random.key(1))
+    state = rounds.init(params, Key.from_seed(1))
     bare = bare_gradients(model, config)
     batches = np.stack([user.batches for user in users])
 

@@ -4,10 +4,10 @@
 
 Two shards with several servers each, every server a process behind a proxy, fail in all the ways of
 `python -m loadtest chaos`: at any time at most one server of each shard, so that the full model can
-answer. Two clients decode meanwhile, four decoders each: one has a small model and partial scores,
-so no error may reach it; the other has neither, so it gets scores of the full model or a documented
-error. Each score is checked against the oracle of the model that it names. Prints how late calls
-ended.
+answer. Two clients decode meanwhile, four decoders each: one has a local fallback and
+bigram-fallback scores, so no error may reach it; the other has neither, so it gets scores of the
+full model or a documented error. Each score is checked against the oracle of the model that it
+names. Prints how late calls ended.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import build
 from dlm.client import Client
-from dlm.client.health.membership import Beating
-from dlm.client.health.modes import Switching
-from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from faults.decoders import Decoders
 from faults.test_cascade_faults import World, carry_out
-from loadtest.chaos import random_faults
+from loadtest.run.chaos import random_faults
 from models import random_model
 
 if TYPE_CHECKING:
-    from loadtest.chaos import Command
+    from loadtest.run.chaos import Command
 
 SHARDS = 2
 COLUMNS = (
@@ -69,7 +68,7 @@ def row(name: str, decoders: Decoders) -> str:
     sources = decoders.since(0.0)
     errors = ", ".join(f"{count:,} {kind}" for kind, count in decoders.errors.most_common())
     cells = [name, f"{len(late):,}"]
-    cells += [f"{sources[source]:,}" for source in (FULL, PARTIAL, SMALL)]
+    cells += [f"{sources[source]:,}" for source in (FULL, BIGRAM_FALLBACK, LOCAL_FALLBACK)]
     cells += [errors or "0"]
     cells += [f"{np.percentile(late, q) * 1e3:+.0f} ms" for q in (99, 99.9, 100)]
     cells += [f"{(late <= bound).mean():.4%}" for bound in (0.05, 0.25)]
@@ -79,16 +78,19 @@ def row(name: str, decoders: Decoders) -> str:
 def measure(minutes: float, replicas: int, seed: int, deadlines_s: list[float]) -> None:
     """The table."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        paths = [Path(scratch) / name for name in ("full", "small", "cache")]
+        paths = [Path(scratch) / name for name in ("full", "local_fallback", "cache")]
         for path in paths:
             path.mkdir()
         files = build(random_model(23, order=4, words=50, per_order=400), paths[0], SHARDS)
         small = build(random_model(24, order=3, words=40, per_order=100), paths[1], 1)
         world = World(files, paths[2], replicas=replicas)
         stack.callback(world.end)
-        settings = {"beating": Beating(), "switching": Switching(stable_s=0.0)}
+        settings = {
+            "heartbeat_config": HeartbeatConfig(),
+            "failover_config": FailoverConfig(stable_s=0.0),
+        }
         fallback = world.connect(small, replicas, **settings)
-        alone: Client = world.clients(world.proxies.addresses, beating=Beating())
+        alone: Client = world.clients(world.proxies.addresses, heartbeat_config=HeartbeatConfig())
         groups = {
             "partial and small": Decoders(
                 fallback, [files, small], count=4, deadline_s=deadlines_s

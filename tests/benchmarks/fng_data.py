@@ -186,19 +186,20 @@ def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
 
 def write_words(files: LanguageFiles) -> dict[str, Any]:
     """The words of all models, and wordpieces, from counts of users' words (FNG 3, 6)."""
-    from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
-    from dlm.federated.counts_file import read_counts
+    from dlm.federated.count_unigrams import count_unigrams
     from dlm.federated.pieces import build_inventory
+    from dlm.federated.unigram_settings import CollectionSettings
     from dlm.federated.users import UserDataset
+    from dlm.record.counts_file import read_counts
 
     listed = {word for line in files.public.open(encoding="utf-8") for word in line.split()}
-    whitelist = files.folder / "whitelist.txt"
-    whitelist.write_text("".join(f"{word}\n" for word in sorted(listed)), encoding="utf-8")
+    wordlist = files.folder / "wordlist.txt"
+    wordlist.write_text("".join(f"{word}\n" for word in sorted(listed)), encoding="utf-8")
     users = len(UserDataset.open(files.train))
     if not files.counts.exists():
         count_unigrams(
             lambda store: UserDataset.open(files.train, store=store),
-            whitelist,
+            wordlist,
             files.counts,
             CollectionSettings(
                 clip=1_000, rounds=1, report_goal=users, seed=0, tokenizer="whitespace"

@@ -238,7 +238,7 @@ def plot(results: Results) -> str:
     width, height = 420, 300
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * len(panels)}" '
-        f'height="{height + 20}" font-family="sans-serif" font-size="11">',
+        f'height="{height + 20}" font-model_info="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for place, (title, lines) in enumerate(panels.items()):

@@ -65,8 +65,13 @@ def noise_multiplier() -> float:
     """Of rho-zCDP, if as many users came as these stand for, scaled."""
     from dlm.federated.noise import make_mechanism
 
-    built = make_mechanism("blt", rounds=ROUNDS, gap=GAP, max_part=MOST)
-    return built.sensitivity(gap=GAP, max_part=MOST) / math.sqrt(2 * RHO) * USERS / STANDS_FOR
+    built = make_mechanism("blt", rounds=ROUNDS, gap=GAP, max_participations=MOST)
+    return (
+        built.sensitivity(gap=GAP, max_participations=MOST)
+        / math.sqrt(2 * RHO)
+        * USERS
+        / STANDS_FOR
+    )
 
 
 def settings_text(network: Network, files: LanguageFiles) -> str:
@@ -82,7 +87,7 @@ def settings_text(network: Network, files: LanguageFiles) -> str:
         "model": {"embedding_size": network.embedding, "hidden_size": network.hidden},
         "local": {"learning_rate": device, "packing": "stream", "batch_size": 8, "unroll": 20},
         "server": {"optimizer": "momentum", "learning_rate": server, "momentum": 0.9},
-        "privacy": {"gap": GAP, "max_part": MOST, "clip_norm": 1.0},
+        "privacy": {"gap": GAP, "max_participations": MOST, "clip_norm": 1.0},
         "sampling": {"report_goal": USERS},
     }
     if network.noise:
@@ -109,7 +114,7 @@ def kept(run: Path, rounds: int) -> Path:
 
 def train(network: Network, files: LanguageFiles) -> dict[str, Any]:
     """Trains a network as `dlm federate` does; goes on with one that was begun."""
-    from dlm.federated.run_folder import CHECKPOINT
+    from dlm.checkpoint import CHECKPOINT
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train import RoundReport, load_model
     from dlm.federated.train_network import train_network

@@ -12,8 +12,9 @@ import numpy as np
 from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
 from dlm.asr.acoustic import FRAME_S, AcousticModel
 from dlm.asr.audio import read_audio
-from dlm.asr.ctc import BeamSettings, CtcDecoder
+from dlm.asr.ctc import CtcDecoder
 from dlm.asr.lexicon import model_lexicon
+from dlm.asr.settings import BeamSettings
 from dlm.client import Client
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
@@ -75,7 +76,7 @@ def recorded(folder: Path, model: Path, limit: int, count: int, beam: int) -> He
         labels=len(acoustic.labels),
         boundary=acoustic.boundary,
         blank=acoustic.blank,
-        settings=BeamSettings(beam=beam, nbest=NBEST),
+        settings=BeamSettings(hypotheses=beam, nbest=NBEST),
     )
 
     def decoder(lm: Any) -> Decode:

@@ -105,8 +105,15 @@ def noise_for(rho: float, mechanism: str, restarts: tuple[int, ...] = ()) -> flo
     """Noise multiplier that gives rho-zCDP if as many users came as these stand for, scaled."""
     from dlm.federated.noise import make_mechanism
 
-    built = make_mechanism(mechanism, rounds=ROUNDS, gap=GAP, max_part=MOST, restarts=restarts)
-    return built.sensitivity(gap=GAP, max_part=MOST) / math.sqrt(2 * rho) * USERS / STANDS_FOR
+    built = make_mechanism(
+        mechanism, rounds=ROUNDS, gap=GAP, max_participations=MOST, restarts=restarts
+    )
+    return (
+        built.sensitivity(gap=GAP, max_participations=MOST)
+        / math.sqrt(2 * rho)
+        * USERS
+        / STANDS_FOR
+    )
 
 
 Tables = dict[str, dict[str, Any]]
@@ -157,13 +164,6 @@ def plan() -> dict[str, dict[str, Tables]]:
             "no noise, books first": {**plain["no noise"], **books},
         },
         f"mechanisms at rho {RHOS[1]:g}": {**plain, **equal[RHOS[1]]},
-        "noise on a grid": {
-            name: {"privacy": {**equal[RHOS[1]][f"blt, rho {RHOS[1]:g}"]["privacy"], **noise}}
-            for name, noise in (
-                ("blt in floats", {"noise": "float"}),
-                ("blt on a grid", {"noise": "discrete"}),
-            )
-        },
     }
 
 
@@ -180,7 +180,7 @@ def settings_text(tables: Tables, seed: int) -> str:
         "model": {"embedding_size": 48, "hidden_size": 96},
         "local": {"learning_rate": 2.0, "packing": "stream", "batch_size": 8, "unroll": 20},
         "server": {"optimizer": "momentum", "learning_rate": 2.0, "momentum": 0.9},
-        "privacy": {"gap": GAP, "max_part": MOST},
+        "privacy": {"gap": GAP, "max_participations": MOST},
         "sampling": {"report_goal": USERS},
     }
     lines = []

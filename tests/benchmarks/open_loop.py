@@ -85,12 +85,12 @@ def sequenced(request: bytes, number: int) -> bytes:
 def measure(chosen: argparse.Namespace) -> None:
     """Both, in turns."""
     from dlm.client import Client, ClientConfig
-    from dlm.client.api.cluster_file import FixedEndpoints, read_cluster_file
+    from dlm.client.api.core import Core
+    from dlm.client.config.cluster_file import ClusterToml, FixedEndpoints
     from dlm.client.deliver.transport import GrpcConnection
-    from dlm.client.plan.core import Core
     from dlm.wire._pb import shard_pb2 as pb
-    from loadtest.local_cluster import local_cluster
-    from loadtest.trace import read_trace
+    from loadtest.run.local_cluster import local_cluster
+    from loadtest.traces.trace import read_trace
 
     sent: list[bytes] = []
 
@@ -104,7 +104,7 @@ def measure(chosen: argparse.Namespace) -> None:
 
     trace = read_trace(chosen.trace)
     with local_cluster(None, 1, print) as cluster, tempfile.TemporaryDirectory() as scratch:
-        endpoints = read_cluster_file(cluster)
+        endpoints = ClusterToml(cluster).servers()
         config = ClientConfig(deadline_s=30, cache_dir=Path(scratch))
         asked: list[tuple[int, bytes]] = []
         core = Core(FixedEndpoints(endpoints), config, connect=Listening)
@@ -168,10 +168,10 @@ def driven(cluster: str, trace_file: Path) -> None:
     import asyncio
 
     from dlm.client import AsyncClient, ClientConfig
-    from loadtest.replay import Replay
-    from loadtest.schedule import Schedule
-    from loadtest.trace import read_trace
-    from loadtest.worker import precise_loop
+    from loadtest.run.replay import Replay
+    from loadtest.run.worker import precise_loop
+    from loadtest.traces.schedule import Schedule
+    from loadtest.traces.trace import read_trace
 
     given = json.loads(sys.stdin.read())
     trace = read_trace(trace_file)
@@ -191,9 +191,9 @@ def driven(cluster: str, trace_file: Path) -> None:
             replay.watch = latencies.append
             await replay.open_loop(plan, time.monotonic() + 0.2, float(plan.due_s[-1]))
             stages = {}
-            for family in client.metrics.collect():
-                if family.name == "dlm_client_stage_seconds":
-                    for sample in family.samples:
+            for model_info in client.metrics.collect():
+                if model_info.name == "dlm_client_stage_seconds":
+                    for sample in model_info.samples:
                         if sample.name.endswith(("_sum", "_count")):
                             both = stages.setdefault(sample.labels["stage"], [0.0, 0.0])
                             both[sample.name.endswith("_count")] = sample.value
@@ -209,8 +209,8 @@ def plain(cluster: str, trace_file: Path, kind: str) -> None:
     import asyncio
 
     from dlm.client import AsyncClient, Client, ClientConfig
-    from loadtest.trace import read_trace
-    from loadtest.worker import precise_loop
+    from loadtest.run.worker import precise_loop
+    from loadtest.traces.trace import read_trace
 
     given, trace = json.loads(sys.stdin.read()), read_trace(trace_file)
     config = ClientConfig(deadline_s=30)

@@ -39,9 +39,14 @@ ROUNDS = 2000
 BANDS = 400
 
 
-def losses(mechanism: Any, gaps: Sequence[int], max_part: Callable[[int], int]) -> list[Any]:
+def losses(
+    mechanism: Any, gaps: Sequence[int], max_participations: Callable[[int], int]
+) -> list[Any]:
     """(gap, RmsLoss) along gaps."""
-    return [(gap, mechanism.rms_loss(gap=gap, max_part=max_part(gap))) for gap in gaps]
+    return [
+        (gap, mechanism.rms_loss(gap=gap, max_participations=max_participations(gap)))
+        for gap in gaps
+    ]
 
 
 def named(rounds: int) -> dict[str, Any]:
@@ -100,12 +105,12 @@ def blt12() -> tuple[str, str, str, Curves]:
     """MaxLoss over the gap, two participations: Figure 2 by the other loss."""
     gaps = [50, 100, 200, 300, 350, 390, 400, 450, 500, 600, 700, 800, 999]
     curves: Curves = {
-        name: [(gap, made.max_loss(gap=gap, max_part=2)) for gap in gaps]
+        name: [(gap, made.max_loss(gap=gap, max_participations=2)) for gap in gaps]
         for name, made in named(ROUNDS).items()
     }
     for error in ("max", "mean"):
         curves[f"BLT(4, {error}), made for each gap"] = [
-            (gap, blt.max_loss(gap=gap, max_part=2))
+            (gap, blt.max_loss(gap=gap, max_participations=2))
             for gap in gaps
             for blt in [Blt(ROUNDS, optimise_blt(ROUNDS, gap, 2, error=error))]
         ]
@@ -117,7 +122,12 @@ def blt2() -> tuple[str, str, str, Curves]:
     gaps = [50, 100, 200, 300, 350, 390, 400, 450, 500, 600, 700, 800, 999]
     curves = {name: losses(made, gaps, lambda _: 2) for name, made in named(ROUNDS).items()}
     curves["BLT(4, mean), made for each gap"] = [
-        (gap, Blt(ROUNDS, optimise_blt(ROUNDS, gap, 2, error="mean")).rms_loss(gap=gap, max_part=2))
+        (
+            gap,
+            Blt(ROUNDS, optimise_blt(ROUNDS, gap, 2, error="mean")).rms_loss(
+                gap=gap, max_participations=2
+            ),
+        )
         for gap in gaps
     ]
     return "2,000 rounds, 2 participations", "gap", "RmsLoss", curves
@@ -148,7 +158,7 @@ def blt5() -> tuple[str, str, str, Curves]:
 
     def point(mechanism: Any, rounds: int) -> tuple[float, float]:
         times = most_participations(rounds, BANDS)
-        return rounds, mechanism.rms_loss(gap=BANDS, max_part=times) / math.sqrt(times)
+        return rounds, mechanism.rms_loss(gap=BANDS, max_participations=times) / math.sqrt(times)
 
     curves: Curves = {}
     full = make_mechanism("bandmf", rounds=ROUNDS, gap=BANDS)
@@ -177,7 +187,7 @@ def blt6() -> tuple[str, str, str, Curves]:
     for gap in gaps:
         times = most_participations(2052, gap)
         for name, make in families.items():
-            curves[name].append((gap, make(gap, times).rms_loss(gap=gap, max_part=times)))
+            curves[name].append((gap, make(gap, times).rms_loss(gap=gap, max_participations=times)))
     return "2,052 rounds, as many participations as fit", "gap", "RmsLoss", curves
 
 
@@ -189,7 +199,7 @@ def sensitivity_of(name: str) -> Callable[[int, int, int], float]:
     if name == "tree":
         return lambda rounds, gap, times: named_sensitivity("tree", rounds, gap, times)
     return lambda rounds, gap, times: Blt(rounds, PRODUCTION[400]).sensitivity(
-        gap=gap, max_part=times
+        gap=gap, max_participations=times
     )
 
 
@@ -245,15 +255,18 @@ def gdp4c() -> tuple[str, str, str, Curves]:
     curves: Curves = {
         f"{rounds} rounds": [
             (
-                min_sep,
+                min_separation,
                 rho_of(
                     named_sensitivity(
-                        "tree", rounds, min_sep + 1, most_participations(rounds, min_sep + 1)
+                        "tree",
+                        rounds,
+                        min_separation + 1,
+                        most_participations(rounds, min_separation + 1),
                     ),
                     7.0,
                 ),
             )
-            for min_sep in range(50, 1001, 50)
+            for min_separation in range(50, 1001, 50)
         ]
         for rounds in (500, 1000, 2000, 3000)
     }
@@ -272,7 +285,7 @@ def memory_table() -> str:
         ("BLT, 2 buffers", "blt", {"buffers": 2}, "buffers"),
         ("BLT, 4 buffers", "blt", {"buffers": 4}, "buffers"),
     ):
-        made = make_mechanism(name, rounds=2052, gap=342, max_part=6, **more)  # type: ignore[arg-type]
+        made = make_mechanism(name, rounds=2052, gap=342, max_participations=6, **more)  # type: ignore[arg-type]
         rows.append([label, formula, made.state_size(1)])
     return (
         "**BLT Table 1, memory** (2,052 rounds, gap 342: models of noise kept between rounds). The "

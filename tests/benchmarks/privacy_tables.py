@@ -4,7 +4,6 @@
 
     python tests/benchmarks/privacy_tables.py                    # tables, to standard output
     python tests/benchmarks/privacy_tables.py --write README.md  # between its two marks
-    python tests/benchmarks/privacy_tables.py --cost             # also time and memory of a round
 
 Nothing is trained. Optimised mechanisms are kept in the cache folder; without it BandMF of 2,052
 rounds takes a minute of one free core, all the rest some seconds.
@@ -15,29 +14,27 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
 from dlm.federated.account.zcdp import gaussian_epsilon, rho_of
-from dlm.federated.noise import gap_from_min_sep, make_mechanism
+from dlm.federated.noise import gap_from_min_separation, make_mechanism
 from dlm.federated.noise.blt import Blt, nearest_production
-from dlm.federated.noise.mechanism import Mechanism
 from dlm.federated.noise.participation import most_participations, named_sensitivity
 
 BEGIN, END = "<!-- privacy tables -->", "<!-- end of privacy tables -->"
 
 # (mechanism, settings of make_mechanism, printed first and second loss)
 BLT_3: list[tuple[str, str, dict[str, int], float, float]] = [
-    ("BandMF 342", "bandmf", {"gap": 342, "max_part": 6}, 10.21, 8.60),
+    ("BandMF 342", "bandmf", {"gap": 342, "max_participations": 6}, 10.21, 8.60),
     ("TreeAgg-Full", "tree-full", {}, 14.98, 12.47),
-    ("BLT 2, k=1", "blt", {"gap": 2052, "max_part": 1, "buffers": 2}, 11.80, 11.15),
-    ("BLT 5, k=1", "blt", {"gap": 2052, "max_part": 1, "buffers": 5}, 11.40, 10.87),
-    ("BLT 2", "blt", {"gap": 342, "max_part": 6, "buffers": 2}, 10.81, 9.34),
-    ("BLT 3", "blt", {"gap": 342, "max_part": 6, "buffers": 3}, 10.79, 9.33),
-    ("BLT 4", "blt", {"gap": 342, "max_part": 6, "buffers": 4}, 10.79, 9.33),
-    ("BLT 5", "blt", {"gap": 342, "max_part": 6, "buffers": 5}, 10.79, 9.33),
+    ("BLT 2, k=1", "blt", {"gap": 2052, "max_participations": 1, "buffers": 2}, 11.80, 11.15),
+    ("BLT 5, k=1", "blt", {"gap": 2052, "max_participations": 1, "buffers": 5}, 11.40, 10.87),
+    ("BLT 2", "blt", {"gap": 342, "max_participations": 6, "buffers": 2}, 10.81, 9.34),
+    ("BLT 3", "blt", {"gap": 342, "max_participations": 6, "buffers": 3}, 10.79, 9.33),
+    ("BLT 4", "blt", {"gap": 342, "max_participations": 6, "buffers": 4}, 10.79, 9.33),
+    ("BLT 5", "blt", {"gap": 342, "max_participations": 6, "buffers": 5}, 10.79, 9.33),
 ]
 # BLT 4.1 names others without a row in its table: for comparison.
 BLT_3_MORE: list[tuple[str, str, dict[str, int]]] = [
@@ -117,7 +114,7 @@ def _change(ours: float, paper: float, digits: int = 4) -> str:
 def blt_table_3(tell: Callable[[str], None]) -> str:
     """n = 2052, gap 342, 6 participations."""
     rows: list[list[object]] = []
-    where = {"gap": 342, "max_part": 6}
+    where = {"gap": 342, "max_participations": 6}
     for label, name, settings, first, second in BLT_3:
         made = make_mechanism(name, rounds=2052, progress=tell, **settings)  # type: ignore[arg-type]
         most, root = made.max_loss(**where), made.rms_loss(**where)
@@ -140,15 +137,24 @@ def blt_table_3(tell: Callable[[str], None]) -> str:
 def blt_table_4() -> str:
     """From the printed settings; rounded up as the paper does."""
     rows = []
-    for place, name, noise, min_sep, max_part, rounds, rho_text, epsilon_text in BLT_4:
-        gap = gap_from_min_sep(min_sep)
+    for (
+        place,
+        name,
+        noise,
+        min_separation,
+        max_participations,
+        rounds,
+        rho_text,
+        epsilon_text,
+    ) in BLT_4:
+        gap = gap_from_min_separation(min_separation)
         if name == "blt":
             made = Blt(rounds, nearest_production(gap))
-            sensitivity = made.sensitivity(gap=gap, max_part=max_part)
+            sensitivity = made.sensitivity(gap=gap, max_participations=max_participations)
         elif name == "bandmf":
-            sensitivity = _bandmf_sensitivity(place, rounds, gap, max_part)
+            sensitivity = _bandmf_sensitivity(place, rounds, gap, max_participations)
         else:
-            sensitivity = named_sensitivity(name, rounds, gap, max_part)
+            sensitivity = named_sensitivity(name, rounds, gap, max_participations)
         rho = rho_of(sensitivity, noise)
         epsilon = gaussian_epsilon(rho, 1e-10)
         digits = len(rho_text) - 2
@@ -156,7 +162,8 @@ def blt_table_4() -> str:
         up_epsilon = math.ceil(epsilon * 100 - 1e-9) / 100
         same = f"{up_rho:.{digits}f}" == rho_text and f"{up_epsilon:.2f}" == epsilon_text
         rows.append([
-            place, f"{name}-{noise:g} / {min_sep} / {max_part}", rounds, rho_text, f"{rho:.5f}",
+            place, f"{name}-{noise:g} / {min_separation} / {max_participations}", rounds,
+            rho_text, f"{rho:.5f}",
             _change(rho, float(rho_text), 5), epsilon_text, f"{epsilon:.5f}",
             _change(epsilon, float(epsilon_text), 5),
             "yes" if same else f"no ({BLT_4_REASONS.get((place, name), '?')})",
@@ -179,11 +186,11 @@ def blt_table_4() -> str:
     )  # fmt: skip
 
 
-def _bandmf_sensitivity(place: str, rounds: int, gap: int, max_part: int) -> float:
+def _bandmf_sensitivity(place: str, rounds: int, gap: int, max_participations: int) -> float:
     """Columns of norm 1 that do not meet; but for es-ES, whose bands are wider than its gap."""
     if place != "es-ES":
-        return math.sqrt(max_part)
-    assert (rounds, gap, max_part) == (1280, 297, 4)
+        return math.sqrt(max_participations)
+    assert (rounds, gap, max_participations) == (1280, 297, 4)
     return math.sqrt(0.2) * ES_ES_OURS
 
 
@@ -192,8 +199,8 @@ def gdp_tables() -> str:
     head = ["model", "rounds", "MinS / MaxP", "paper rho", "rho", "difference",
             "equal, rounded", "participations that fit", "rho for these"]  # fmt: skip
     rows = []
-    for place, rounds, min_sep, max_part, printed in GDP_1:
-        rows.append(_tree_row(place, rounds, min_sep, max_part, printed))
+    for place, rounds, min_separation, max_participations, printed in GDP_1:
+        rows.append(_tree_row(place, rounds, min_separation, max_participations, printed))
     first = (
         "**GDP Table 1, NWP** (TreeAgg, z = 7). MaxP is about rounds / MinS, rounded down. The "
         "separation alone allows more, as the last two columns show: the printed rho holds only if "
@@ -204,10 +211,10 @@ def gdp_tables() -> str:
         "than half of the last digit printed."
     )  # fmt: skip
     more = []
-    for place, rounds, min_sep, max_part, printed, epsilon_printed in GDP_2:
-        row = _tree_row(place, rounds, min_sep, max_part, printed)
+    for place, rounds, min_separation, max_participations, printed, epsilon_printed in GDP_2:
+        row = _tree_row(place, rounds, min_separation, max_participations, printed)
         rounded = gaussian_epsilon(printed, 1e-10)
-        exact = gaussian_epsilon(_tree_rho(rounds, min_sep, max_part), 1e-10)
+        exact = gaussian_epsilon(_tree_rho(rounds, min_separation, max_participations), 1e-10)
         more.append([*row[:7], f"{epsilon_printed:.2f}", f"{rounded:.4f}",
                      _change(rounded, epsilon_printed), f"{exact:.4f}"])  # fmt: skip
     second = (
@@ -218,17 +225,25 @@ def gdp_tables() -> str:
     return first + "\n\n" + second
 
 
-def _tree_rho(rounds: int, min_sep: int, max_part: int) -> float:
-    return rho_of(named_sensitivity("tree", rounds, gap_from_min_sep(min_sep), max_part), 7.0)
+def _tree_rho(rounds: int, min_separation: int, max_participations: int) -> float:
+    return rho_of(
+        named_sensitivity(
+            "tree", rounds, gap_from_min_separation(min_separation), max_participations
+        ),
+        7.0,
+    )
 
 
-def _tree_row(place: str, rounds: int, min_sep: int, max_part: int, printed: float) -> list[object]:
-    rho = _tree_rho(rounds, min_sep, max_part)
-    most = most_participations(rounds, gap_from_min_sep(min_sep))
+def _tree_row(
+    place: str, rounds: int, min_separation: int, max_participations: int, printed: float
+) -> list[object]:
+    rho = _tree_rho(rounds, min_separation, max_participations)
+    most = most_participations(rounds, gap_from_min_separation(min_separation))
     same = "yes" if round(rho, 2) == printed else "no"
-    return [place, rounds, f"{min_sep} / {max_part}", f"{printed:.2f}", f"{rho:.4f}",
+    return [place, rounds, f"{min_separation} / {max_participations}", f"{printed:.2f}",
+        f"{rho:.4f}",
             _change(rho, printed), same, most,
-            f"{_tree_rho(rounds, min_sep, most):.3f}"]  # fmt: skip
+            f"{_tree_rho(rounds, min_separation, most):.3f}"]  # fmt: skip
 
 
 def dpf_tables(pld: bool = True) -> str:
@@ -269,52 +284,10 @@ def dpf_tables(pld: bool = True) -> str:
     return first + "\n\n" + second
 
 
-def cost_table(parameters: int = 1_400_000, rounds: int = 2052, gap: int = 342) -> str:
-    """CPU seconds of a round's noise and what is held, interleaved; the middle of the rounds."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from dlm.federated.noise import key_from_seed
-
-    names = ["gaussian", "blt", "tree", "tree-full", "bandmf"]
-    made: dict[str, Mechanism] = {}
-    runs = {}
-    for name in names:
-        mechanism = make_mechanism(name, rounds=rounds, gap=gap, max_part=6)
-        step = jax.jit(mechanism.step, donate_argnums=0)
-        state = mechanism.init(key_from_seed(0), jnp.zeros(parameters))
-        for _ in range(2):
-            noise, state = step(state)
-        jax.block_until_ready(noise)
-        made[name] = mechanism
-        runs[name] = [step, state, []]
-    for _ in range(15):
-        for name in names:
-            step, state, times = runs[name]
-            began = time.process_time()
-            noise, runs[name][1] = step(state)
-            jax.block_until_ready((noise, runs[name][1]))
-            times.append(time.process_time() - began)
-    base = np.array(runs["gaussian"][2])
-    rows = []
-    for name in names:
-        spent = np.array(runs[name][2])
-        size = made[name].state_size(parameters)
-        rows.append([name, f"{np.median(spent):.3f}", f"{np.median(spent / base):.1f}",
-                     size // parameters, f"{size * 4 / 1e6:.0f}"])  # fmt: skip
-    return (
-        f"**Noise of one round** ({parameters:,} parameters, {rounds:,} rounds, gap {gap}; medians "
-        "of 15 rounds, interleaved in one process, and of their ratios).\n\n"
-        + table(["mechanism", "CPU s", "of independent noise", "buffers held", "MB"], rows)
-    )
-
-
 def main() -> None:
     """Prints the tables, or writes them between the marks of a file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--write", type=Path, help="file with two marks, to write between them")
-    parser.add_argument("--cost", action="store_true", help="also time the noise of a round")
     arguments = parser.parse_args()
 
     def tell(line: str) -> None:
@@ -327,8 +300,6 @@ def main() -> None:
     for part in sections:
         parts.append(part())
         tell(f"{parts[-1][:40]} ... done")
-    if arguments.cost:
-        parts.append(cost_table())
     text = "\n\n".join(parts)
     if arguments.write is None:
         print(text)

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import settings
 from benchmarks.workload import Mix, Workload, from_text
 from dlm.client import AsyncClient, Client, ClientConfig, States
-from dlm.client.api.cluster_file import write_cluster_file
+from dlm.client.config.cluster_file import write_cluster_file
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.cluster.processes import running_servers
 from dlm.index.layout import read_manifest
@@ -78,7 +78,7 @@ def asked(vocabulary: Any, order: int) -> Iterator[tuple[np.ndarray, np.ndarray,
 def batches(utterance: Any) -> list[Batch]:
     """The batches that a decoder asks, in states and ids of its model."""
     return [
-        (States(utterance.family, contexts, lengths), words)
+        (States(utterance.model_info, contexts, lengths), words)
         for contexts, lengths, words in asked(utterance.vocabulary, utterance.order)
     ]
 
@@ -105,9 +105,9 @@ def report(
 def stages_of(families: Iterable[Any], name: str) -> Stages:
     """Seconds and messages of each stage, from the metric of that name."""
     found: Stages = {}
-    for family in families:
-        if family.name == name:
-            for sample in family.samples:
+    for model_info in families:
+        if model_info.name == name:
+            for sample in model_info.samples:
                 if sample.name.endswith(("_sum", "_count")):
                     both = found.setdefault(sample.labels["stage"], [0.0, 0.0])
                     both[sample.name.endswith("_count")] += sample.value

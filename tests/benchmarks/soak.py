@@ -1,7 +1,7 @@
 """Servers and clients at a steady load for minutes, then offered several times what they can do.
 
     python tests/benchmarks/soak.py SHARD_SET [--minutes M --load F] [--over X ...] [--server-cpu C]
-        [--small SMALL_SET] [--cascade ROUNDS]
+        [--local-fallback SMALL_SET] [--cascade ROUNDS]
 
 Starts a real server for each shard of the set in the folder SHARD_SET, and client processes that
 ask batches of 50 contexts x 20 words from real text. First the capacity is found: calls/s of a
@@ -12,10 +12,10 @@ capacity for 20 s; the capacity once more, from the first second after.
 With --server-cpu the servers together get C cores, by a cgroup (version 1; needs its rights), and
 clients the rest: else the clients, which share the machine, cannot offer much more than is served.
 
-With --small the clients have the whole cascade: heartbeats, the partial model, and the small one of
-that shard set. The last columns then have the scores that were not the full model's, the switches
-of modes so far, how long the host took cores away in all, and the longest time for which a thread
-that only sleeps was not woken.
+With --local-fallback the clients have the whole cascade: heartbeats, the bigram fallback, and the
+small one of that shard set. The last columns then have the scores that were not the full model's,
+the switches of modes so far, how long the host took cores away in all, and the longest time for
+which a thread that only sleeps was not woken.
 
 --cascade says what it costs while all is well. In each of so many rounds client processes begin
 that have three clients each: with the cascade, without, and without once more, whose difference
@@ -53,7 +53,7 @@ from benchmarks import settings
 from benchmarks.serving import BATCHES, WORK, batches, cpu_of
 from benchmarks.workload import Mix, from_text
 from dlm.client import AsyncClient, ClientConfig
-from dlm.client.api.cluster_file import write_cluster_file
+from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.errors import ConfigError, DlmError, Overloaded
 from dlm.index.layout import read_manifest
@@ -140,12 +140,14 @@ class Generator:
 async def generate(cluster: str, decoders: int, deadline_s: float, kinds: list[str]) -> None:
     """A client process: does what each line of its input says, with the client of that number.
 
-    kinds  of each: the small model's shard set where it has the cascade, else ""
+    kinds  of each: the local fallback's shard set where it has the cascade, else ""
     """
     config = ClientConfig(deadline_s=deadline_s)
     clients, generators = [], []
     for small in kinds:
-        more = replace(config, partial=True, small=Path(small)) if small else config
+        more = (
+            replace(config, bigram_fallback=True, local_fallback=Path(small)) if small else config
+        )
         clients.append(await AsyncClient.connect(cluster, more))
         generators.append(Generator(clients[-1], decoders, deadline_s))
         await generators[-1].run(CLOSED, 1.0)
@@ -322,7 +324,7 @@ def measure(chosen: argparse.Namespace) -> None:
         if chosen.cascade:
             compare(command, pids, chosen)
             return
-        load = Load([[*command, chosen.small]] * chosen.clients, pids)
+        load = Load([[*command, chosen.local_fallback]] * chosen.clients, pids)
         try:
             with limited(pids, chosen.server_cpu):
                 print(f"| {COLUMNS} |\n|---|" + "---:|" * COLUMNS.count("|"))
@@ -340,7 +342,7 @@ def compare(command: list[str], pids: list[int], chosen: argparse.Namespace) -> 
     without, *kinds = "without", "with", "without again"
     turns: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     for round_number in range(chosen.cascade):
-        load = Load([[*command, "", chosen.small, ""]] * chosen.clients, pids)
+        load = Load([[*command, "", chosen.local_fallback, ""]] * chosen.clients, pids)
         try:
             order = kinds * TURNS
             random.Random(round_number).shuffle(order)
@@ -397,11 +399,11 @@ def main() -> None:
     parser.add_argument("--decoders", type=int, default=8, help="that ask in the closed loop")
     parser.add_argument("--deadline", type=float, default=0.5, help="seconds")
     parser.add_argument("--server-cpu", type=float, default=0.0, help="cores for all servers")
-    parser.add_argument("--small", default="", help="shard set of a small model")
-    parser.add_argument("--cascade", type=int, default=0, help="rounds, with --small")
+    parser.add_argument("--local-fallback", default="", help="shard set of a small model")
+    parser.add_argument("--cascade", type=int, default=0, help="rounds, with --local-fallback")
     chosen = parser.parse_args()
-    if chosen.cascade and not chosen.small:
-        parser.error("--cascade needs --small")
+    if chosen.cascade and not chosen.local_fallback:
+        parser.error("--cascade needs --local-fallback")
     measure(chosen)
 
 

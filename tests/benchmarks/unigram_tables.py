@@ -24,7 +24,8 @@ import pyarrow as pa
 from dlm.federated.collect import Collection
 from dlm.federated.keys import Key
 from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler
-from dlm.federated.unigrams import UnigramConfig, oov_counts
+from dlm.federated.unigram_settings import UnigramConfig
+from dlm.federated.unigrams import oov_counts
 from dlm.federated.users import UserDataset, spoken_words
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from federated.corpus import top_words
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-WHITELIST = 200_000
+WORDLIST = 200_000
 CAPACITIES = (5_000, 10_000, 20_000)
 LAMBDAS = (1.0, 100.0, 1_000.0, 5_000.0, math.inf)
 SEED = 1
@@ -50,7 +51,7 @@ def public_words() -> tuple[list[str], np.ndarray]:
     for name in ("gutenberg", "wikipedia_en"):
         for line in lines(DATA / "text" / f"{name}.txt.zst"):
             counts.update(spoken_words(line))
-    top = counts.most_common(WHITELIST)
+    top = counts.most_common(WORDLIST)
     return [word for word, _ in top], np.array([float(n) for _, n in top])
 
 
@@ -59,12 +60,18 @@ def collected(train: UserDataset, words: list[str], config: UnigramConfig, goal:
     key = Key.from_seed(SEED)
     once = goal * config.rounds <= len(train)
     sampler = (
-        AvailabilitySampler(len(train), goal, key.fold("s"), max_part=1)
+        AvailabilitySampler(len(train), goal, key.fold("s"), max_participations=1)
         if once
         else FixedGoalSampler(len(train), goal, key.fold("s"))
     )
     found = Collection(
-        train, words, config, sampler, key, max_part=1 if once else None, split=spoken_words
+        train,
+        words,
+        config,
+        sampler,
+        key,
+        max_participations=1 if once else None,
+        split=spoken_words,
     )
     list(found.run())
     return found

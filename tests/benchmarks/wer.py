@@ -9,7 +9,8 @@ the models of `wer_models.py`. Utterances that share 8 words in a row with their
 
 1. weights are tuned with KenLM, which is quick, on a grid, with a beam of 20; each speaker's are
    those that are best for all other speakers
-2. each speaker is decoded with these by KenLM, and by a real cluster of two servers; `partial` by
+2. each speaker is decoded with these by KenLM, and by a real cluster of two servers;
+`bigram_fallback` by
    the client of the full model whose servers have been killed
 3. the table: WER with its interval (bootstrap by speaker), the difference from full (paired), the
    smallest difference that would show (in 80 of 100 samples, at 5 %), the n-best list's oracle
@@ -52,9 +53,10 @@ from benchmarks.wer_models import (
 from benchmarks.wer_plot import Bar, intervals
 from dlm.asr.acoustic import AcousticModel
 from dlm.asr.audio import read_audio
-from dlm.asr.ctc import BeamSettings, CtcDecoder
+from dlm.asr.ctc import CtcDecoder
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.lexicon import model_lexicon
+from dlm.asr.settings import BeamSettings
 from dlm.asr.wer import (
     Interval,
     WordErrors,
@@ -81,7 +83,7 @@ GRID = tuple(product((1.0, 1.5, 2.0, 2.5, 3.0), (-1.0, 0.0, 1.0)))
 SHOWS = 1.96 + 0.84  # standard errors: found at 5 %, in 80 of 100 samples
 
 CALLED = {
-    "partial": "its 2-grams",
+    "bigram_fallback": "its 2-grams",
     "unigram": "its words alone",
     **{f"small_{share}": f"pruned to 1/{share}" for share in SMALL},
 }
@@ -156,7 +158,9 @@ class Study:
 
     def decoder(self, weights: Weights, *, beam: int = BEAM, nbest: int = 1) -> CtcDecoder:
         """The beam search with these weights."""
-        settings = BeamSettings(lm_weight=weights[0], word_score=weights[1], beam=beam, nbest=nbest)
+        settings = BeamSettings(
+            lm_weight=weights[0], word_score=weights[1], hypotheses=beam, nbest=nbest
+        )
         acoustic = self.acoustic
         return CtcDecoder(
             self.lexicon,
@@ -256,16 +260,16 @@ def read_decoded(rows: dict[str, Any]) -> dict[str, Decoded]:
 def served(study: Study, model: str) -> Iterator[Callable[[], DlmLM]]:
     """A real cluster's client, as a maker of language models: one for each utterance.
 
-    `partial` is the full model's, its servers killed once the client has its low orders.
+    `bigram_fallback` is the full model's, its servers killed once the client has its low orders.
     """
-    directory = study.shards("full" if model == "partial" else model)
+    directory = study.shards("full" if model == "bigram_fallback" else model)
     config = ClientConfig(
-        partial=model == "partial", deadline_s=20.0, cache_dir=study.work / "client"
+        bigram_fallback=model == "bigram_fallback", deadline_s=20.0, cache_dir=study.work / "client"
     )
     with running_servers([directory]) as servers:
         addresses = [server.endpoint.address for server in servers]
         with Client.connect(addresses, config) as client:
-            if model == "partial":
+            if model == "bigram_fallback":
                 for server in servers:
                     server.process.kill()
                     server.process.wait()

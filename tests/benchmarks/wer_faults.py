@@ -3,11 +3,12 @@
     python tests/benchmarks/wer_faults.py --work DIR [--utterances 30] [--svg FILE] [--json FILE]
 
 The study of `wer.py` (its DIR), one decoder, utterances of clean speech in an order drawn once. Two
-servers hold the full model. After a third of the utterances `loadtest.chaos` kills the server of
-shard 0; after another third it is started again. DLM Figure 10's two fallbacks:
+servers hold the full model. After a third of the utterances `loadtest.run.chaos` kills the server
+of shard 0; after another third it is started again. DLM Figure 10's two fallbacks:
 
     without   no fallback: an utterance whose calls fail is lost, all of its words count as deleted
-    partial   `ClientConfig(partial=True)`: what shard 0 would have answered comes from 2-grams
+    partial   `ClientConfig(bigram_fallback=True)`: what shard 0 would have answered comes from
+              2-grams
     small     the same with `small`: new utterances go to the model pruned to a thirtieth
 
 Utterances come at `PACE` times real time, whether the last one is done or not. Prints WER, how many
@@ -42,17 +43,17 @@ from dlm.asr.ctc import CtcDecoder
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.wer import WordErrors, total, word_errors
 from dlm.client import Client, ClientConfig
-from dlm.client.api.cluster_file import write_cluster_file
+from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import UnavailableError
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
-from loadtest.chaos import Chaos, Command
-from loadtest.proxy import Proxies
+from loadtest.run.chaos import Chaos, Command
+from loadtest.run.proxy import Proxies
 
 WEIGHTS = (2.0, 0.0)
 SMALL = "small_30"
-ARMS = ("without", "partial", "small")
+ARMS = ("without", "bigram_fallback", "small")
 PHASES = ("before", "down", "after")
 PACE = 4.0
 AVERAGED = 6  # utterances, in the plot of word errors
@@ -72,7 +73,7 @@ class Row:
     audio_s: float
     delay_s: float
     mode: str
-    partial: int
+    bigram_fallback: int
     errors: WordErrors
 
 
@@ -84,17 +85,17 @@ def decode(
     posteriors: NDArray[np.float32],
 ) -> tuple[str, int, WordErrors]:
     """Mode, partial queries and errors of an utterance."""
-    before = client.stats.partial
+    before = client.stats.bigram_fallback
     utterance = client.utterance()
     try:
         lm = DlmLM(utterance, study.lexicon.words)
         found = decoder.decode(posteriors, lm)
     except UnavailableError:
         return "lost", 0, WordErrors(len(one.words), deletions=len(one.words))
-    partial = client.stats.partial - before
-    kind = utterance.family.kind
+    partial = client.stats.bigram_fallback - before
+    kind = utterance.model_info.kind
     text = found[0].text if found else ""
-    mode = "partial" if partial and kind == "full" else kind
+    mode = "bigram_fallback" if partial and kind == "full" else kind
     return mode, partial, word_errors(one.words, text.split())
 
 
@@ -114,7 +115,7 @@ def run(study: Study, arm: str, spoken: Sequence[Spoken]) -> list[Row]:
         write(servers)
         small = study.shards(SMALL) if arm == "small" else None
         config = ClientConfig(
-            partial=arm != "without", small=small, cache_dir=study.work / "client"
+            bigram_fallback=arm != "without", small=small, cache_dir=study.work / "client"
         )
         endpoints = [server.endpoint for server in servers]
         with (
@@ -156,7 +157,7 @@ def table(found: dict[str, list[Row]]) -> str:
             factors = [row.delay_s / row.audio_s for row in some]
             lines.append(
                 f"| {arm} | {phase} | {100 * (rate or 0):.1f} | {modes['lost']} "
-                f"| {modes['full']} / {modes['partial']} / {modes['small']} "
+                f"| {modes['full']} / {modes['bigram_fallback']} / {modes['small']} "
                 f"| {np.median(factors):.2f} | {max(factors):.2f} | {_recovery(some)} |"
             )
     return "\n".join(lines)

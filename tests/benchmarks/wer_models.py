@@ -28,7 +28,7 @@ from dlm.ngram.arpa import ArpaReader
 
 GRAM = 8  # an utterance that shares so many words in a row with the text is left out
 SMALL = (4, 10, 30)
-MODELS = ("full", *(f"small_{share}" for share in SMALL), "partial", "unigram")
+MODELS = ("full", *(f"small_{share}" for share in SMALL), "bigram_fallback", "unigram")
 
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", "—": " ", "–": " ", "-": " "})
 _OTHERS = re.compile(r"[^a-z' ]+")
@@ -110,7 +110,7 @@ def make_models(text: Path, work: Path) -> dict[str, Path]:
         count = sum(reader.counts)
     for share in SMALL:
         _once(arpas[f"small_{share}"], "prune", full, "--ngrams", count // share, "--output")
-    _once(arpas["partial"], "reduce", full, "--order", 2, "--output")
+    _once(arpas["bigram_fallback"], "reduce", full, "--order", 2, "--output")
     _once(arpas["unigram"], "reduce", full, "--order", 1, "--output")
     return arpas
 

@@ -121,6 +121,6 @@ def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "b
 def _drawn(parts: Sequence[str], height: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 20}" '
-        f'height="{height:.0f}" font-family="sans-serif" font-size="12">'
+        f'height="{height:.0f}" font-model_info="sans-serif" font-size="12">'
         '<rect width="100%" height="100%" fill="white"/>' + "".join(parts) + "</svg>"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadtest.rescoring import spoken
+from loadtest.traces.rescoring import spoken
 
 SEED = 20190812
 MAGIC = 0x574D4C44  # "DLMW"; DO NOT CHANGE without kenlm_driver.cc

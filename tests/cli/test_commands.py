@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,17 @@ def test_verify_passes_on_what_shard_made_and_names_what_was_damaged(
     assert b"shard-0001.arrow" in bad.stdout + bad.stderr
     damaged = bad.stdout.count(b"\nviolation: ") + bad.stdout.startswith(b"violation: ")
     assert bad.stdout.endswith(b": %d violation%s\n" % (damaged, b"s" * (damaged > 1)))
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+@pytest.mark.parametrize("command", [("verify", "shards"), ("score", "--local", "model.arpa")])
+def test_progress_is_not_shown_where_it_is_not_wanted(
+    run: Run, folder: Path, command: tuple[str, ...], quiet: tuple[str, ...]
+) -> None:
+    """Its lines begin with the time."""
+    done = run(*command, *quiet, cwd=folder, text=b"a b\n")
+    assert done.returncode == 0, done.stderr
+    assert bool(re.search(rb"^\[ .* s\] ", done.stderr, re.M)) == (not quiet)
 
 
 def test_verify_checks_the_files_of_some_shards_where_the_others_are_not(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dlm.federated.provenance import Guarantee, Provenance
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
+from dlm.record.provenance import Guarantee, Provenance
 from estimate.merge_models import normalised_model, worst_sum
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -61,7 +61,7 @@ def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: 
 
 STAGE = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
-    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+    "gap": 1, "max_participations": 1, "extras": {"ledger": "a" * 64},
 }  # fmt: skip
 NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
 
@@ -70,7 +70,7 @@ NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" 
     ("more", "said"),
     [
         ((), "top.arpa is: it has no record."),
-        (("--public", "ACME"), "0.125-zCDP for each user who took part."),
+        (("--public-attested-by", "ACME"), "0.125-zCDP for each user who took part."),
     ],
 )
 def test_the_record_of_the_source_is_composed_with_the_topologys(
@@ -86,6 +86,7 @@ def test_the_record_of_the_source_is_composed_with_the_topologys(
         (line,) = [line for line in reader.comments if line.startswith("privacy: ")]
     record = Provenance.from_json(line)
     assert said in record.statement()
+    assert said in done.stderr.decode()
     assert record.derived[-1] == "distill"
 
 
@@ -117,13 +118,13 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--samples", "9", "--part", "1/2"], "give --work without --output"),
         (["--samples", "9", "--part", "two"], "expected I/N"),
         (["--samples", "0"], "1 to 1e+15"),
-        (["--samples", "nan"], "--samples nan; expected a number of sentences"),
-        (["--samples", "1e400"], "--samples inf; expected a number of sentences"),
+        (["--samples", "nan"], "distill.samples is nan; expected 1 to"),
+        (["--samples", "1e400"], "distill.samples is inf; expected 1 to"),
         (["--topology", "self", "--samples", "9", "--order", "6"], "expected 1 to 5"),
         (["--topology", "self+", "--samples", "9"], "names no file"),
         (["--topology", ""], "--topology is empty"),
-        (["--prior", "inf"], "prior of inf visits"),
-        (["--samples", "9", "--seed", "-1"], "--seed -1; expected 0 or more"),
+        (["--prior", "inf"], "distill.prior is inf; expected 0 or more"),
+        (["--samples", "9", "--seed", "-1"], "distill.seed is -1; expected 0 or more"),
         (["--work", "here"], "leave it out"),
         (["--text", "none.txt"], "none.txt"),
         (["--capitalize", "none.arpa"], "--capitalize needs a network"),

@@ -14,17 +14,17 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from cli.trained import check_taken_up, dlm, ln_after, train  # noqa: E402
+from dlm.checkpoint import CHECKPOINT  # noqa: E402
 from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
 from dlm.distill.work import COUNTS  # noqa: E402
 from dlm.errors import ConfigError, FormatError  # noqa: E402
 from dlm.estimate.columns import ModelColumns  # noqa: E402
-from dlm.federated.counts_file import WordCounts, write_counts  # noqa: E402
-from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance  # noqa: E402
-from dlm.federated.run_folder import CHECKPOINT  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
+from dlm.record.counts_file import WordCounts, write_counts  # noqa: E402
+from dlm.record.provenance import LINE_PREFIX, Guarantee, Provenance  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 
@@ -110,7 +110,7 @@ def test_the_command_writes_a_model_that_carries_the_record(home: Path) -> None:
     """Near to what the network says; sums to 1; a simulation promises nothing, and says so."""
     out = home / "out.arpa"
     args = ("distill", home / "run", "--topology", home / "top.arpa", "-o", out, "--json")
-    done = dlm(*args, "--samples", "2e3", "--public", "the tests")
+    done = dlm(*args, "--samples", "2e3", "--public-attested-by", "the tests")
     assert done.exit_code == 0, done.exception
     figures = json.loads(done.stdout)
     assert 0 < figures["relative_entropy_nats"] < 0.05
@@ -130,7 +130,7 @@ def test_the_command_writes_a_model_that_carries_the_record(home: Path) -> None:
     assert carried.ledgers == of_run.ledgers
     assert carried.simulated == of_run.simulated
     # More samples, and the network's own words as the topology: nearer.
-    again = dlm(*args, "--samples", "2e3", "--public", "the tests")
+    again = dlm(*args, "--samples", "2e3", "--public-attested-by", "the tests")
     assert json.loads(again.stdout)["perplexity"] == figures["perplexity"]
 
 
@@ -197,7 +197,7 @@ def test_words_are_cased_and_their_frequencies_are_those_of_counts(home: Path) -
     given = Provenance(
         Guarantee(2.12, 1e-6, 0.125),
         stages=({"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0,
-                 "rounds": 1, "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64}},),
+                 "rounds": 1, "gap": 1, "max_participations": 1, "extras": {"ledger": "a" * 64}},),
         ledgers=("a" * 64,),
     )  # fmt: skip
     words = ("beta", "rare", "alpha", "gamma", "delta")

@@ -23,9 +23,9 @@ from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.pieces_to_words import PieceSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
 from dlm.estimate.columns import ModelColumns  # noqa: E402
-from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
+from dlm.record.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 from pipeline.runs import DRIVER  # noqa: E402
@@ -41,7 +41,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "counts.tsv").write_text(counts)
     normalised_model(3, [*WORDS, "other", "be"], order=3, contexts=1.0).write(place / "top.arpa")
     with quickly():
-        done = dlm("pieces", place / "counts.tsv", "--size", 12, "--public", "the tests",
+        done = dlm("pieces", place / "counts.tsv", "--size", 12, "--public-attested-by",
+            "the tests",
                        "-o", place / "pieces.model")  # fmt: skip
         assert done.exit_code == 0, done.exception
         train(place, WORDS, 'vocabulary = "pieces.model"')
@@ -53,7 +54,7 @@ def test_a_network_of_wordpieces_becomes_a_model_of_words(home: Path) -> None:
     network says, over all ways to cut a word; the record is the network's, composed."""
     out = home / "out.arpa"
     args = ("distill", home / "run", "--topology", home / "top.arpa", "-o", out, "--json")
-    done = dlm(*args, "--samples", "4e3", "--public", "the tests")
+    done = dlm(*args, "--samples", "4e3", "--public-attested-by", "the tests")
     assert done.exit_code == 0, done.exception
     figures = json.loads(done.stdout)
     assert figures["source_perplexity"] is None

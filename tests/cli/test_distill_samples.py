@@ -9,10 +9,10 @@ import pytest
 
 from cli.trained import dlm
 from dlm.errors import ConfigError, PrivacyError, SourceError
-from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance
-from dlm.federated.recorded import sidecar, write_recorded
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
+from dlm.record.provenance import LINE_PREFIX, Guarantee, Provenance
+from dlm.record.sidecar import sidecar, write_recorded
 from estimate.merge_models import normalised_model, worst_sum
 
 WORDS = [f"w{i}" for i in range(10)]
@@ -75,7 +75,7 @@ def test_a_python_object_is_distilled_and_promises_nothing_of_itself(home: Path)
     record = record_of(home / "out.arpa")
     assert record.guarantee is None
     assert any("the source my_source:Model" in reason for reason in record.reasons)
-    figures(*args, "--samples", "30", "--public", "ACME")
+    figures(*args, "--samples", "30", "--public-attested-by", "ACME")
     assert record_of(home / "out.arpa").guarantee == Guarantee(0.0, 0.0, 0.0)
 
 
@@ -154,7 +154,7 @@ def test_contexts_of_a_text_take_the_place_of_samples(home: Path) -> None:
     dlm(*counts, "--text", "lines.txt", "--work", "work")
     figures(*args, "--counts", "work")
     assert any("the text" in reason for reason in record_of(home / "out.arpa").reasons)
-    figures(*args, "--text", "lines.txt", "--public", "ACME")
+    figures(*args, "--text", "lines.txt", "--public-attested-by", "ACME")
     assert record_of(home / "out.arpa").guarantee == Guarantee(0.0, 0.0, 0.0)
 
 
@@ -178,14 +178,14 @@ def test_a_topology_of_the_sources_own_n_grams(home: Path) -> None:
 
 
 def test_a_text_keeps_its_own_record_whoever_vouches(home: Path) -> None:
-    """--public speaks for what has none; counts bring the text's record to whoever adds them up;
-    what stands beside it says that it is of users, though its record was removed."""
+    """--public-attested-by speaks for what has none; counts bring the text's record to whoever
+    adds them up; what stands beside it says that it is of users, though its record was removed."""
     topology = Provenance.public("ACME", "it").line
     (home / "pub.arpa").write_text(f"# {topology}\n" + (home / "big.arpa").read_text())
     said = Provenance.none("users' text, without noise")
     write_recorded("of_users.txt", b"w1 w2\nw3 w4\n" * 9, said, digest_name="text_sha256")
     args = ("distill", "pub.arpa", "--topology", "pub.arpa", "--text", "of_users.txt")
-    public = ("--public", "ACME")
+    public = ("--public-attested-by", "ACME")
     figures(*args, *public, "-o", "out.arpa")
     assert record_of(home / "out.arpa").reasons == said.reasons
     assert dlm(*args, "--work", "work").exit_code == 0

@@ -43,7 +43,16 @@ COMMANDS = {
     "token": ["token", "alice", "--token-file", "out/alice"],
     "tokens": ["token", "alice", "--tokens", "out/tokens"],
     "perplexity": ["perplexity", "model.arpa", "text", "--tmp", "out"],
-    "pieces": ["pieces", "counts.tsv", "--size", "20", "-o", "out/x.model", "--public", "X"],
+    "pieces": [
+        "pieces",
+        "counts.tsv",
+        "--size",
+        "20",
+        "-o",
+        "out/x.model",
+        "--public-attested-by",
+        "X",
+    ],
 }
 QUICK = ("prune", "estimate", "token")
 KINDS = [
@@ -194,6 +203,29 @@ def test_a_signal_that_a_callback_drops_still_ends_the_command(number: signal.Si
     line = [sys.executable, "-c", IN_CALLBACK, str(int(number))]
     done = forked.run(line, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "dropped\n", "")
+
+
+# A command that gets a signal while Python exits, which drops exceptions too. After that, C's exit
+# calls sleep(status of the exit): longer than until a signal is raised again.
+AT_EXIT = """
+import atexit, ctypes, os, sys
+from dlm.cli import main
+def run(**_):
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc.sleep, None)
+    atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+    sys.exit(1)
+main.program = lambda _: run
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_exits_leaves_its_exit_status(number: signal.Signals) -> None:
+    """Its work is done: no alarm kills what is left of the process."""
+    line = [sys.executable, "-c", AT_EXIT, str(int(number))]
+    done = forked.run(line, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
 # A command that swallows the first signal; the clock is an hour later at the second.

@@ -16,8 +16,10 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
-from dlm.errors import ConfigError, DlmError, TrainingDiverged  # noqa: E402
+from dlm.errors import ConfigError, DlmError, PrivacyError, TrainingDiverged  # noqa: E402
+from dlm.federated.run_files import refuse_secrets_left  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
+from dlm.federated.users import UserDataset  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 
 CONFIG = """
@@ -40,7 +42,7 @@ clip_norm = 0.5
 mechanism = "tree"
 noise_multiplier = 0.5
 gap = 2
-max_part = 2
+max_participations = 2
 [sampling]
 report_goal = 4
 """
@@ -130,7 +132,7 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
             CONFIG.replace("rounds = 3", "rounds = 9").replace("gap = 2", "gap = 6"),
             "6 rounds in a row need 24 different users",
         ),
-        ("run.toml", CONFIG.replace("rounds = 3", "rouns = 3"), "no setting named rouns"),
+        ("run.toml", CONFIG.replace("rounds = 3", "rouns = 3"), "a setting named rouns"),
     ],
 )
 def test_bad_input_is_refused_before_any_round(
@@ -223,7 +225,9 @@ def test_the_folder_of_a_pipeline_is_refused(place: Path) -> None:
 def test_a_run_that_users_run_out_of_says_what_can_be_done(place: Path) -> None:
     """A folder of an earlier program, begun without enough users: its rounds can be reported."""
     (place / "run.toml").write_text(
-        CONFIG.replace("rounds = 3", "rounds = 12").replace("max_part = 2", "max_part = 1")
+        CONFIG.replace("rounds = 3", "rounds = 12").replace(
+            "max_participations = 2", "max_participations = 1"
+        )
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Training, "_check_population", lambda self: None)
@@ -256,15 +260,68 @@ def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(
     assert (place / "out" / "privacy.json").exists()
 
 
-def test_a_run_that_diverges_is_reported_and_ends(place: Path) -> None:
-    """Its rounds were released: they have a report, and users' text is not kept for more."""
+@pytest.mark.parametrize("rounds", [1, 3], ids=["in its last round", "before it"])
+def test_a_run_that_diverges_is_reported_and_ends(
+    place: Path, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rounds were released: they have a report. Nobody's text is read again, or advised to."""
+    wild = CONFIG + "[server]\nlearning_rate = 1e12\n"
+    (place / "run.toml").write_text(wild.replace("rounds = 3", f"rounds = {rounds}"))
+    first = federate(place)
+    report = (place / "out" / "privacy.md").read_text()
+    assert ("the run ended after 1 of 3 planned rounds" in report) == (rounds > 1)
+    kept = sorted(path.name for path in (place / "out").iterdir())
+    assert not [name for name in kept if name == "users.store" or "private" in name]
+
+    def read(*_: object, **__: object) -> None:
+        pytest.fail("users' text was read")
+
+    monkeypatch.setattr(UserDataset, "open", read)
+    for done in (first, federate(place), *(federate(place, "--stop-after", n) for n in "13")):
+        assert isinstance(done.exception, TrainingDiverged)
+        assert "after round 1 the model diverges" in str(done.exception)
+        assert "privacy costs of both add up" in str(done.exception)
+        assert any(str(place / "out" / "privacy.md") in note for note in done.exception.__notes__)
+        assert "stop" not in str(done.exception)
+        assert "keeps noise" not in done.stderr
+        assert "nothing to do" not in done.stderr
+        assert sorted(path.name for path in (place / "out").iterdir()) == kept
+        assert (place / "out" / "privacy.md").read_text() == report
+
+
+def test_a_diverged_run_whose_report_is_missing_gets_it(place: Path) -> None:
+    """Killed before it was written; users' text does not stay."""
     (place / "run.toml").write_text(CONFIG + "[server]\nlearning_rate = 1e12\n")
-    done = federate(place)
-    assert isinstance(done.exception, TrainingDiverged)
-    assert "privacy costs of both add up" in str(done.exception)
-    assert (place / "out" / "privacy.md").exists()
+    federate(place)
+    (place / "out" / "privacy.json").unlink()
+    assert isinstance(federate(place, "--stop-after", "1").exception, TrainingDiverged)
+    assert (place / "out" / "privacy.json").exists()
     assert not (place / "out" / "users.store").exists()
-    assert isinstance(federate(place).exception, TrainingDiverged)
+
+
+def test_a_run_that_was_ended_takes_no_text_again(place: Path) -> None:
+    """It is refused more rounds, or reported again; `dlm privacy erase` says what it removed."""
+    erase = ["privacy", "erase", str(place / "out")]
+    federate(place, "--stop-after", "1")
+    assert json.loads(CliRunner().invoke(app, [*erase, "--json"]).stdout) == {
+        "run": str(place / "out"),
+        "rounds": 1,
+        "erased": ["private-1.state", "users.store"],
+    }
+    assert isinstance(federate(place).exception, PrivacyError)
+    assert not (place / "out" / "users.store").exists()
+    again = federate(place, "--stop-after", "1")
+    assert again.exit_code == 0
+    assert "keeps noise" not in again.stderr
+    assert "nothing to do" not in again.stderr
+    assert not (place / "out" / "users.store").exists()
+    # A copy of users' text that comes back is refused until it is erased.
+    (place / "out" / "users.store").mkdir()
+    with pytest.raises(PrivacyError, match=r"users\.store"):
+        refuse_secrets_left(place / "out")
+    assert "erased: users.store" in CliRunner().invoke(app, erase).stdout
+    refuse_secrets_left(place / "out")
+    assert "erased: nothing" in CliRunner().invoke(app, erase).stdout
 
 
 def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> None:
@@ -290,7 +347,10 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
     assert "no provenance record stood beside the counts" in facts["provenance"]["reasons"]
     assert facts["provenance"]["derived"] == ["wordpieces 14"]
     # Another inventory is another run; and public ones owe nobody anything.
-    assert CliRunner().invoke(app, ["pieces", *made, "--public", "a tester"]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["pieces", *made, "--public-attested-by", "a tester"]).exit_code
+        == 0
+    )
     assert "vocabulary_record" in str(federate(place).exception)
     (place / "out" / "checkpoint.dlmfed").unlink()
     assert federate(place).exit_code == 0
@@ -304,7 +364,7 @@ def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None
     for more, message in (
         ("", "data.vocabulary: no such file: "),
         ("\nvocabulary_size = 3", "make fewer with dlm pieces"),
-        ('\ntokenizer = "letters"', "data.tokenizer is letters; expected one of words, white"),
+        ('\ntokenizer = "letters"', "data.tokenizer is 'letters'; expected words or white"),
     ):
         settings = CONFIG.replace('"words.txt"', f'"pieces.model"{more}')
         (place / "run.toml").write_text(settings)

@@ -114,7 +114,6 @@ NOT_RUN = {
     "dlm privacy audit": "needs a run's settings and the extra train",
     "dlm privacy compose": "needs the reports of runs",
     "dlm privacy erase": "needs a run",
-    "dlm privacy exposure": "needs users' text and the extra train",
     "dlm privacy sign": "needs a run and a key",
     "dlm privacy verify": "needs a run and a key",
     "dlm privacy account": "needs the extra train; see test_privacy.py",

@@ -13,11 +13,11 @@ from cli.conftest import MODEL
 from dlm import __version__
 from dlm.cli.main import app
 from dlm.errors import ConfigError
-from dlm.federated.provenance import Guarantee, Provenance
 from dlm.index.build.shard_set import build_shard_set
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
 from dlm.ngram.arpa import provenance_line
+from dlm.record.provenance import Guarantee, Provenance
 
 TINY = Path(__file__).parents[2] / "shards/tiny/exact-2"
 
@@ -71,7 +71,7 @@ def test_a_privacy_comment_is_shown_as_words_unless_it_begins_as_a_record(
 
 STAGE = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
-    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+    "gap": 1, "max_participations": 1, "extras": {"ledger": "a" * 64},
 }  # fmt: skip
 GOOD = Provenance(Guarantee(2.116, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
 
@@ -115,7 +115,7 @@ def test_an_unverified_record_is_stated_once(tmp_path: Path) -> None:
     """Under "privacy"; the comment that holds it only says so."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     arpa = MODEL.write(tmp_path / "model.arpa")
-    record = dataclasses.replace(GOOD, guarantee=Guarantee(2.25408466, 1e-6, 0.125))
+    record = dataclasses.replace(GOOD, guarantee=Guarantee(2.41909318, 1e-6, 0.125))
     arpa.write_bytes(f"# {record.line}\n".encode() + arpa.read_bytes())
     build_shard_set(arpa, tmp_path / "shards", shards=1)
     told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")]).output

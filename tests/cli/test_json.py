@@ -14,7 +14,7 @@ import forked
 from cluster import WAIT_S, command
 from dlm.cli.json_output import as_json_line
 from dlm.cli.main import app
-from dlm.client.api.cluster_file import read_cluster_file
+from dlm.client.config.cluster_file import ClusterToml
 from dlm.ngram.arpa import ArpaReader
 from dlm.server.tokens import read_tokens
 from normalised import normalised_model
@@ -131,7 +131,7 @@ def test_a_cluster_says_on_one_line_what_it_serves(
     )
     assert process.stdout is not None
     found = json.loads(process.stdout.readline())
-    listed = read_cluster_file(tmp_path / "cluster.toml")
+    listed = ClusterToml(tmp_path / "cluster.toml").servers()
     process.terminate()
     rest, _ = process.communicate(timeout=WAIT_S)
     assert (process.returncode, rest) == (0, b"")

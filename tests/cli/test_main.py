@@ -15,7 +15,10 @@ import dlm
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ACCOUNT = "account --mechanism tree --noise-multiplier 7 --rounds 9 --min-sep 2 --max-part 3"
+ACCOUNT = (
+    "account --mechanism tree --noise-multiplier 7 --rounds 9 --min-separation 2 "
+    "--max-participations 3"
+)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from cluster import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError
-from dlm.federated.provenance import Guarantee, Provenance
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
+from dlm.record.provenance import Guarantee, Provenance
 from estimate.merge_models import normalised_model, worst_sum
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -82,7 +82,7 @@ def test_models_are_merged_by_their_counts(run: Run, home: Path) -> None:
 
 STAGE = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
-    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+    "gap": 1, "max_participations": 1, "extras": {"ledger": "a" * 64},
 }  # fmt: skip
 NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
 
@@ -91,7 +91,11 @@ NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" 
     ("records", "more", "said"),
     [
         ((NOISED, None), (), "NO GUARANTEE: nothing says whose text model 2, b.arpa is"),
-        ((NOISED, None), ("--public", "ACME"), "0.125-zCDP for each user who took part."),
+        (
+            (NOISED, None),
+            ("--public-attested-by", "ACME"),
+            "0.125-zCDP for each user who took part.",
+        ),
         ((NOISED, NOISED), (), "0.125-zCDP for each user who took part."),  # of one run
         ((NOISED, Provenance.none("no noise")), (), "NO GUARANTEE: no noise."),
         ((None, None), (), ""),

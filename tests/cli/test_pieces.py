@@ -16,9 +16,9 @@ pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
-from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.pieces import Inventory
-from dlm.federated.provenance import Guarantee, Provenance
+from dlm.record.counts_file import WordCounts, read_counts, write_counts
+from dlm.record.provenance import Guarantee, Provenance
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 WORDS = [
@@ -54,7 +54,11 @@ def pieces(counts: Path, *more: str, output: str = "out.model") -> Result:
         ),
         (Provenance.none("no noise"), (), "NO GUARANTEE: no noise."),
         (None, (), "NO GUARANTEE: no provenance record stood beside the counts."),
-        (None, ("--public", "ACME"), "Public: no user's text is in it. The counts counts.tsv "),
+        (
+            None,
+            ("--public-attested-by", "ACME"),
+            "Public: no user's text is in it. The counts counts.tsv ",
+        ),
     ],
 )
 def test_an_inventory_says_what_its_counts_are_worth(
@@ -86,7 +90,7 @@ def test_an_inventory_says_what_its_counts_are_worth(
 def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None:
     """Others are refused: not signed, signed by another key, changed; nothing is written."""
     pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
-    from dlm.federated.signature import Claim, read_private_key, sign
+    from dlm.record.signature import Claim, read_private_key, sign
 
     keys = {name: counts.with_name(f"{name}.pem") for name in ("mine", "theirs")}
     for key in keys.values():
@@ -109,8 +113,8 @@ def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None
     assert done.exit_code == 0, done.exception
     assert "Verified: signed by the key" in done.stdout
     assert Inventory.load(counts.with_name("out.model")).provenance.unverified == ()
-    done = pieces(counts, *trust, "--public", "ACME")
-    assert "comes from users; leave --public out" in str(done.exception)
+    done = pieces(counts, *trust, "--public-attested-by", "ACME")
+    assert "comes from users; leave --public-attested-by out" in str(done.exception)
     write_counts(counts, WordCounts(tuple(WORDS), np.full(len(WORDS), 2.0), GOOD))
     assert "wrong: " in str(pieces(counts, *trust).exception)
 
@@ -118,10 +122,10 @@ def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None
 def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     """Nothing is written."""
     for more, kind, message in (
-        (("--size", "36", "--max-length", "0"), ConfigError, "--max-length is 0"),
+        (("--size", "36", "--max-length", "0"), ConfigError, "pieces.max_length is 0"),
         (("--size", "36", "--max-length", "513"), ConfigError, "expected 1 to 512"),
         (("--size", str(1 << 40)), EstimationError, "Give a smaller size"),
-        (("--size", "3"), ConfigError, "at least 4"),
+        (("--size", "3"), ConfigError, "4 or more"),
     ):
         done = pieces(counts, *more)
         assert isinstance(done.exception, kind)
@@ -129,8 +133,8 @@ def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     done = pieces(counts, "--size", "36", output="out.txt")
     assert "expected a name in .model" in str(done.exception)
     write_counts(counts, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
-    done = pieces(counts, "--size", "36", "--public", "ACME")
-    assert "comes from users; leave --public out" in str(done.exception)
+    done = pieces(counts, "--size", "36", "--public-attested-by", "ACME")
+    assert "comes from users; leave --public-attested-by out" in str(done.exception)
     counts.with_name("counts.tsv.provenance.json").unlink()
     counts.write_text("no counts\n")
     done = pieces(counts, "--size", "36")
@@ -168,14 +172,14 @@ def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
     link = counts.with_name("link.tsv")
     link.symlink_to(counts)
     for named in (counts, link):
-        done = pieces(named, "--size", "36", "--public", "ACME")
+        done = pieces(named, "--size", "36", "--public-attested-by", "ACME")
         assert isinstance(done.exception, ConfigError)
         assert f"counts.tsv{end} says that {named} comes from users" in str(done.exception)
 
 
 def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:
     """By which a model that was changed is refused."""
-    assert pieces(counts, "--size", "36", "--public", "ACME").exit_code == 0
+    assert pieces(counts, "--size", "36", "--public-attested-by", "ACME").exit_code == 0
     model, side = counts.with_name("out.model"), counts.with_name("out.model.provenance.json")
     record = json.loads(side.read_text())
     assert record["provenance"]["guarantee"] == {"epsilon": 0.0, "delta": 0.0, "rho": 0.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -201,12 +202,14 @@ def test_a_port_that_is_taken_is_told(
 
 
 def two_free_ports() -> int:
-    """The first of two ports side by side on which nobody listens."""
+    """The first of two ports side by side on which nobody listens, and that no connection is given
+    before they are used."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as first, contextlib.suppress(OSError):
-            port = int(first.getsockname()[1])
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError):
+            for one in (port, port + 1):
+                socket.create_server(("127.0.0.1", one)).close()
+            return port
 
 
 def test_metrics_of_shards_are_on_ports_side_by_side(
@@ -379,7 +382,7 @@ def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(
 ) -> None:
     """Not found out when it is needed."""
     for wrong in (tmp_path / "absent", tmp_path):
-        done = run("cluster", folder / "shards", "--small", wrong, cwd=tmp_path)
+        done = run("cluster", folder / "shards", "--local-fallback", wrong, cwd=tmp_path)
         assert done.returncode == 1
         assert b"manifest.json" in done.stderr
     damaged = tmp_path / "damaged"
@@ -389,6 +392,6 @@ def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(
         if path.name == "shard-0001.arrow":
             data[len(data) // 2] ^= 1
         (damaged / path.name).write_bytes(data)
-    done = run("cluster", folder / "shards", "--small", damaged, cwd=tmp_path)
+    done = run("cluster", folder / "shards", "--local-fallback", damaged, cwd=tmp_path)
     assert done.returncode == 1
     assert b"shard-0001.arrow" in done.stderr

@@ -95,7 +95,7 @@ def test_a_folder_of_lattices_is_rescored_by_servers_and_by_shards_alike(
         toml = cluster.write(tmp_path / "cluster.toml")
         done = dlm_rescore(lattices, "--lm", toml, *SCALES, "-o", tmp_path / "out")
     rows = [row.split("\t") for row in succeeded(done).splitlines()]
-    assert rows[0] == ["utterance", "positions", "queries", "partial", "small"]
+    assert rows[0] == ["utterance", "positions", "queries", "bigram_fallback", "local_fallback"]
     assert [row[0] for row in rows[1:4]] == ["utt-0", "utt-1", "utt-2"]
     assert all(row[3:] == ["0", "0"] for row in rows[1:4])
     assert len(rows) == 4  # rows alone, for a pipe
@@ -124,7 +124,13 @@ def test_a_list_is_rescored_by_an_arpa_file(
     out = tmp_path / "out.jsonl"
     done = dlm_rescore(tmp_path / "in.jsonl", "--lm", arpa, "--json", "-o", out)
     first, last = map(json.loads, succeeded(done).splitlines())
-    assert first == {"id": "u", "positions": 1, "queries": 9, "partial": 0, "small": 0}
+    assert first == {
+        "id": "u",
+        "positions": 1,
+        "queries": 9,
+        "bigram_fallback": 0,
+        "local_fallback": 0,
+    }
     assert last["summary"]["utterances"] == 1
     (found,) = read_nbest(out)
     assert {one.words for one in found.hypotheses} == {*some}
@@ -188,13 +194,13 @@ def test_partial_scores_are_counted_in_rows_and_told_in_files(
         succeeded(dlm_rescore(lattices, "--lm", toml, *SCALES, "--nbest", 2, "-o", best))
     *rows, last = map(json.loads, succeeded(done).splitlines())
     assert len(rows) == 3
-    flagged = [row["id"] for row in rows if row["partial"]]
+    flagged = [row["id"] for row in rows if row["bigram_fallback"]]
     assert last["summary"]["degraded"] == len(flagged) > 0
     for row in rows:
         text = (tmp_path / "out" / f"{row['id']}.slf").read_text()
         assert ("scores come from shorter n-grams" in text) == (row["id"] in flagged)
     lists = [json.loads(line) for line in best.read_text().splitlines()]
-    assert [one["id"] for one in lists if "partial" in one] == flagged
+    assert [one["id"] for one in lists if "bigram_fallback" in one] == flagged
 
 
 def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_path: Path) -> None:
@@ -218,7 +224,7 @@ def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_pat
         (["in.txt", "--format", "slf", "--resume"], "--resume applies only if IN is a folder"),
         (["in.txt", "--jobs", "0"], "--jobs is 0"),
         (["in.txt", "--nbest", "0"], "--nbest is 0"),
-        (["in.txt", "--beam", "0"], "beam 0"),
+        (["in.txt", "--beam", "0"], "rescore.beam is 0.0"),
         (["in.txt", "--format", "slf", "--lm", "none"], "no such file or folder: none"),
         (["-"], "give --format"),
     ],

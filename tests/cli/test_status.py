@@ -152,7 +152,7 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     done = run("status", "--interval", 0.05, "--json", cwd=tmp_path)
     assert done.returncode == 1
     facts = json.loads(done.stdout)
-    assert (facts["missing"], facts["mode"]) == ([2], "small")
+    assert (facts["missing"], facts["mode"]) == ([2], "local_fallback")
 
 
 def test_an_expired_certificate_is_told_in_our_words_alone(environ, tmp_path) -> None:
@@ -188,9 +188,9 @@ def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) 
     done = run("status", "--interval", 0.05, cwd=tmp_path)
     out = done.stdout.decode()
     assert done.returncode == 1
-    assert "no server is ready" in out and "mode: small" in out
+    assert "no server is ready" in out and "mode: local_fallback" in out
     done = run("status", "--interval", 0.05, "--json", cwd=tmp_path)
-    assert (done.returncode, json.loads(done.stdout)["mode"]) == (1, "small")
+    assert (done.returncode, json.loads(done.stdout)["mode"]) == (1, "local_fallback")
 
 
 @pytest.mark.parametrize(

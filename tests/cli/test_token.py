@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.conftest import Run
 from cluster import CommandServer
 from dlm.cli.main import app
-from dlm.client.api.cluster_file import read_cluster_security
+from dlm.client.config.cluster_file import ClusterToml
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest
 
@@ -103,7 +103,7 @@ def test_a_cluster_with_tokens_answers_who_has_one(
     options = ("--cluster", path, "--tokens", tokens, "--token-file", mine)
     line = ("cluster", folder / "shards", *options)
     with CommandServer(*line, cwd=tmp_path, env=environ).ready():
-        assert read_cluster_security(path).token_file == str(mine)
+        assert ClusterToml(path).security().token_file == str(mine)
         text = b"a b c\n"
         scored = run("score", "--cluster", path, text=text)
         assert scored.returncode == 0, scored.stderr

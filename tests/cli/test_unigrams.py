@@ -16,23 +16,24 @@ import numpy as np
 import pytest
 
 from cluster import WAIT_S, command
+from dlm import checkpoint
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, collect
 from dlm.federated.collect import Collection, folder_of
-from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.keys import Key
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import Guarantee, Provenance
 from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
-from dlm.federated.unigrams import UnigramConfig, UserCounts, round_sum
+from dlm.federated.unigram_settings import UnigramConfig
+from dlm.federated.unigrams import UserCounts, round_sum
 from dlm.federated.users import UserDataset
+from dlm.record.counts_file import WordCounts, read_counts, write_counts
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.provenance import Guarantee, Provenance
 from federated.corpus import WORDS, population
 
 KEY = Key.from_seed(6)
 STAGE = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1, "gap": 1,
-    "max_part": 1,
+    "max_participations": 1,
 }  # fmt: skip
 
 
@@ -50,8 +51,16 @@ def arguments(people: UserDataset, output: Path, *more: object) -> list[object]:
     """Of the command."""
     folder = people.folder  # type: ignore[attr-defined]
     return [
-        *("unigrams", folder / "users.tsv", "--whitelist", folder / "words.txt"),
-        *("--tokenizer", "whitespace", "--public", "the tests", "--output", output, *more),
+        *("unigrams", folder / "users.tsv", "--wordlist", folder / "words.txt"),
+        *(
+            "--tokenizer",
+            "whitespace",
+            "--public-attested-by",
+            "the tests",
+            "--output",
+            output,
+            *more,
+        ),
     ]
 
 
@@ -62,7 +71,7 @@ def unigrams(people: UserDataset, output: Path, *more: object) -> None:
 
 def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path) -> None:
     """Ten rounds of thirty, each of 300 users in one: FNG's sum, with all its files beside it."""
-    options = ("--lambda", 50, "--rounds", 10, "--report-goal", 30, "--max-part", 1)
+    options = ("--lambda", 50, "--rounds", 10, "--report-goal", 30, "--max-participations", 1)
     done = subprocess.run(
         command(*arguments(people, tmp_path / "counts.tsv", *options)),
         capture_output=True,
@@ -114,23 +123,33 @@ def test_a_list_of_words_without_a_guarantee_or_a_signature_begins_no_run(
     """Counted without noise; or noised, and signed by nobody. No user's text is looked at."""
     pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
-    from dlm.federated.signature import Claim, read_private_key, sign
+    from dlm.record.signature import Claim, read_private_key, sign
 
     key, public = tmp_path / "key.pem", tmp_path / "key.pub"
     for line in (f"genpkey -algorithm ed25519 -out {key}", f"pkey -in {key} -pubout -out {public}"):
         subprocess.run(["openssl", *line.split()], check=True, capture_output=True)
     words = tmp_path / "list.tsv"
     values = np.arange(len(WORDS), 0.0, -1)
-    noise = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--max-part", 1, "--quiet")
+    noise = (
+        "--lambda",
+        50,
+        "--rounds",
+        5,
+        "--report-goal",
+        60,
+        "--max-participations",
+        1,
+        "--quiet",
+    )
     private = (
         *noise,
         "--noise-multiplier",
         2,
         "--delta",
         1e-6,
-        "--public",
+        "--public-attested-by",
         "",
-        "--whitelist",
+        "--wordlist",
         words,
     )
     write_counts(words, WordCounts(tuple(WORDS), values, Provenance.none("no noise")))
@@ -154,23 +173,26 @@ def test_noise_is_accounted_for(
 ) -> None:
     """One participation of z = 2: rho is 1/8; from a seed it is a simulation."""
     pytest.importorskip("dlm.federated.account.compose", reason="pip install -e '.[train]'")
-    from dlm.federated.account.zcdp import gaussian_epsilon, zcdp_epsilon
+    from dlm.federated.account.zcdp import zcdp_epsilon
 
     shared = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--noise-multiplier", 2)
-    unigrams(people, tmp_path / "a.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--quiet")
+    unigrams(
+        people, tmp_path / "a.tsv", *shared, "--delta", 1e-6, "--max-participations", 1, "--quiet"
+    )
     found = read_counts(tmp_path / "a.tsv").provenance.guarantee
     assert found is not None
     assert found.rho == pytest.approx(0.125)
     assert found.delta == 1e-6
     assert "0.125-zCDP" in capsys.readouterr().out
-    unigrams(people, tmp_path / "b.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--seed", 1)
+    unigrams(
+        people, tmp_path / "b.tsv", *shared, "--delta", 1e-6, "--max-participations", 1, "--seed", 1
+    )
     said = capsys.readouterr().out
     assert "NO GUARANTEE: the keys were made from a configured seed" in said
     record = read_counts(tmp_path / "b.tsv").provenance
     assert record.guarantee is None
-    # The simulation's noise is in floats: its epsilon is that of the exact Gaussian.
-    assert record.simulated == Guarantee(gaussian_epsilon(0.125, 1e-6), 1e-6, 0.125)
-    assert found.epsilon == zcdp_epsilon(0.125, 1e-6) > record.simulated.epsilon
+    assert record.simulated == Guarantee(zcdp_epsilon(0.125, 1e-6), 1e-6, 0.125)
+    assert found.epsilon == record.simulated.epsilon
     text = Path(f"{tmp_path / 'a.tsv'}.privacy.md").read_text()
     assert "in steps of lambda's 2^-32" in text
     assert "by ChaCha20; the grid costs nothing" in text
@@ -180,11 +202,14 @@ def test_noise_is_accounted_for(
     ("more", "message"),
     [
         (("--noise-multiplier", 1), "give both --noise-multiplier and --delta"),
-        (("--noise-multiplier", 1, "--delta", 1e-6), "needs --max-part"),
-        (("--max-part", 1, "--report-goal", 60), "at most 5 rounds"),
+        (("--noise-multiplier", 1, "--delta", 1e-6), "needs --max-participations"),
+        (("--max-participations", 1, "--report-goal", 60), "at most 5 rounds"),
         (("--report-goal", 301), "is 301, but there are 300 users"),
-        (("--report-goal", 5, "--tokenizer", "letters"), "one of words"),
-        (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "leave out --max-part"),
+        (("--report-goal", 5, "--tokenizer", "letters"), "words or whitespace"),
+        (
+            ("--report-goal", 5, "--poisson", 0.1, "--max-participations", 1),
+            "leave out --max-participations",
+        ),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
         (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),
     ],
@@ -201,18 +226,18 @@ def test_what_cannot_be_is_refused_before_anything_is_counted(
 @pytest.mark.parametrize(
     ("option", "value", "bounds"),
     [
-        ("--delta", 2, "between 0 and 1"),
-        ("--delta", 0, "between 0 and 1"),
-        ("--delta", "nan", "between 0 and 1"),
-        ("--max-part", 0, "at least 1"),
-        ("--min-sep", -1, "at least 0"),
+        ("--delta", 2, "above 0 and below 1"),
+        ("--delta", 0, "above 0 and below 1"),
+        ("--delta", "nan", "above 0 and below 1"),
+        ("--max-participations", 0, "1 or more"),
+        ("--min-separation", -1, "0 or more"),
         ("--poisson", 1.5, "at most 1"),
         ("--poisson", 0, "above 0"),
         ("--test-fraction", 1.5, "below 1"),
         ("--test-fraction", 1, "below 1"),
-        ("--test-fraction", -0.1, "at least 0"),
-        ("--report-goal", 0, "at least 1"),
-        ("--capacity", 0, "at least 1"),
+        ("--test-fraction", -0.1, "0 or more"),
+        ("--report-goal", 0, "1 or more"),
+        ("--capacity", 0, "1 or more"),
         ("--missing", "drop", "one of refuse, count"),
         ("--memory", "1K", "at least 1M"),
     ],
@@ -225,17 +250,18 @@ def test_a_value_out_of_bounds_is_refused_before_the_users_file_is_opened(
     value: object,
     bounds: str,
 ) -> None:
-    """By its name on the command line, with what was found and what is expected."""
+    """By its name, with what was found and what is expected."""
 
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("users' text was looked at")
 
     monkeypatch.setattr(UserDataset, "open", opened)
-    more = {"--noise-multiplier": 1, "--delta": 1e-6, "--max-part": 1}
+    more = {"--noise-multiplier": 1, "--delta": 1e-6, "--max-participations": 1}
     if option == "--poisson":
-        del more["--max-part"]
+        del more["--max-participations"]
     given = [part for pair in {**more, option: value}.items() for part in pair]
-    with pytest.raises(ConfigError, match=rf"^{option} is .*{bounds}"):
+    setting = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(ConfigError, match=rf"^({option}|unigrams\.{setting}) is .*{bounds}"):
         unigrams(people, tmp_path / "counts.tsv", "--lambda", 50, "--rounds", 6, *given)
     assert list(tmp_path.iterdir()) == []
 
@@ -244,7 +270,7 @@ def test_a_release_is_never_replaced(people: UserDataset, tmp_path: Path) -> Non
     """By a second one, which composes with it, or by counts of a simulation; these may be."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     output = tmp_path / "a.tsv"
-    raw = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--max-part", 1, "--quiet")
+    raw = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--max-participations", 1, "--quiet")
     noised = (*raw, "--noise-multiplier", 2, "--delta", 1e-6)
     unigrams(people, output, *noised, "--seed", 1)
     unigrams(people, output, *raw)
@@ -269,9 +295,9 @@ def collection(people: UserDataset, output: Path | None, **changes: Any) -> Coll
     key = changes.pop("key", KEY)
     sampler = changes.pop(
         "sampler",
-        AvailabilitySampler(len(people), 20, key.fold("sampling"), gap=2, max_part=6),
+        AvailabilitySampler(len(people), 20, key.fold("sampling"), gap=2, max_participations=6),
     )
-    settings = {"gap": 2, "max_part": 6, **changes}
+    settings = {"gap": 2, "max_participations": 6, **changes}
     config = settings.pop("config", UnigramConfig(30.0, 24, noise_multiplier=0.5))
     words = settings.pop("words", WORDS)
     if output is None:
@@ -389,23 +415,6 @@ def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_pat
     assert rounds(people, output, 4, key=Key.from_system()) == 4
 
 
-def test_a_real_run_of_an_earlier_version_goes_on_with_noise_in_floats(
-    people: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whose folder names no noise; one that begins now names its own."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(collect, "_began_in_floats", lambda _: True)
-        with collection(people, tmp_path / "old.tsv", key=Key.from_system()) as begun:
-            list(begun.run(2))
-    with collection(people, tmp_path / "new.tsv", key=Key.from_system()) as begun:
-        list(begun.run(2))
-    for name, kind in (("old.tsv", "float"), ("new.tsv", "discrete")):
-        with collection(people, tmp_path / name, key=Key.from_system()) as run:
-            assert run.rounds_done == 2
-            list(run.run(3))
-            assert run.stage()["noise"] == kind
-
-
 def test_an_older_folder_that_is_put_back_is_not_noised_anew(
     people: UserDataset, tmp_path: Path
 ) -> None:
@@ -439,7 +448,7 @@ def test_an_older_folder_that_is_put_back_is_not_noised_anew(
         ({"config": UnigramConfig(30.0, 24)}, "unigrams.noise_multiplier was 0.5 and is None"),
         ({"words": WORDS[:-1]}, "vocabulary was"),
         ({"words": (*WORDS[1:], WORDS[0])}, "vocabulary was"),
-        ({"max_part": 5}, "enforced.max_part was 6 and is 5"),
+        ({"max_participations": 5}, "enforced.max_participations was 6 and is 5"),
         ({"key": Key.from_seed(7)}, "key was"),
         ({"sampler": FixedGoalSampler(300, 20, KEY)}, "sampling.kind was 'timer' and is 'fixed'"),
         ({"tokenizer": "words"}, "tokenizer was 'whitespace' and is 'words'"),
@@ -454,7 +463,7 @@ def test_a_run_is_not_resumed_with_other_settings(
     with pytest.raises(ConfigError, match=rf"other settings: .*{part}"):
         collection(people, output, **change)
     with pytest.raises(ConfigError, match=r"sampling.users was 300 and is 299"):
-        sampler = AvailabilitySampler(299, 20, KEY.fold("sampling"), gap=2, max_part=6)
+        sampler = AvailabilitySampler(299, 20, KEY.fold("sampling"), gap=2, max_participations=6)
         collection(people.select(range(299)), output, sampler=sampler)
     others = people.select([*range(1, 300), 0])
     with pytest.raises(ConfigError, match="users was"):
@@ -473,26 +482,18 @@ def test_a_damaged_checkpoint_is_refused(people: UserDataset, tmp_path: Path) ->
             collection(people, output)
 
 
-def test_a_run_of_an_earlier_version_is_refused_by_name(
-    people: UserDataset, tmp_path: Path
-) -> None:
-    """It kept a run in one file; the folder of that name would forget what it released."""
-    (tmp_path / "counts.tsv.work").write_bytes(b"PK\x03\x04")
-    with pytest.raises(ConfigError, match=r"counts\.tsv\.work is a file.* earlier version"):
-        collection(people, tmp_path / "counts.tsv")
-    assert (tmp_path / "counts.tsv.work").read_bytes() == b"PK\x03\x04"
-
-
 def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
     """By the library as by the command; a Poisson sampler needs none."""
-    with pytest.raises(PrivacyError, match="Poisson sampling or max_part"):
-        collection(people, None, sampler=FixedGoalSampler(300, 20, KEY), gap=None, max_part=None)
+    with pytest.raises(PrivacyError, match="Poisson sampling or max_participations"):
+        collection(
+            people, None, sampler=FixedGoalSampler(300, 20, KEY), gap=None, max_participations=None
+        )
     poisson = collection(
-        people, None, sampler=PoissonSampler(300, 0.1, KEY), gap=None, max_part=None
+        people, None, sampler=PoissonSampler(300, 0.1, KEY), gap=None, max_participations=None
     )
     assert len(list(poisson.run(3))) == 3
     assert poisson.stage()["sampling_rate"] == 0.1
-    assert poisson.stage()["max_part"] == 3
+    assert poisson.stage()["max_participations"] == 3
     with pytest.raises(ConfigError, match="sampler is of 10 users"):
         collection(people, None, sampler=FixedGoalSampler(10, 2, KEY))
 
@@ -522,7 +523,7 @@ def test_two_processes_do_not_go_on_with_one_collection(
 
 def test_a_poisson_sample_keeps_to_no_bounds(people: UserDataset) -> None:
     """By the library as by the command."""
-    for bounds in ({"gap": 2, "max_part": None}, {"gap": None, "max_part": 3}):
+    for bounds in ({"gap": 2, "max_participations": None}, {"gap": None, "max_participations": 3}):
         with pytest.raises(PrivacyError, match="not Poisson samples"):
             collection(people, None, sampler=PoissonSampler(300, 0.1, KEY), **bounds)
 
@@ -533,7 +534,7 @@ def test_with_noise_nothing_of_users_text_is_told_without_it(
     """How much they wrote neither; of a simulation it is."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     shared = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--noise-multiplier", 2)
-    more = ("--delta", 1e-6, "--max-part", 1)
+    more = ("--delta", 1e-6, "--max-participations", 1)
     unigrams(people, tmp_path / "a.tsv", *shared, *more)
     said = capsys.readouterr().err
     assert said.startswith("300 users\n")

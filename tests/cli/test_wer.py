@@ -72,6 +72,18 @@ def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -
     )
 
 
+def test_one_utterance_has_no_interval_and_the_output_says_so(run: Run, folder: Path) -> None:
+    """Nor has its difference from another recogniser."""
+    (folder / "part.tsv").write_text("a.flac\tthe man\n")
+    done = run("wer", "said.tsv", "part.tsv", "--subset", "--against", "heard.tsv", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    intervals = [row for row in done.stdout.decode().splitlines() if row.startswith("95 %")]
+    assert intervals == [
+        "95 %\tundefined\tby 1 speaker; an interval needs at least 2",
+        "95 %\tundefined\tby 1 speaker, paired; an interval needs at least 2",
+    ]
+
+
 @pytest.mark.parametrize("other", [(), ("--against", "heard.tsv")])
 def test_a_subset_is_scored_where_it_is_asked_for(
     run: Run, folder: Path, other: tuple[str, ...]
@@ -99,7 +111,7 @@ def test_a_subset_of_nothing_is_an_error(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--hypotheses", 0), "beam is 0; expected 1 or more"),
+        (("--hypotheses", 0), "transcribe.hypotheses is 0; expected 1 or more"),
         (("--nbest", 0), "nbest is 0; expected 1 or more"),
         (("--nbest", 2), "--nbest is 2, but only --json prints more"),
         (("--lm-weight", -1), "lm_weight is -1.0"),

@@ -32,7 +32,7 @@ clip_norm = 0.5
 mechanism = "tree"
 noise_multiplier = 0.5
 gap = 1
-max_part = 2
+max_participations = 2
 [sampling]
 report_goal = 4
 """

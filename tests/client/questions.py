@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,13 @@ def random_queries(oracle: DictModel, seed: int, count: int) -> list[Query]:
             whole = tuple(rng.integers(0, size, rng.integers(1, oracle.order + 2)).tolist())
         out.append((whole[:-1], whole[-1]))
     return out
+
+
+def save_queries(path: Path, oracle: DictModel, queries: list[Query]) -> None:
+    """For a process that is to ask: contexts, words and the bits of the answers, pickled."""
+    scores = [oracle.score(context, word).log10_prob for context, word in queries]
+    asked = [c for c, _ in queries], [w for _, w in queries], np.array(scores, np.float32).tobytes()
+    path.write_bytes(pickle.dumps(asked))
 
 
 def queries_to(files: ModelFiles, shard: int) -> list[Query]:

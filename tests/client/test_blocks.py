@@ -14,8 +14,8 @@ import pytest
 from client.scripted import Clients, Network
 from cluster import Cluster, ModelFiles, build
 from dlm.client import AsyncClient, Client, ContextBlocks, State, Utterance
-from dlm.errors import FamilyMismatch, ProtocolError, QueryError, ShardDown
-from dlm.ngram.query import PARTIAL
+from dlm.errors import ModelMismatch, ProtocolError, QueryError, ShardDown
+from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from models import PlainModel, random_model
@@ -175,7 +175,7 @@ def test_without_servers_in_time_blocks_are_partial_where_that_is_allowed(
     """P(w | v), and every score says so; else the error of the server is raised."""
     with Cluster(files) as running:
         wary = connect(
-            running.addresses, partial=True, heartbeats=False, deadline_s=5.0
+            running.addresses, bigram_fallback=True, heartbeats=False, deadline_s=5.0
         ).utterance()
         strict = connect(running.addresses, deadline_s=5.0).utterance()
         states = [s for s in states_of(strict, files, 30) if len(s._words) >= 2]
@@ -188,13 +188,13 @@ def test_without_servers_in_time_blocks_are_partial_where_that_is_allowed(
         found = blocks.extend(every)
         for row, state in enumerate(states):
             block = blocks._blocks[row]
-            if block.source != PARTIAL:  # nothing is stored under its last two words
+            if block.source != BIGRAM_FALLBACK:  # nothing is stored under its last two words
                 continue
-            assert (found.source[row] == PARTIAL).all()
+            assert (found.source[row] == BIGRAM_FALLBACK).all()
             bits = [files.oracle.score(state._words[-1:], w).log10_prob for w in every.tolist()]
             assert found.log10_prob[row].tobytes() == np.array(bits, np.float32).tobytes()
             assert set(found.states._lengths[row].tolist()) == {3}
-        assert (found.source == PARTIAL).any()
+        assert (found.source == BIGRAM_FALLBACK).any()
 
 
 def test_a_reply_that_cannot_be_is_a_protocol_error(
@@ -222,12 +222,12 @@ def test_a_reply_that_cannot_be_is_a_protocol_error(
 
 
 def test_what_cannot_be_asked_is_refused(files: ModelFiles, other_files: ModelFiles) -> None:
-    """As in the other methods of the handle."""
+    """As in the other methods of the utterance."""
     with Client.local(files.directory) as client, Client.local(other_files.directory) as other:
         utterance = client.utterance()
-        with pytest.raises(FamilyMismatch):
+        with pytest.raises(ModelMismatch):
             utterance.context_blocks([other.utterance().begin()])
-        with pytest.raises(QueryError, match="states is one State"):
+        with pytest.raises(QueryError, match=r"\[state\]"):
             utterance.context_blocks(utterance.begin())  # type: ignore[arg-type]
         blocks = utterance.context_blocks([utterance.begin()])
         for words in ([10**6], [-1], "a"):
@@ -250,4 +250,4 @@ def test_counters_tell_of_blocks(files: ModelFiles, cluster: Cluster, connect: C
     assert after.queries - before.queries == len(long)
     assert 0 < after.messages - before.messages <= files.manifest.shards
     assert after.sent_queries - before.sent_queries <= len(states)
-    assert pickle.loads(pickle.dumps(client)).utterance().family == utterance.family
+    assert pickle.loads(pickle.dumps(client)).utterance().model_info == utterance.model_info

@@ -9,12 +9,12 @@ import pytest
 
 from client.questions import queries_to, submit
 from client.scripted import Network
-from client.test_partial import assert_each_is_of_its_model
+from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, until
 from dlm.client.deliver.call import Call
-from dlm.client.plan import partial, router
+from dlm.client.plan import bigram_fallback, router
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
-from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers, QueryGroups
 
 GONE = ShardDown("gone")
 
@@ -49,7 +49,7 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
     call = call_of(grams, contexts, words, rng.choice([7, 1000]), slots)
     told: list[int] = []
     call.fall_back(grams, lambda call, queries, error, shard: told.append(queries))
-    expected: dict[int, float] = {}  # the value of who came first; 0 for the partial model
+    expected: dict[int, float] = {}  # the value of who came first; 0 for the bigram fallback
     parts = list(call.parts)
     events = [part for part in parts for _ in range(rng.choice([1, 1, 2, 3]))]
     rng.shuffle(events)
@@ -87,14 +87,14 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
     expected |= dict.fromkeys(set(range(60)).difference(expected), 0.0)
     source = np.zeros(60, np.uint8) if result.source is None else result.source
     for at, value in expected.items():
-        assert source[at] == (FULL if value else PARTIAL)
+        assert source[at] == (FULL if value else BIGRAM_FALLBACK)
         if value:
             assert result.log10_prob[at] == np.float32(value)
     assert sum(told) == sum(not value for value in expected.values())
     assert call.result(0) is result
 
 
-@pytest.mark.parametrize("when", ["before", "while the partial model scores"])
+@pytest.mark.parametrize("when", ["before", "while the bigram fallback scores"])
 def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     client, files, monkeypatch, when
 ) -> None:
@@ -107,7 +107,7 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     call = call_of(grams, np.array([context], np.uint32), words, 10, slots)
     call.fall_back(grams, lambda *_: None)
     (part,) = call.parts
-    score = partial.score
+    score = bigram_fallback.score
 
     def late(*args) -> Answers:
         call.answer(part, answers_of(7.0, 1), slice(None))
@@ -116,14 +116,14 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     if when == "before":
         call.answer(part, answers_of(7.0, 1), slice(None))
     else:
-        monkeypatch.setattr(partial, "score", late)
+        monkeypatch.setattr(bigram_fallback, "score", late)
     call.give_up(DeadlineExceeded("late"))
     result = call.result(0)
     if when == "before":
         assert result.log10_prob.tolist() == [7.0] and result.source is None
     else:
         expected = [files.oracle.score(context[-1:], word).log10_prob]
-        assert (result.log10_prob.tolist(), result.source.tolist()) == (expected, [PARTIAL])
+        assert (result.log10_prob.tolist(), result.source.tolist()) == (expected, [BIGRAM_FALLBACK])
 
 
 def test_a_part_that_is_found_stale_twice_ends_no_other(
@@ -132,7 +132,7 @@ def test_a_part_that_is_found_stale_twice_ends_no_other(
     """The servers hold another model as soon as they are looked for, and still once it is fetched;
     a part as large is on its way to a server that answers."""
     network = Network()
-    client = connect(cluster.addresses, network, partial=True)
+    client = connect(cluster.addresses, network, bigram_fallback=True)
     queries = queries_to(files, 0)[:20] + queries_to(files, 1)[:20]
     utterance = client.utterance()
     until(lambda: submit(utterance, queries).result(WAIT_S).source is None)
@@ -155,4 +155,4 @@ def test_a_part_that_is_found_stale_twice_ends_no_other(
             network.moved = {}
         answers = future.result(WAIT_S)
     assert_each_is_of_its_model(files, queries, answers)
-    assert (answers.source == PARTIAL).tolist() == [False] * 20 + [True] * 20
+    assert (answers.source == BIGRAM_FALLBACK).tolist() == [False] * 20 + [True] * 20

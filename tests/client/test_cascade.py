@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import pickle
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -17,17 +15,18 @@ import pytest
 import forked
 from client.questions import random_queries
 from client.scripted import Network
-from client.test_partial import ask, assert_each_is_of_its_model
-from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
+from client.test_bigram_fallback import ask, assert_each_is_of_its_model
+from cluster import Cluster, ModelFiles, ProcessServer, build, until
 from dlm.client import AsyncClient, Client, ClientConfig, Utterance
-from dlm.client.api.client import open_small
-from dlm.client.api.cluster_file import Endpoint, write_cluster_file
+from dlm.client.api.client import open_local_fallback
+from dlm.client.config.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health import cascade
-from dlm.client.health.membership import Beating, Liveness
-from dlm.client.health.modes import Mode, Switching
+from dlm.client.health.membership import Liveness
+from dlm.client.health.modes import Mode
 from dlm.errors import (
     ConfigError,
-    FamilyMismatch,
+    ModelMismatch,
     ModelSwitched,
     Overloaded,
     QueryError,
@@ -35,13 +34,13 @@ from dlm.errors import (
     ShardFormatError,
 )
 from dlm.index.search import kernels
-from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from models import random_model
 
 # Quick enough for a test; nothing depends on their being so.
 QUICK = {
-    "beating": Beating(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0),
-    "switching": Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, stable_s=0.0),
+    "heartbeat_config": HeartbeatConfig(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0),
+    "failover_config": FailoverConfig(wait_s=0.1, max_wait_s=0.5, probe_s=0.05, stable_s=0.0),
 }
 
 
@@ -49,7 +48,7 @@ QUICK = {
 def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """Another model, with other words and ids."""
     model = random_model(11, order=3, words=40, per_order=100)
-    return build(model, tmp_path_factory.mktemp("small"), 1)
+    return build(model, tmp_path_factory.mktemp("local_fallback"), 1)
 
 
 def back(network: Network) -> None:
@@ -66,12 +65,12 @@ def fail(client: Client, network: Network, queries) -> None:
     """Until the client has had enough of it."""
     network.instant = ShardDown("gone")
     handle = client.utterance()
-    assert handle.family.kind == "full"
-    until(lambda: len(on(handle, queries)) < 0 or mode_is(client, Mode.SMALL))
+    assert handle.model_info.kind == "full"
+    until(lambda: len(on(handle, queries)) < 0 or mode_is(client, Mode.LOCAL_FALLBACK))
 
 
 def on(handle, queries):
-    """Answers by a handle, whichever its client's mode."""
+    """Answers by an utterance, whichever its client's mode."""
     return handle.score([c for c, _ in queries], [w for _, w in queries])
 
 
@@ -81,52 +80,60 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     """Every score is the oracle's of the model that it names, on the way there and back."""
     caplog.set_level(logging.INFO, "dlm.client")
     network = Network()
-    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 200)
     first = client.utterance()
-    assert first.family.kind == "full"
+    assert first.model_info.kind == "full"
     assert ask(client, queries).source is None
-    assert (client.cascade.reason, client.cascade.small) == ("", True)
+    assert (client.cascade.reason, client.cascade.local_fallback) == ("", True)
     fail(client, network, queries)
     assert client.cascade.reason == "failures"
 
     # What began on the full model ends on its low orders, without any message.
     answers = on(first, queries)
     assert_each_is_of_its_model(files, queries, answers)
-    assert set(answers.source.tolist()) == {FULL, PARTIAL}
+    assert set(answers.source.tolist()) == {FULL, BIGRAM_FALLBACK}
 
-    # What is new is scored by the small model, by its own words.
+    # What is new is scored by the local fallback, by its own words.
     second = client.utterance()
-    assert (second.family.kind, second.family.model) == ("small", small.manifest.model)
+    assert (second.model_info.kind, second.model_info.model) == (
+        "local_fallback",
+        small.manifest.model,
+    )
     words = small.words()[3:20]
     (score,) = second.score_sentences([" ".join(words)])
     expected = small.oracle.score_sentence([w.encode() for w in words])
     assert score.token_log10_prob.tolist() == [float(e.log10_prob) for e in expected]
-    assert set(score.token_source.tolist()) == {SMALL}
-    assert set(second.extend([second.begin()], words).source.reshape(-1).tolist()) == {SMALL}
+    assert set(score.token_source.tolist()) == {LOCAL_FALLBACK}
+    assert set(second.extend([second.begin()], words).source.reshape(-1).tolist()) == {
+        LOCAL_FALLBACK
+    }
 
     # Their states never meet.
-    with pytest.raises(FamilyMismatch, match="small model"):
+    with pytest.raises(ModelMismatch, match="local_fallback model"):
         first.extend([second.begin()], [1])
-    with pytest.raises(FamilyMismatch, match="full model"):
+    with pytest.raises(ModelMismatch, match="full model"):
         second.extend([first.begin()], [1])
 
     back(network)
     until(lambda: mode_is(client, Mode.FULL))
-    assert client.utterance().family == first.family
+    assert client.utterance().model_info == first.model_info
     again = on(first, queries)
     assert again.source is None
-    assert client.cascade.switches == {(Mode.SMALL, "failures"): 1, (Mode.FULL, "recovered"): 1}
+    assert client.cascade.switches == {
+        (Mode.LOCAL_FALLBACK, "failures"): 1,
+        (Mode.FULL, "recovered"): 1,
+    }
     assert client.cascade.reason == "recovered"
     gone, came = [r for r in caplog.records if getattr(r, "event", "") == "client.mode.changed"]
-    assert (gone.to, gone.reason, gone.slow_shards) == ("small", "failures", [])
+    assert (gone.to, gone.reason, gone.slow_shards) == ("local_fallback", "failures", [])
     assert gone.messages >= gone.failed >= 5
     assert (came.to, came.reason) == ("full", "recovered")
 
 
 @pytest.mark.parametrize(
     ("every", "switches"),
-    [(1250, {}), (800, {(Mode.SMALL, "failures"): 1})],
+    [(1250, {}), (800, {(Mode.LOCAL_FALLBACK, "failures"): 1})],
     ids=["0.08 %", "0.125 %"],
 )
 def test_more_than_a_thousandth_of_the_messages_is_too_many(
@@ -142,14 +149,14 @@ def test_more_than_a_thousandth_of_the_messages_is_too_many(
     # On a machine that gives this process no time all messages count all the same, none is late.
     monkeypatch.setattr(cascade, "STOOD_STILL_S", 1e9)
     network = Network()
-    switching = Switching(min_failures=1, window_s=3600.0, wait_s=60.0, max_wait_s=60.0)
-    beating = Beating(timeout_s=10.0, slow_floor_s=10.0)
+    failover_config = FailoverConfig(min_failures=1, window_s=3600.0, wait_s=60.0, max_wait_s=60.0)
+    heartbeat_config = HeartbeatConfig(timeout_s=10.0, slow_floor_s=10.0)
     client = connect(
         cluster.addresses,
         network,
-        small=small.directory,
-        switching=switching,
-        beating=beating,
+        local_fallback=small.directory,
+        failover_config=failover_config,
+        heartbeat_config=heartbeat_config,
         deadline_s=60.0,
     )
     handle = client.utterance()
@@ -184,11 +191,11 @@ def test_more_than_a_thousandth_of_the_messages_is_too_many(
         assert (client.cascade.messages, client.cascade.failed) == (messages, 1)
 
 
-def test_while_on_the_small_model_canaries_alone_are_sent(cluster, connect, files, small) -> None:
+def test_while_on_the_small_model_probes_alone_are_sent(cluster, connect, files, small) -> None:
     """One utterance's worth to each shard at a time, and none while one is out."""
     network = Network()
-    settings = {**QUICK, "switching": Switching(wait_s=0.05, canary_s=0.05, canaries=1000)}
-    client = connect(cluster.addresses, network, small=small.directory, **settings)
+    settings = {**QUICK, "failover_config": FailoverConfig(wait_s=0.05, probe_s=0.05, probes=1000)}
+    client = connect(cluster.addresses, network, local_fallback=small.directory, **settings)
     queries = random_queries(files.oracle, 5, 200)
     held = client.utterance()
     fail(client, network, queries)
@@ -202,21 +209,21 @@ def test_while_on_the_small_model_canaries_alone_are_sent(cluster, connect, file
     for _, request in network.requests[before:]:
         assert request.groups.word_counts.tolist() == [5] * 8
         assert request.groups.context_lengths.tolist() == [2] * 8
-    assert mode_is(client, Mode.SMALL)
+    assert mode_is(client, Mode.LOCAL_FALLBACK)
 
 
 def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, small) -> None:
-    """Its next call raises, until the full model is back; other handles go on."""
+    """Its next call raises, until the full model is back; other utterances go on."""
     network = Network()
-    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 100)
     handle = client.utterance(on_switch="rescore")
     assert len(handle.score([(1, 2)], [3])) == 1
     fail(client, network, queries)
-    with pytest.raises(ModelSwitched, match="open a new utterance"):
+    with pytest.raises(ModelSwitched, match="new utterance"):
         handle.score([(1, 2)], [3])
     rescoring = client.utterance(on_switch="rescore")
-    assert rescoring.family.kind == "small"
+    assert rescoring.model_info.kind == "local_fallback"
     assert len(rescoring.score([(1, 2)], [3])) == 1
     back(network)
     until(lambda: mode_is(client, Mode.FULL))
@@ -232,11 +239,13 @@ def test_a_client_that_finds_no_server_begins_on_the_small_model(
     """And goes over to the full one when servers come, wherever cluster.toml says by then."""
     listing = tmp_path / "cluster.toml"
     listing.write_text('[[server]]\naddress = "127.0.0.1:9"\nshard = 0\n')
-    config = ClientConfig(cache_dir=cache_dir, small=small.directory, connect_s=1.0, **QUICK)
+    config = ClientConfig(
+        cache_dir=cache_dir, local_fallback=small.directory, connect_s=1.0, **QUICK
+    )
     with Client.connect(listing, config) as client:
-        assert client.utterance().family.kind == "small"
+        assert client.utterance().model_info.kind == "local_fallback"
         (score,) = client.utterance().score_sentences(["a b"])
-        assert set(score.token_source.tolist()) == {SMALL}
+        assert set(score.token_source.tolist()) == {LOCAL_FALLBACK}
         with Cluster(files) as cluster:
             cluster.write(listing)
             until(lambda: mode_is(client, Mode.FULL))
@@ -245,10 +254,10 @@ def test_a_client_that_finds_no_server_begins_on_the_small_model(
 
 
 def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, caplog) -> None:
-    """And found again; nobody waits for them meanwhile where there is a partial model."""
+    """And found again; nobody waits for them meanwhile where there is a bigram fallback."""
     caplog.set_level(logging.INFO, "dlm.client")
     with Cluster(files) as cluster:
-        client = connect(cluster, partial=True, **QUICK)
+        client = connect(cluster, bigram_fallback=True, **QUICK)
         until(lambda: [s.health for s in client.cascade.servers] == [Liveness.UP] * 3)
         assert [s.shard for s in client.cascade.servers] == [0, 1, 2]
         assert all(s.ready for s in client.cascade.servers)
@@ -257,7 +266,7 @@ def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, cap
         cluster.servers[1].end()
         until(lambda: client.cascade.servers[1].health is Liveness.DOWN)
         assert [s.ready for s in client.cascade.servers] == [True, False, True]
-        assert not client.cascade.small
+        assert not client.cascade.local_fallback
         queries = random_queries(files.oracle, 5, 300)
         before = client.stats
         answers = ask(client, queries)
@@ -282,22 +291,22 @@ def test_a_client_without_fallbacks_sends_no_heartbeats_unless_told(cluster, con
         _ = quiet.cascade
     told = connect(cluster, heartbeats=True, **QUICK)
     until(lambda: all(s.health is Liveness.UP for s in told.cascade.servers))
-    with pytest.raises(ConfigError, match="needs them to know when to switch back"):
-        ClientConfig(small=Path("somewhere"), heartbeats=False)
+    with pytest.raises(ConfigError, match=r"client\.heartbeats is False.*local fallback"):
+        ClientConfig(local_fallback=Path("somewhere"), heartbeats=False)
 
 
 def test_a_small_model_that_cannot_be_read_is_refused_at_once(
     cluster, connect, small, tmp_path
 ) -> None:
     """Not when it is needed."""
-    with pytest.raises(ConfigError, match="does not exist"):
-        connect(cluster, small=tmp_path / "absent")
+    with pytest.raises(ConfigError, match="absent"):
+        connect(cluster, local_fallback=tmp_path / "absent")
     (tmp_path / "demo.arpa").write_text("\\data\\")
-    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; expected the folder"):
-        connect(cluster, small=tmp_path / "demo.arpa")
+    with pytest.raises(ConfigError, match=r"demo\.arpa is a file"):
+        connect(cluster, local_fallback=tmp_path / "demo.arpa")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardFormatError):
-        connect(cluster, small=tmp_path / "empty")
+        connect(cluster, local_fallback=tmp_path / "empty")
 
 
 def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
@@ -306,33 +315,35 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     """Unless the program names one; and a client that wants the model's own scores takes none."""
     endpoints = [Endpoint(address) for address in cluster.addresses]
     path = tmp_path / "cluster.toml"
-    write_cluster_file(path, endpoints, shard_set=files.manifest.shard_set, small=small.directory)
+    write_cluster_file(
+        path, endpoints, shard_set=files.manifest.shard_set, local_fallback=small.directory
+    )
     plain = connect(path)
-    assert plain._small is None
-    quiet = connect(path, partial=True, heartbeats=False)
-    assert quiet._small is None
-    decoder = connect(path, partial=True, **QUICK)
-    assert decoder._small.local_model.manifest.shard_set == small.manifest.shard_set
+    assert plain._fallback is None
+    quiet = connect(path, bigram_fallback=True, heartbeats=False)
+    assert quiet._fallback is None
+    decoder = connect(path, bigram_fallback=True, **QUICK)
+    assert decoder._fallback.local_model.manifest.shard_set == small.manifest.shard_set
     copied = pickle.loads(pickle.dumps(decoder))
-    assert copied._small.local_model.manifest.shard_set == small.manifest.shard_set
+    assert copied._fallback.local_model.manifest.shard_set == small.manifest.shard_set
     copied.close()
-    own = connect(path, small=files.directory, **QUICK)
-    assert own._small.local_model.manifest.shard_set == files.manifest.shard_set
-    write_cluster_file(path, endpoints, shard_set="00", small=tmp_path / "absent")
+    own = connect(path, local_fallback=files.directory, **QUICK)
+    assert own._fallback.local_model.manifest.shard_set == files.manifest.shard_set
+    write_cluster_file(path, endpoints, shard_set="00", local_fallback=tmp_path / "absent")
     connect(path)
-    with pytest.raises(ConfigError, match="no such folder on this machine"):
-        connect(path, partial=True)
-    write_cluster_file(path, endpoints, shard_set="00", small=path)
-    with pytest.raises(ConfigError, match="which is a file; expected the folder of a shard set"):
-        connect(path, partial=True)
+    with pytest.raises(ConfigError, match=r"absent.*folder"):
+        connect(path, bigram_fallback=True)
+    write_cluster_file(path, endpoints, shard_set="00", local_fallback=path)
+    with pytest.raises(ConfigError, match=r"cluster\.toml.*is a file"):
+        connect(path, bigram_fallback=True)
 
 
 def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
-    """The same handles, awaited."""
+    """The same utterances, awaited."""
 
     async def story() -> None:
         with Cluster(files) as cluster:
-            config = ClientConfig(cache_dir=cache_dir, small=small.directory, **QUICK)
+            config = ClientConfig(cache_dir=cache_dir, local_fallback=small.directory, **QUICK)
             async with await AsyncClient.connect(cluster.addresses, config) as client:
                 queries = random_queries(files.oracle, 5, 100)
                 handle = client.utterance()
@@ -341,9 +352,9 @@ def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
                     answers = await handle.score([c for c, _ in queries], [w for _, w in queries])
                     assert_each_is_of_its_model(files, queries, answers)
                 utterance = client.utterance()
-                assert utterance.family.kind == "small"
+                assert utterance.model_info.kind == "local_fallback"
                 (score,) = await utterance.score_sentences(["a b"])
-                assert set(score.token_source.tolist()) == {SMALL}
+                assert set(score.token_source.tolist()) == {LOCAL_FALLBACK}
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -351,8 +362,9 @@ def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
 FORKING = """
 import multiprocessing, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.health.membership import Beating
-from dlm.client.health.modes import Mode, Switching
+from dlm.client.config.settings import HeartbeatConfig
+from dlm.client.health.modes import Mode
+from dlm.client.config.settings import FailoverConfig
 from dlm.errors import ShardDown
 
 def until(true):
@@ -363,21 +375,22 @@ def until(true):
 
 def scored():
     (score,) = client.utterance().score_sentences(["a b c"])
-    return client.utterance().family.kind, sorted(set(score.token_source.tolist()))
+    return client.utterance().model_info.kind, sorted(set(score.token_source.tolist()))
 
 config = ClientConfig(
     deadline_s=20.0,
     cache_dir=sys.argv[1],
-    small=sys.argv[2],
-    beating=Beating(interval_s=0.05, timeout_s=5.0, slow_floor_s=10.0),
-    switching=Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, min_failures=3, stable_s=0.0),
+    local_fallback=sys.argv[2],
+    heartbeat_config=HeartbeatConfig(interval_s=0.05, timeout_s=5.0, slow_floor_s=10.0),
+    failover_config=FailoverConfig(wait_s=0.1, max_wait_s=0.5, probe_s=0.05, min_failures=3,
+    stable_s=0.0),
 )
 client = Client.connect(sys.argv[3:], config)
 assert scored() == ("full", [0])
 watch = client._core.watch()
 for _ in range(5):
     client._core._delivery.tell(watch.count, True)
-until(lambda: watch.mode is Mode.SMALL)
+until(lambda: watch.mode is Mode.LOCAL_FALLBACK)
 
 def worker(_):
     first = scored()
@@ -386,7 +399,7 @@ def worker(_):
 
 with multiprocessing.get_context("fork").Pool(2) as pool:
     for found in pool.map(worker, range(2), chunksize=1):
-        assert found == (("small", [2]), ("full", [0]), True), found
+        assert found == (("local_fallback", [2]), ("full", [0]), True), found
 until(lambda: client.cascade.mode is Mode.FULL)
 assert scored() == ("full", [0])
 client.close()
@@ -397,16 +410,9 @@ print("done")
 def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
     files, small, tmp_path
 ) -> None:
-    """With heartbeats and canaries of its own."""
+    """With heartbeats and probes of its own."""
     with Cluster(files, kind=ProcessServer) as cluster:
-        line = [sys.executable, "-c", FORKING, str(tmp_path), str(small.directory)]
-        done = forked.run(
-            [*line, *cluster.addresses],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = forked.script(FORKING, tmp_path, small.directory, *cluster.addresses)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
     told = {"client.mode.changed", "client.server.changed"}  # on stderr without a log of its own
     assert {line.split()[0] for line in done.stderr.splitlines()} <= told
@@ -414,29 +420,30 @@ def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
 
 def test_a_copy_has_the_same_small_model(cluster, connect, small, cache_dir) -> None:
     """Pickled as a client is for a process pool."""
-    config = ClientConfig(cache_dir=cache_dir, small=small.directory, **QUICK)
+    config = ClientConfig(cache_dir=cache_dir, local_fallback=small.directory, **QUICK)
     with Client.connect(cluster.addresses, config) as client:
         copied = pickle.loads(pickle.dumps(client))
         try:
-            assert copied._small.source == SMALL
-            assert copied._small.local_model.manifest.shard_set == small.manifest.shard_set
-            assert copied.utterance().family.kind == "full"
+            assert copied._fallback.source == LOCAL_FALLBACK
+            assert copied._fallback.local_model.manifest.shard_set == small.manifest.shard_set
+            assert copied.utterance().model_info.kind == "full"
         finally:
             copied.close()
 
 
+@pytest.mark.slow
 def test_a_copy_that_finds_no_server_begins_on_the_small_model(connect, files, small) -> None:
     """As a client that connects does; a process pool may be filled while servers fail."""
     with Cluster(files) as cluster:
-        client = connect(cluster.addresses, small=small.directory, connect_s=1.0, **QUICK)
+        client = connect(cluster.addresses, local_fallback=small.directory, connect_s=1.0, **QUICK)
         data, ports = pickle.dumps(client), cluster.ports
     copied = pickle.loads(data)
     try:
-        assert copied.utterance().family.kind == "small"
-        assert copied.cascade.mode is Mode.SMALL
+        assert copied.utterance().model_info.kind == "local_fallback"
+        assert copied.cascade.mode is Mode.LOCAL_FALLBACK
         with Cluster(files, ports=ports):
             until(lambda: mode_is(copied, Mode.FULL))
-            assert copied.utterance().family.kind == "full"
+            assert copied.utterance().model_info.kind == "full"
     finally:
         copied.close()
 
@@ -444,26 +451,26 @@ def test_a_copy_that_finds_no_server_begins_on_the_small_model(connect, files, s
 def test_deadlines_that_no_network_could_keep_are_no_failures_of_servers(
     cluster, connect, files, small
 ) -> None:
-    """The callers' own: however many are late, nobody else goes over to the small model."""
+    """The callers' own: however many are late, nobody else goes over to the local fallback."""
     network = Network()
-    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    client = connect(cluster.addresses, network, local_fallback=small.directory, **QUICK)
     queries = random_queries(files.oracle, 5, 100)
     handle = client.utterance()
     on(handle, queries)
     contexts, words = [c for c, _ in queries], [w for _, w in queries]
-    for fair, mode in ((False, Mode.FULL), (True, Mode.SMALL)):
+    for fair, mode in ((False, Mode.FULL), (True, Mode.LOCAL_FALLBACK)):
         with network.held():
             for _ in range(20):
                 handle.score(contexts, words, deadline_s=0.1 if fair else 0.001)
             if fair:
-                until(lambda: mode_is(client, Mode.SMALL))
+                until(lambda: mode_is(client, Mode.LOCAL_FALLBACK))
         assert client.cascade.mode is mode
 
 
 def test_failures_are_counted_though_there_is_no_small_model(cluster, connect, files) -> None:
     """And nothing follows from them."""
     network = Network()
-    client = connect(cluster.addresses, network, partial=True, **QUICK)
+    client = connect(cluster.addresses, network, bigram_fallback=True, **QUICK)
     queries = random_queries(files.oracle, 5, 100)
     ask(client, queries)
     network.instant = ShardDown("gone")
@@ -473,7 +480,7 @@ def test_failures_are_counted_though_there_is_no_small_model(cluster, connect, f
 
 def test_whatever_arrays_come_the_small_model_compiles_nothing(small) -> None:
     """Slices of states are arrays of another kind; a call would stand still for seconds."""
-    core = open_small(small.directory)
+    core = open_local_fallback(small.directory)
     utterance = Utterance(core, core.snapshot(), None)
     before = len(kernels.score_lengths.signatures)
     extension = utterance.extend([utterance.begin()] * 4, [1, 2, 3, 4])
@@ -507,10 +514,11 @@ def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
 FORKS = """
 import os, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.health.membership import Beating
+from dlm.client.config.settings import HeartbeatConfig
 
 config = ClientConfig(
-    cache_dir=sys.argv[1], heartbeats=True, beating=Beating(interval_s=0.05, timeout_s=20.0)
+    cache_dir=sys.argv[1], heartbeats=True, heartbeat_config=HeartbeatConfig(interval_s=0.05,
+    timeout_s=20.0)
 )
 clients = [Client.connect(sys.argv[2:], config) for _ in range(2)]
 
@@ -540,12 +548,6 @@ print("done")
 def test_heartbeats_go_on_after_a_fork_and_none_that_was_out_is_missed(files, tmp_path) -> None:
     """Of two clients, in the parent: what was on its way is sent again, and nobody is suspected."""
     with Cluster(files, kind=ProcessServer) as cluster:
-        done = forked.run(
-            [sys.executable, "-c", FORKS, str(tmp_path), *cluster.addresses],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = forked.script(FORKS, tmp_path, *cluster.addresses)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
     assert "suspect" not in done.stderr

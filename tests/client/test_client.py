@@ -10,6 +10,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +27,15 @@ from client.questions import (
 from client.scripted import Network, free, settle
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.api.core import SURELY_EVERYWHERE
 from dlm.client.deliver.call import Call
 from dlm.client.deliver.message import Attempt, Message
 from dlm.client.deliver.runtime import closed_error
-from dlm.client.plan.core import SURELY_EVERYWHERE
 from dlm.errors import (
     ClientClosed,
     ConfigError,
     DlmError,
-    FamilyMismatch,
+    ModelMismatch,
     Overloaded,
     QueryError,
     ShardDown,
@@ -286,13 +287,19 @@ def test_calls_that_ended_are_not_left_to_the_garbage_collector(client, files) -
     utterance = client.utterance()
     queries = random_queries(files.oracle, 1, 50)
     ask(utterance, files.oracle, queries)
+    kinds = (Call, Message, Attempt)
+
+    def alive() -> list[Any]:
+        """All of this process, some perhaps of clients that other tests left."""
+        return [found for found in gc.get_objects() if isinstance(found, kinds)]
+
     gc.collect()
     gc.disable()
     try:
+        of_others = alive()  # held, so that they neither go nor count
         for _ in range(5):
             ask(utterance, files.oracle, queries)
-        kinds = (Call, Message, Attempt)
-        until(lambda: not any(isinstance(found, kinds) for found in gc.get_objects()))
+        until(lambda: len(alive()) == len(of_others))
     finally:
         gc.enable()
 
@@ -404,7 +411,7 @@ def test_a_state_of_another_family_is_a_type_error(client, connect, files, other
                 foreign.extend([foreign.begin()], [1]).states,
                 [utterance.begin(), foreign.null()],
             ):
-                with pytest.raises(FamilyMismatch, match="cannot mix") as caught:
+                with pytest.raises(ModelMismatch, match="cannot mix") as caught:
                     utterance.extend(states, [1])
                 assert isinstance(caught.value, TypeError)
                 assert isinstance(caught.value, QueryError)
@@ -508,6 +515,7 @@ def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_
     ask(utterance, files.oracle, many)
 
 
+@pytest.mark.slow
 def test_no_message_is_larger_than_the_servers_take(files, connect) -> None:
     """Servers that take 16 queries at most get no more, whatever the client's own setting."""
     queries = random_queries(files.oracle, 30, 300)
@@ -550,18 +558,18 @@ def test_a_closed_client_says_so(client) -> None:
     client.close()
     assert "Client(" in repr(client)
     assert client.stats.queries == 0
-    with pytest.raises(ClientClosed, match="open another"):
+    with pytest.raises(ClientClosed):
         utterance.score([[1, 2]], [3])
-    with pytest.raises(ClientClosed, match="open another"):
+    with pytest.raises(ClientClosed):
         utterance.score([[]], [3])
-    with pytest.raises(ClientClosed, match="open another"):
+    with pytest.raises(ClientClosed):
         client.utterance()
 
     async def ask() -> None:
         async_client = AsyncClient(client._core)
         await async_client.utterance().score([[1, 2]], [3])
 
-    with pytest.raises(ClientClosed, match="open another"):
+    with pytest.raises(ClientClosed):
         asyncio.run(ask())
 
 
@@ -576,17 +584,18 @@ def test_a_handle_with_a_deadline_that_is_none_is_refused_when_it_is_opened(
     client, deadline_s
 ) -> None:
     """Not at its first call, elsewhere in the program."""
-    with pytest.raises(QueryError, match=f"the deadline is {deadline_s!r}; expected seconds"):
+    with pytest.raises(QueryError, match=f"deadline is {re.escape(repr(deadline_s))}"):
         client.utterance(deadline_s=deadline_s)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"deadline_s": "x"}, "client.deadline_s is 'x'; expected seconds above 0"),
-        ({"connect_s": None}, "client.connect_s is None; expected seconds above 0"),
-        ({"window": "4"}, "client.window is '4'; expected a whole number above 0"),
-        ({"small": 3}, "client.small is 3; expected the folder of a shard set"),
+        ({"deadline_s": "x"}, "client.deadline_s is 'x'"),
+        ({"connect_s": None}, "client.connect_s is None"),
+        ({"window": "4"}, "client.window is '4'"),
+        ({"window": 0}, "client.window is 0"),
+        ({"local_fallback": 3}, "client.local_fallback is 3"),
     ],
 )
 def test_settings_of_another_type_are_refused_by_name(settings, said: str) -> None:
@@ -601,14 +610,14 @@ def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
     table = client._core.table
     client.close()
     table.refresh_quietly(table.known)
-    assert not [r for r in caplog.records if r.name.startswith("dlm.client.plan.table")]
+    assert not [r for r in caplog.records if r.name.startswith("dlm.client.deliver.table")]
 
 
 def test_a_client_that_was_never_connected_and_is_closed_says_so(cluster, connect) -> None:
     """The first call finds the servers, unless the client was closed before."""
     client = connect(cluster.addresses, Network())
     client.close()
-    with pytest.raises(ClientClosed, match="open another"):
+    with pytest.raises(ClientClosed):
         client.utterance()
 
 
@@ -660,14 +669,14 @@ def test_closing_while_threads_ask_gives_answers_or_typed_errors(cluster, connec
 def test_a_client_without_servers_is_told_where_it_looked(tmp_path, cache_dir) -> None:
     """No file, no server, an address where nobody listens."""
     config = ClientConfig(cache_dir=cache_dir, connect_s=5)
-    with pytest.raises(ConfigError, match=r"cluster.toml does not exist"):
+    with pytest.raises(ConfigError, match=r"cluster\.toml"):
         Client.connect(tmp_path / "cluster.toml", config)
     (tmp_path / "cluster.toml").write_text('[[server]]\naddress = "nowhere"\n')
     with pytest.raises(ConfigError, match="host:port"):
         Client.connect(tmp_path / "cluster.toml", config)
-    with pytest.raises(ShardDown, match=r"none of 1 server .*127.0.0.1:9"):
+    with pytest.raises(ShardDown, match=r"1 server .*127\.0\.0\.1:9"):
         Client.connect(["127.0.0.1:9"], config)
-    with pytest.raises(ShardDown, match="no server addresses were given"):
+    with pytest.raises(ShardDown, match="no server addresses"):
         Client.connect([], config)
 
 

@@ -15,14 +15,15 @@ import pytest
 
 from client.questions import Query, queries_to, random_queries
 from client.scripted import Network, Scripted
-from client.test_partial import assert_each_is_of_its_model
+from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S
 from dlm.client import ClientConfig, Utterance
-from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.api.core import Core
+from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.call import Call, EndedCall
 from dlm.client.deliver.retries import LOST_S
-from dlm.client.deliver.transport import Metadata, Reply
-from dlm.client.plan.core import Core
+from dlm.client.deliver.transport import Reply
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
 
 CALLS = 25
@@ -156,7 +157,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
     line = Timeline(seed)
     addresses = cluster.addresses
     config = ClientConfig(
-        partial=True, heartbeats=False, window=2, max_queries=32, cache_dir=cache_dir
+        bigram_fallback=True, heartbeats=False, window=2, max_queries=32, cache_dir=cache_dir
     )
     endpoints = FixedEndpoints([Endpoint(address) for address in addresses])
     core = Core(endpoints, config, connect=line.connect, clock=line.clock, home=Inline(line))

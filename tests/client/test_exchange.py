@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
+from dlm.client.config.security import ClientSecurity
 from dlm.client.deliver import exchange, loop, transport
 from dlm.client.deliver.exchange import SERVICE, is_lost
-from dlm.client.deliver.security import ClientSecurity
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import (
     AuthenticationError,
@@ -350,17 +350,23 @@ def test_a_reply_that_raises_harms_no_other_message(server, connect) -> None:
     assert server.streams == 1
 
 
+def stuck(server: Any) -> asyncio.Event:
+    """The server reads nothing more until this is set, in its loop."""
+    gate = asyncio.Event()
+
+    async def wait(context: Any, message: pb.ScoreRequest) -> None:
+        await gate.wait()
+        await server.answer(context, message)
+
+    server.script = wait
+    return gate
+
+
 def test_what_nobody_waits_for_does_not_pile_up_behind_a_server_that_does_not_read(
     server, connect
 ) -> None:
     """20 MB to a server that stops reading: all fail at their deadlines, and nothing is kept."""
-    gate = asyncio.Event()
-
-    async def stuck(context: Any, message: pb.ScoreRequest) -> None:
-        await gate.wait()
-        await server.answer(context, message)
-
-    server.script = stuck
+    gate = stuck(server)
     connection = connect()
     big = pb.ScoreRequest(shard=1, words=bytes(1 << 18)).SerializeToString()
     failures: SimpleQueue[DlmError | None] = SimpleQueue()
@@ -378,13 +384,7 @@ def test_what_nobody_waits_for_does_not_pile_up_behind_a_server_that_does_not_re
 def test_what_is_withdrawn_before_it_left_never_leaves(server, connect) -> None:
     """Behind a server that does not read: told once, and the server never sees it; what is
     withdrawn after it left is answered."""
-    gate = asyncio.Event()
-
-    async def stuck(context: Any, message: pb.ScoreRequest) -> None:
-        await gate.wait()
-        await server.answer(context, message)
-
-    server.script = stuck
+    gate = stuck(server)
     connection = connect()
     big = pb.ScoreRequest(shard=1, words=bytes(1 << 18)).SerializeToString()
     told: SimpleQueue[tuple[int, bool]] = SimpleQueue()
@@ -488,8 +488,8 @@ def test_a_stream_that_takes_nothing_new_ends_when_what_it_took_has_run_out(
     until(lambda: stream is not None and stream._task is not None and stream._task.done())
 
 
-def test_a_stream_that_stays_silent_is_not_asked_while_another_answers(server, connect) -> None:
-    """Its server may be stuck while the connection lives; one message is lost, not every one."""
+def first_is_mute(server: Any) -> list[Any]:
+    """The first stream with a message never answers; it is in the list then."""
     mute: list[Any] = []
 
     async def answer(context: Any, message: pb.ScoreRequest) -> None:
@@ -499,6 +499,12 @@ def test_a_stream_that_stays_silent_is_not_asked_while_another_answers(server, c
             await server.answer(context, message)
 
     server.script = answer
+    return mute
+
+
+def test_a_stream_that_stays_silent_is_not_asked_while_another_answers(server, connect) -> None:
+    """Its server may be stuck while the connection lives; one message is lost, not every one."""
+    mute = first_is_mute(server)
     connection = connect(streams=2)
     while not mute:  # a machine that stands still may not have sent it in that time
         assert isinstance(Asked(connection, 1, timeout_s=1.0).failure(), DeadlineExceeded)
@@ -511,15 +517,7 @@ def test_a_stream_that_stays_silent_for_long_is_given_up_for_another(
     server, connect, monkeypatch
 ) -> None:
     """Even the only one: its framing may be damaged while its connection lives."""
-    mute: list[Any] = []
-
-    async def answer(context: Any, message: pb.ScoreRequest) -> None:
-        if not mute:
-            mute.append(context)
-        if context is not mute[0]:
-            await server.answer(context, message)
-
-    server.script = answer
+    first_is_mute(server)
     connection = connect(streams=1)
     monkeypatch.setattr(exchange, "SILENT_S", 3600.0)
     for _ in range(4):  # soon after it was made: it may yet speak

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client import scenarios
 from dlm.client.deliver.lane import MAX_QUEUED_ITEMS, MAX_WAITING_MESSAGES, MIN_WAITING, Lane
 from dlm.client.deliver.pace import FIRST_ANSWERS
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("lane_*.txt"))
-REWRITE = "DLM_REWRITE_SCENARIOS"
 
 
 @dataclass(frozen=True)
@@ -300,21 +299,15 @@ def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int
     assert lane.idle and (lane.queued, lane.asked, lane.earliest) == (0, 0, inf)
 
 
-def transcript(script: str) -> str:
-    """Runs the commands of a scenario; the text with what really happened.
-
-    Commands: ``lane limit=L max_queries=M usual=S``, ``submit NAME queries=Q deadline=D``,
-    ``done``, ``at T``. What follows ``----`` is the outcome; a blank line ends it.
-    """
-    out = []
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
+    """Commands: ``lane limit=L max_queries=M usual=S``, ``submit NAME queries=Q deadline=D``,
+    ``done``, ``at T``."""
     driver, now = Driver(), 0.0
-    for block in script.strip().split("\n\n"):
-        lines = block.split("\n")
-        if lines[0].startswith("#"):
-            out.append(block)
-            continue
+
+    def outcome(commands: list[str]) -> list[str]:
+        nonlocal driver, now
         said = []
-        commands = lines[: lines.index("----")] if "----" in lines else lines
         for command in commands:
             name, *rest = command.split()
             fields = dict(word.split("=") for word in rest if "=" in word)
@@ -335,18 +328,9 @@ def transcript(script: str) -> str:
             said += [f"send {'+'.join(items)}" for items in driver.sent]
         waiting = " ".join(driver.waiting) or "nothing"
         lane = driver.lane
-        said.append(f"in flight {len(lane.in_flight)} of {lane.limit}; waiting: {waiting}")
-        out.append("\n".join([*commands, "----", *said]))
-    return "\n\n".join(out) + "\n"
+        return [*said, f"in flight {len(lane.in_flight)} of {lane.limit}; waiting: {waiting}"]
 
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
-def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
-    """With DLM_REWRITE_SCENARIOS=1 the file is written anew: commit only if you understand."""
-    found = transcript(path.read_text(encoding="utf-8"))
-    if os.environ.get(REWRITE):
-        path.write_text(found, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == found
+    scenarios.check(path, outcome)
 
 
 def test_there_are_scenarios() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from dlm.client import States
 from dlm.errors import (
     ConfigError,
     DlmError,
-    FamilyMismatch,
+    ModelMismatch,
     QueryError,
     ShardDown,
     ShardFormatError,
@@ -47,11 +46,11 @@ def test_the_package_itself_has_what_a_decoder_needs() -> None:
 def test_a_local_client_gives_the_bits_of_the_oracle_and_of_servers(
     files: ModelFiles, local: Client, client: Client
 ) -> None:
-    """Every method of the handle, the servers' client beside it."""
+    """Every method of the utterance, the servers' client beside it."""
     queries = random_queries(files.oracle, 1, 300)
     ask(local.utterance(), files.oracle, queries)
     ours, theirs = local.utterance(deadline_s=60), client.utterance(deadline_s=60)
-    assert ours.family == theirs.family
+    assert ours.model_info == theirs.model_info
     assert (ours.order, ours.vocabulary) == (theirs.order, theirs.vocabulary)
     sentences = [" ".join(words) for words in random_sentences(files.oracle, 2, 12)]
     for mine, other in zip(
@@ -77,7 +76,7 @@ def test_a_local_client_pickles_closes_and_has_no_cascade(files: ModelFiles) -> 
     """A copy opens the same folder; what is closed no longer answers."""
     with Client.local(files.directory, verify=False) as one:
         copy = pickle.loads(pickle.dumps(one))
-        with pytest.raises(ConfigError, match="it has no servers"):
+        with pytest.raises(ConfigError, match="no servers"):
             one.cascade  # noqa: B018
         assert next(iter(one.metrics.collect())).name
     with pytest.raises(ShardDown, match="closed"):
@@ -137,9 +136,9 @@ def test_what_is_no_way_to_open_a_client_says_what_to_write(
     assert "'ten' is not a server address" in refused(lambda: face.connect(["ten"]))
     for nothing in (None, 5, b"ten:50061"):
         assert repr(nothing) in refused(lambda nothing=nothing: face.connect(nothing))
-    assert "does not exist" in refused(lambda: face.local(tmp_path / "none"))
+    assert str(tmp_path / "none") in refused(lambda: face.local(tmp_path / "none"))
     (tmp_path / "file").touch()
-    assert "is a file" in refused(lambda: face.local(tmp_path / "file"))
+    assert f"{tmp_path}/file is a file" in refused(lambda: face.local(tmp_path / "file"))
     with pytest.raises(ShardFormatError, match=r"manifest\.json"):
         Client.local(tmp_path)
 
@@ -168,10 +167,12 @@ def test_keys_of_states_are_equal_where_the_states_are(
     assert [joined[i] for i in (0, 1)] == [utterance.begin(), utterance.null()]
     with pytest.raises(QueryError, match="at least one"):
         States.joined([])
-    other = dataclasses.replace(states, family=dataclasses.replace(states.family, model="other"))
-    with pytest.raises(FamilyMismatch, match="other"):
+    other = dataclasses.replace(
+        states, model_info=dataclasses.replace(states.model_info, model="other")
+    )
+    with pytest.raises(ModelMismatch, match="other"):
         States.joined([states, other])
-    with pytest.raises(FamilyMismatch, match="other"):
+    with pytest.raises(ModelMismatch, match="other"):
         utterance.states([other[0]])
 
 
@@ -201,13 +202,13 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.score_sentences(['a', 5])", "sentences[1] is of type int"),
         ("u.score_sentences([[1, None]])", "not NoneType"),
         ("u.score_sentences([[1.5]])", "not float"),
-        ("u.score_sentences([[10**9]])", "word id 1000000000 is out of range; ids are 0 to"),
-        ("u.score_sentences([np.array([-1])])", "word ids range from -1"),
+        ("u.score_sentences([[10**9]])", "word id 1000000000 "),
+        ("u.score_sentences([np.array([-1])])", "from -1 "),
         ("u.score_sentences([np.float32(1)])", "sentences[0] is of type float32"),
         ("u.score_sentences(np.array(5))", "sentences is an array without dimensions"),
         ("u.score(None, [1])", "contexts is None"),
         ("u.score([None], [1])", "contexts[0] is None"),
-        ("u.score([['a'], 'b'], [1, 2])", "contexts[1] is one string"),
+        ("u.score([['a'], 'b'], [1, 2])", "contexts[1] is "),
         ("u.score([7], [1])", "contexts[0] is of type int"),
         ("u.score([[1]], None)", "words is None"),
         ("u.score([[1]], 'a')", "words is one string"),
@@ -255,6 +256,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.stats.queries)
 
 def test_a_forked_child_of_a_local_client_counts_from_zero(files) -> None:
     """And answers, as that of a client of servers does."""
-    line = [sys.executable, "-c", FORKED, str(files.directory)]
-    done = forked.run(line, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == "1 1\n"
+    done = forked.script(FORKED, files.directory)
+    assert done.stdout == "1 1\n", done.stderr

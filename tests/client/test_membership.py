@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlm.client.config.settings import HeartbeatConfig
 from dlm.client.health.membership import (
     FIRST_BEATS,
     RENEW_AFTER,
     Action,
     Beat,
-    Beating,
     Changed,
     Event,
     Liveness,
     Member,
-    Probe,
+    Ping,
     Refused,
     Renew,
     Restarted,
@@ -28,7 +28,7 @@ from dlm.client.health.membership import (
 )
 from dlm.errors import ConfigError
 
-CONFIG = Beating()
+CONFIG = HeartbeatConfig()
 UP, SUSPECT, DOWN = Liveness.UP, Liveness.SUSPECT, Liveness.DOWN
 
 
@@ -55,7 +55,7 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             Tick(),
             11.0,
             (SUSPECT, 1),
-            [Probe(8), Changed("up", "suspect", "silent")],
+            [Ping(8), Changed("up", "suspect", "silent")],
             id="missed-and-sent-again-at-once",
         ),
         pytest.param(
@@ -90,13 +90,13 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             [Changed("suspect", "up", "answered")],
             id="a-suspect-answers",
         ),
-        pytest.param(member(SUSPECT, 1), Tick(), 11.0, (SUSPECT, 2), [Probe(8)], id="missed-twice"),
+        pytest.param(member(SUSPECT, 1), Tick(), 11.0, (SUSPECT, 2), [Ping(8)], id="missed-twice"),
         pytest.param(
             member(SUSPECT, 2),
             Tick(),
             11.0,
             (DOWN, 0),
-            [Renew(), Probe(8), Changed("suspect", "down", "silent")],
+            [Renew(), Ping(8), Changed("suspect", "down", "silent")],
             id="missed-three-times",
         ),
         pytest.param(
@@ -104,7 +104,7 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             Tick(),
             11.0,
             (DOWN, 0),
-            [Renew(), Probe(8)],
+            [Renew(), Ping(8)],
             id="still-missed-ten-beats-later",
         ),
         pytest.param(member(DOWN), Beat(7, 1), 10.1, (DOWN, 1), [], id="one-answer-is-not-enough"),
@@ -117,11 +117,11 @@ def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
             id="two-answers-are",
         ),
         pytest.param(
-            member(DOWN, 1), Tick(), 11.0, (DOWN, 0), [Probe(8)], id="answers-are-counted-anew"
+            member(DOWN, 1), Tick(), 11.0, (DOWN, 0), [Ping(8)], id="answers-are-counted-anew"
         ),
         pytest.param(member(UP), Tick(), 10.9, (UP, 0), [], id="one-is-out"),
         pytest.param(member(UP, out=False), Tick(), 9.9, (UP, 0), [], id="none-is-due"),
-        pytest.param(member(UP, out=False), Tick(), 10.0, (UP, 0), [Probe(8)], id="one-is-due"),
+        pytest.param(member(UP, out=False), Tick(), 10.0, (UP, 0), [Ping(8)], id="one-is-due"),
         pytest.param(member(UP), Beat(6, 1), 10.1, (UP, 0), [], id="an-answer-to-another"),
         pytest.param(
             member(UP, out=False), Beat(7, 1), 10.1, (UP, 0), [], id="an-answer-that-came-twice"
@@ -144,16 +144,16 @@ def test_a_suspected_server_is_asked_again_at_once(found: Event) -> None:
     """What a message found is checked by the next tick, not by the next interval."""
     state, _ = step(member(UP, out=False)._replace(due=99.0), found, 9.0, CONFIG)
     _, actions = step(state, Tick(), 9.0, CONFIG)
-    assert actions == [Probe(8)]
+    assert actions == [Ping(8)]
 
 
 def test_a_server_that_drains_is_up_but_not_to_be_asked() -> None:
     """And is asked again when it says that it is ready."""
     state, _ = step(member(UP), Beat(7, 1, "draining"), 10.1, CONFIG)
     assert (state.health, state.usable) == (UP, False)
-    state, (probe,) = step(state, Tick(), 10.6, CONFIG)
-    assert isinstance(probe, Probe)
-    state, _ = step(state, Beat(probe.sequence, 1), 10.7, CONFIG)
+    state, (ping,) = step(state, Tick(), 10.6, CONFIG)
+    assert isinstance(ping, Ping)
+    state, _ = step(state, Beat(ping.sequence, 1), 10.7, CONFIG)
     assert state.usable
 
 
@@ -163,8 +163,8 @@ def beaten(trips: list[float], state: Member | None = None, now: float = 0.0) ->
     for trip in trips:
         now = max(now + CONFIG.interval_s * 1.3, state.due)
         state, actions = step(state, Tick(), now, CONFIG)
-        (probe,) = (a for a in actions if isinstance(a, Probe))
-        state, _ = step(state, Beat(probe.sequence, 1), now + trip, CONFIG)
+        (ping,) = (a for a in actions if isinstance(a, Ping))
+        state, _ = step(state, Beat(ping.sequence, 1), now + trip, CONFIG)
     return state
 
 
@@ -306,7 +306,7 @@ def test_whatever_happened_a_server_that_answers_is_up_soon(script) -> None:
         now += 0.05
         state, actions = step(state, Tick(), now, CONFIG)
         for action in actions:
-            if isinstance(action, Probe):
+            if isinstance(action, Ping):
                 state, _ = step(state, Beat(action.sequence, 1), now + 0.001, CONFIG)
     assert state.usable
 
@@ -317,5 +317,5 @@ def test_whatever_happened_a_server_that_answers_is_up_soon(script) -> None:
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, float]) -> None:
     """With its name, value and bounds."""
     (name,) = wrong
-    with pytest.raises(ConfigError, match=rf"beating.{name} is .*; it must be from"):
-        Beating(**wrong)
+    with pytest.raises(ConfigError, match=rf"heartbeat_config.{name} is "):
+        HeartbeatConfig(**wrong)

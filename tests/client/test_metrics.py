@@ -16,10 +16,11 @@ from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.api.metrics import FAMILIES, STAGES, ClientMetrics, result_of
+from dlm.client.api.core import Core
+from dlm.client.api.metrics import FAMILIES
+from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.deliver.counts import STAGES, ClientMetrics, result_of
 from dlm.client.health.modes import Mode
-from dlm.client.plan.core import Core
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -35,8 +36,8 @@ def shown(client: Client | AsyncClient) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(client.metrics)
     out = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
+    for model_info in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in model_info.samples:
             labels = ",".join(f"{k}={v}" for k, v in sample.labels.items())
             out[f"{sample.name}{{{labels}}}"] = sample.value
     return out
@@ -48,14 +49,14 @@ def test_what_is_asked_is_counted_once(client, files) -> None:
     for seed in range(5):
         ask(utterance, files.oracle, random_queries(files.oracle, seed, 50))
     now, stats = shown(client), client.stats
-    assert now["dlm_client_queries_total{source=low_orders}"] == stats.zero_message > 0
-    assert now["dlm_client_queries_total{source=shard}"] == stats.sent_queries > 0
-    assert now["dlm_client_queries_total{source=duplicate}"] == stats.duplicates
+    assert now["dlm_client_queries_total{answered_by=local}"] == stats.local_hits > 0
+    assert now["dlm_client_queries_total{answered_by=shard}"] == stats.sent_queries > 0
+    assert now["dlm_client_queries_total{answered_by=duplicate}"] == stats.duplicates
     assert sum(v for k, v in now.items() if k.startswith("dlm_client_queries_total")) == 250
     assert now["dlm_client_calls_total{result=ok}"] == 5
     assert now["dlm_client_messages_total{result=ok}"] == stats.messages
     assert now["dlm_client_message_queries_sum{}"] == stats.sent_queries
-    assert now["dlm_client_gathered_calls_count{}"] == stats.messages
+    assert now["dlm_client_coalesced_calls_count{}"] == stats.messages
     assert now["dlm_client_stage_seconds_count{stage=plan}"] == 5
     for stage in STAGES[1:]:
         assert now[f"dlm_client_stage_seconds_count{{stage={stage}}}"] == stats.messages
@@ -67,22 +68,24 @@ def test_what_is_asked_is_counted_once(client, files) -> None:
 def test_the_families_are_those_that_are_declared(cluster, connect, files) -> None:
     """Names and labels, in the text that Prometheus reads; of a client that sends heartbeats."""
     client = connect(cluster, heartbeats=True)
-    client._core.watch().switches[Mode.SMALL, "failures"] += 1
+    client._core.watch().switches[Mode.LOCAL_FALLBACK, "failures"] += 1
     ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
     registry = CollectorRegistry()
     registry.register(client.metrics)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        for sample in family.samples:
-            name = family.name if family.type == "histogram" else sample.name
+    for model_info in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in model_info.samples:
+            name = model_info.name if model_info.type == "histogram" else sample.name
             found.setdefault(name, set()).update(sample.labels)
     assert found == {name: set(labels) for name, labels in FAMILIES.items()}
 
 
 def test_whether_there_is_a_small_model_is_shown(cluster, connect, files) -> None:
-    """Of a client without it nothing else tells that it would stay with partial scores."""
-    assert shown(connect(cluster, partial=True))["dlm_client_small_model{}"] == 0
-    assert shown(connect(cluster, small=files.directory))["dlm_client_small_model{}"] == 1
+    """Of a client without it nothing else tells that it would stay with bigram-fallback scores."""
+    assert shown(connect(cluster, bigram_fallback=True))["dlm_client_local_fallback{}"] == 0
+    assert (
+        shown(connect(cluster, local_fallback=files.directory))["dlm_client_local_fallback{}"] == 1
+    )
 
 
 def test_a_call_without_a_message_is_a_call(client, files) -> None:
@@ -107,15 +110,15 @@ def test_calls_that_share_a_message_are_counted_in_it(cluster, connect, files) -
         until(lambda: client._core.load() == {0: (1, 2)})
         now = shown(client)
         assert now["dlm_client_in_flight{shard=0}"] == 1
-        assert now["dlm_client_waiting{shard=0}"] == 2
+        assert now["dlm_client_queue_depth{shard=0}"] == 2
     for future in futures:
         future.result(WAIT_S)
     until(lambda: shown(client)["dlm_client_in_flight{shard=0}"] == 0)
     now = shown(client)
-    assert now["dlm_client_waiting{shard=0}"] == 0
-    assert now["dlm_client_gathered_calls_count{}"] == 2
-    assert now["dlm_client_gathered_calls_sum{}"] == 3
-    assert now["dlm_client_gathered_calls_bucket{le=1}"] == 1
+    assert now["dlm_client_queue_depth{shard=0}"] == 0
+    assert now["dlm_client_coalesced_calls_count{}"] == 2
+    assert now["dlm_client_coalesced_calls_sum{}"] == 3
+    assert now["dlm_client_coalesced_calls_bucket{le=1}"] == 1
     assert now["dlm_client_calls_total{result=ok}"] == 3
 
 
@@ -156,13 +159,13 @@ def test_a_call_that_is_too_late_is_counted_so_and_not_as_given_up(
     before = shown(client)
     with network.held():
         if face == "sync":
-            with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
+            with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
                 client.utterance(deadline_s=0.05).score([context], [word])
         else:
 
             async def ask() -> None:
                 utterance = await AsyncClient(client._core).utterance(deadline_s=0.05)
-                with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
+                with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
                     await utterance.score([context], [word])
                 task = asyncio.create_task(utterance.score([context], [word], deadline_s=WAIT_S))
                 await asyncio.sleep(0)
@@ -301,7 +304,7 @@ def test_no_count_is_lost_whoever_counts_at_once() -> None:
     finally:
         sys.setswitchinterval(before)
     now = counts.now()
-    assert (now.queries, now.zero_message, now.duplicates, now.partial) == (
+    assert (now.queries, now.local_hits, now.duplicates, now.bigram_fallback) == (
         24_000,
         16_000,
         16_000,

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ from client.questions import ask, assert_equal, queries_to, random_queries
 from client.scripted import settle
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.errors import ConfigError, DlmError, FamilyMismatch, StaleShardSet
+from dlm.errors import ConfigError, DlmError, ModelMismatch, StaleShardSet
 from dlm.index.search.shard import Shard
 
 
@@ -100,7 +101,7 @@ def test_states_of_one_model_are_refused_by_the_other(files, other_files, both, 
         Client.connect(both, config, model=other_files.manifest.model) as other,
     ):
         state = one.utterance().begin()
-        with pytest.raises(FamilyMismatch):
+        with pytest.raises(ModelMismatch):
             other.utterance().extend([state], [1])
 
 
@@ -123,7 +124,7 @@ class Rolled:
     def start(self, number: int, *models: ModelFiles) -> ThreadServer:
         """One server, its default first."""
         shards = [Shard.open(one.directory, number % 2) for one in models]
-        return ThreadServer(shards, self.ports[number], linger_s=0.0).ready()
+        return ThreadServer(shards, self.ports[number], drain_grace_s=0.0).ready()
 
     def roll(self, *models: ModelFiles) -> None:
         """Each server in turn holds these from then on."""
@@ -152,22 +153,22 @@ def rolled(files: ModelFiles, other_files: ModelFiles) -> Iterator[Rolled]:
 
 
 def is_on(client: Client, files: ModelFiles) -> bool:
-    """Whether a new handle of a client is on this model."""
-    return client.utterance().family.model == files.manifest.model
+    """Whether a new utterance of a client is on this model."""
+    return client.utterance().model_info.model == files.manifest.model
 
 
 @pytest.mark.parametrize("how", ["heartbeats", "no heartbeats", "cluster.toml"])
 def test_running_clients_follow_the_default_and_open_handles_stay(
     files, other_files, rolled, config, tmp_path, monkeypatch, how
 ) -> None:
-    """The servers put the new model first, or cluster.toml names it: new handles get it within
+    """The servers put the new model first, or cluster.toml names it: new utterances get it within
     moments, an open one is answered by its own for as long as that is served."""
     old, new = files.again(2), other_files
     listed = "".join(f'\n[[server]]\naddress = "{a}"\n' for a in rolled.addresses)
     path = tmp_path / "cluster.toml"
     path.write_text(listed)
-    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 0.05)
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
     settings = replace(config, heartbeats=how != "no heartbeats")
     with Client.connect(path, settings) as client:
         check(client, old)
@@ -190,25 +191,38 @@ def test_running_clients_follow_the_default_and_open_handles_stay(
         check(client, old)
 
 
+def cluster_file(folder: Path, addresses: list[str]) -> tuple[Path, str]:
+    """A cluster.toml of these servers, and its text."""
+    path = folder / "cluster.toml"
+    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in addresses)
+    path.write_text(listed)
+    return path, listed
+
+
+def rewrite(path: Path, text: str) -> None:
+    """At once, so that a client that reads it meanwhile finds one text or the other."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 @pytest.mark.parametrize(
-    ("named", "event"), [("ffffff", "client.model.kept"), ("NEW", "client.table.unread")]
+    ("named", "event"), [("ffffff", "client.model.kept"), ("NEW", "client.cluster_file.rejected")]
 )
 def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
     other_files, both, config, tmp_path, caplog, monkeypatch, named: str, event: str
 ) -> None:
     """An operator's slip: running clients stay where they are, and their log says so, once."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 0.05)
-    path = tmp_path / "cluster.toml"
-    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
-    path.write_text(listed)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
+    path, listed = cluster_file(tmp_path, both)
     with Client.connect(path, config) as client:
 
         def told() -> list[str]:
             check(client, other_files)
             return [str(vars(r)) for r in caplog.records if r.message.startswith(event)]
 
-        path.write_text(f'model = "{named}"\n{listed}')
+        rewrite(path, f'model = "{named}"\n{listed}')
         until(told)
         for _ in range(20):  # however often it looks again
             (line,) = told()
@@ -219,21 +233,21 @@ def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
 def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
     other_files, both, config, tmp_path, caplog, monkeypatch, heartbeats: bool
 ) -> None:
-    """A service keeps one handle for days: heartbeats, or else its calls, read cluster.toml."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
-    path = tmp_path / "cluster.toml"
-    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
-    path.write_text(listed)
+    """A service keeps one utterance for days: heartbeats, or else its calls, read cluster.toml."""
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    path, listed = cluster_file(tmp_path, both)
     queries = random_queries(other_files.oracle, 3, 50)
     with Client.connect(path, replace(config, heartbeats=heartbeats)) as client:
         handle = client.utterance()
-        path.write_text(f'model = "NEW"\n{listed}')
+        rewrite(path, f'model = "NEW"\n{listed}')
 
         def logged() -> bool:
             if not heartbeats:
                 ask(handle, other_files.oracle, queries)
             lines = [r.getMessage() for r in caplog.records]
-            return any(one.startswith("client.table.unread") and "NEW" in one for one in lines)
+            return any(
+                one.startswith("client.cluster_file.rejected") and "NEW" in one for one in lines
+            )
 
         until(logged)
 
@@ -241,11 +255,11 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
 @pytest.mark.parametrize(
     ("edited", "reason"),
     [
-        ('{}[tls]\ncaa = "x"\n', "[tls] has no setting named caa (did you mean ca?)"),
-        ('{}[tls]\nca = "missing.crt"\n', "missing.crt cannot be read"),
-        ('{}[tls]\nserver_name = "n"\n', "server_name need TLS"),
-        ('token_file = "missing.token"\n{}', "missing.token cannot be read"),
-        ('small = "missing"\n{}', "there is no such folder"),
+        ('{}[tls]\ncaa = "x"\n', "caa (did you mean ca?)"),
+        ('{}[tls]\nca = "missing.crt"\n', "missing.crt"),
+        ('{}[tls]\nserver_name = "n"\n', "server_name"),
+        ('token_file = "missing.token"\n{}', "missing.token"),
+        ('local_fallback = "missing"\n{}', "missing"),
         ('{}[[server]]\naddress = "127.0.0.1:99999"\n', "127.0.0.1:99999"),
     ],
 )
@@ -253,12 +267,10 @@ def test_a_running_client_refuses_what_a_new_one_refuses(
     other_files, both, config, tmp_path, caplog, monkeypatch, edited: str, reason: str
 ) -> None:
     """It stays with what it has and logs why, and reads the file again once that is mended."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
     caplog.set_level(logging.INFO, "dlm.client")
-    path = tmp_path / "cluster.toml"
-    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
-    path.write_text(listed)
-    settings = replace(config, partial=True)
+    path, listed = cluster_file(tmp_path, both)
+    settings = replace(config, bigram_fallback=True)
     with Client.connect(path, settings) as client:
 
         def events() -> list[str]:
@@ -266,61 +278,63 @@ def test_a_running_client_refuses_what_a_new_one_refuses(
             return [str(r.getMessage()) for r in caplog.records]
 
         def unread() -> list[str]:
-            return [one for one in events() if one.startswith("client.table.unread")]
+            return [one for one in events() if one.startswith("client.cluster_file.rejected")]
 
         caplog.clear()
-        path.write_text(edited.format(listed))
+        rewrite(path, edited.format(listed))
         with pytest.raises(ConfigError, match=re.escape(reason)):
             Client.connect(path, settings)
         until(unread)
         for _ in range(20):  # however often it looks again
             (line,) = unread()
         assert reason in line and str(path.parent) in line
-        assert not any(one.startswith("client.table.read ") for one in events())
-        path.write_text(listed + "\n")
-        until(lambda: any(one.startswith("client.table.read ") for one in events()))
-        assert not any(one.startswith("client.setting.kept") for one in events())
+        assert not any(one.startswith("client.cluster_file.read ") for one in events())
+        rewrite(path, listed + "\n")
+        until(lambda: any(one.startswith("client.cluster_file.read ") for one in events()))
+        assert not any(one.startswith("client.setting.needs_restart") for one in events())
 
 
 def test_a_setting_that_a_running_client_does_not_follow_is_logged_once(
     files, other_files, both, config, tmp_path, caplog, monkeypatch
 ) -> None:
     """By its name, never by its content; what the file says besides is followed."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
-    path = tmp_path / "cluster.toml"
-    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
-    path.write_text(listed)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    path, listed = cluster_file(tmp_path, both)
     token = tmp_path / "decoder.token"
     token.write_text("t" * 43 + "\n")
     token.chmod(0o600)
     authority = Authority(tmp_path)
-    with Client.connect(path, replace(config, partial=True)) as client:
+    with Client.connect(path, replace(config, bigram_fallback=True)) as client:
 
         def kept() -> list[str]:
-            return [r.setting for r in caplog.records if "client.setting.kept" in r.getMessage()]
+            return [
+                r.setting
+                for r in caplog.records
+                if "client.setting.needs_restart" in r.getMessage()
+            ]
 
         model = f'model = "{files.manifest.model[:12]}"\n'
-        small = f'small = "{other_files.directory}"\n'
+        small = f'local_fallback = "{other_files.directory}"\n'
         names = f'token_file = "{token.name}"\n{small}{model}'
-        path.write_text(f'{names}{listed}[tls]\nca = "{authority.ca}"\n')
+        rewrite(path, f'{names}{listed}[tls]\nca = "{authority.ca}"\n')
         until(lambda: is_on(client, files))
         check(client, files)
-        assert kept() == ["small", "token_file", "tls.ca"]
+        assert kept() == ["local_fallback", "token_file", "tls.ca"]
         assert all(str(token) not in r.getMessage() for r in caplog.records)
-        path.write_text(f'{names}{listed}[tls]\nca = "{authority.ca}"\nserver_name = "n"\n')
+        rewrite(path, f'{names}{listed}[tls]\nca = "{authority.ca}"\nserver_name = "n"\n')
         until(lambda: len(kept()) > 3)
-        path.write_text(listed)  # and back: nothing differs
+        rewrite(path, listed)  # and back: nothing differs
         until(lambda: is_on(client, other_files))
-        assert kept() == ["small", "token_file", "tls.ca", "tls.server_name"]
+        assert kept() == ["local_fallback", "token_file", "tls.ca", "tls.server_name"]
 
 
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("bigram_fallback", [False, True])
 def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
-    files, other_files, rolled, config, partial
+    files, other_files, rolled, config, bigram_fallback
 ) -> None:
     """All at once, without any warning: whatever it is asked by words, on both faces. What was
     asked by id, or looked up, is of the old model alone."""
-    settings = replace(config, heartbeats=False, partial=partial)
+    settings = replace(config, heartbeats=False, bigram_fallback=bigram_fallback)
     context, word = queries_to(files.again(2), 0)[0]
     *words, last = (files.words()[i] for i in (*context, word))
     expected = Client.local(other_files.directory).utterance()
@@ -348,9 +362,9 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
         after = begun.extend([state, null], words)  # of the model that it left
         same = expected.extend([expected.begin(), expected.null()], words)
         assert after.log10_prob.tobytes() == same.log10_prob.tobytes()
-        assert begun.family == client.utterance().family == after.states.family
+        assert begun.model_info == client.utterance().model_info == after.states.model_info
         for handle, asked in ((by_id, [context]), (looked_up, [words])):
-            if partial:
+            if bigram_fallback:
                 assert handle.score(asked, [last if handle is looked_up else word]).source == [1]
             else:
                 with pytest.raises(StaleShardSet):
@@ -360,10 +374,10 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
 def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
     files, other_files, rolled, config, caplog
 ) -> None:
-    """One server is stopped, then all come back without the model: the handle is answered by its
+    """One server is stopped, then all come back without the model: the utterance is answered by its
     2-grams for good, no call fails, and the log says which model it is and what to do."""
     old = files.again(2)
-    settings = replace(config, heartbeats=False, partial=True, deadline_s=2.0)
+    settings = replace(config, heartbeats=False, bigram_fallback=True, deadline_s=2.0)
     queries = [query for shard in (0, 1) for query in queries_to(old, shard)[:3]]
     asked = [c for c, _ in queries], [w for _, w in queries]
     addresses = rolled.addresses[:2]  # one server of each shard
@@ -378,8 +392,8 @@ def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
         rolled.servers[0].end()
         until(lambda: handle.score(*asked).source is not None)
         settle(client)
-        (began,) = told("client.partial.")
-        assert (began["event"], began["error"]) == ("client.partial.began", "ShardDown")
+        (began,) = told("client.bigram_fallback.")
+        assert (began["event"], began["error"]) == ("client.bigram_fallback.started", "ShardDown")
         assert not told("client.model.gone")
         rolled.roll(other_files)
         until(lambda: handle.score(*asked).source is not None and told("client.model.gone"))
@@ -388,9 +402,12 @@ def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
         settle(client)
         (gone,) = told("client.model.gone")
         assert gone["model"] == old.manifest.model and gone["levelname"] == "WARNING"
-        assert "Open a new utterance" in str(gone["error"])
-        _, changed = told("client.partial.")
-        assert (changed["event"], changed["before"]) == ("client.partial.changed", "ShardDown")
+        assert old.manifest.model in str(gone["error"])
+        _, changed = told("client.bigram_fallback.")
+        assert (changed["event"], changed["before"]) == (
+            "client.bigram_fallback.changed",
+            "ShardDown",
+        )
         assert changed["error"] == "StaleShardSet"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from math import inf
 from pathlib import Path
 
@@ -10,35 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client import scenarios
 from client.world import World
+from dlm.client.config.settings import FailoverConfig
 from dlm.client.health.modes import (
     Action,
-    Canary,
-    CanaryDone,
     Cascade,
     Event,
     Messages,
     Mode,
+    Probe,
+    ProbeDone,
     ReachabilityTick,
     Switch,
-    Switching,
     step,
 )
 from dlm.errors import ConfigError
 
-CONFIG = Switching()
-FULL, SMALL = Mode.FULL, Mode.SMALL
+CONFIG = FailoverConfig()
+FULL, LOCAL_FALLBACK = Mode.FULL, Mode.LOCAL_FALLBACK
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("cascade_*.txt"))
-REWRITE = "DLM_REWRITE_SCENARIOS"
 
 
 def small(**more: float) -> Cascade:
-    """In SMALL since 100, the first canary due at 101."""
+    """In LOCAL_FALLBACK since 100, the first probe due at 101."""
     fields = {"since": 100.0, "wait_s": 1.0, "due": 101.0, **more}
-    return Cascade(SMALL, **fields)  # type: ignore[arg-type]
+    return Cascade(LOCAL_FALLBACK, **fields)  # type: ignore[arg-type]
 
 
-OUT = {"canary": 3, "until": 103.0, "due": 101.0}
+OUT = {"probe": 3, "until": 103.0, "due": 101.0}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ OUT = {"canary": 3, "until": 103.0, "due": 101.0}
             Messages(4000, 5),
             50.0,
             FULL,
-            [Switch(SMALL, "failures", 4000, 5)],
+            [Switch(LOCAL_FALLBACK, "failures", 4000, 5)],
             id="more-than-a-thousandth",
         ),
         pytest.param(Cascade(), Messages(5000, 5), 50.0, FULL, [], id="a-thousandth-exactly"),
@@ -60,36 +59,51 @@ OUT = {"canary": 3, "until": 103.0, "due": 101.0}
             ReachabilityTick(slow=True),
             50.0,
             FULL,
-            [Switch(SMALL, "delay")],
+            [Switch(LOCAL_FALLBACK, "delay")],
             id="slow-for-two-seconds",
         ),
         pytest.param(
             Cascade(slow_from=49.0), ReachabilityTick(), 50.0, FULL, [], id="slow-no-more"
         ),
-        pytest.param(small(), ReachabilityTick(), 100.9, SMALL, [], id="too-early"),
-        pytest.param(small(), ReachabilityTick(), 101.0, SMALL, [Canary(1)], id="the-first-canary"),
+        pytest.param(small(), ReachabilityTick(), 100.9, LOCAL_FALLBACK, [], id="too-early"),
         pytest.param(
-            small(), ReachabilityTick(reachable=False), 101.0, SMALL, [], id="nobody-there"
+            small(), ReachabilityTick(), 101.0, LOCAL_FALLBACK, [Probe(1)], id="the-first-probe"
         ),
-        pytest.param(small(), ReachabilityTick(slow=True), 101.0, SMALL, [], id="still-slow"),
-        pytest.param(small(**OUT), ReachabilityTick(), 102.0, SMALL, [], id="one-is-out"),
-        pytest.param(small(**OUT), CanaryDone(3, True), 102.0, SMALL, [], id="one-came-back"),
+        pytest.param(
+            small(), ReachabilityTick(reachable=False), 101.0, LOCAL_FALLBACK, [], id="nobody-there"
+        ),
+        pytest.param(
+            small(), ReachabilityTick(slow=True), 101.0, LOCAL_FALLBACK, [], id="still-slow"
+        ),
+        pytest.param(small(**OUT), ReachabilityTick(), 102.0, LOCAL_FALLBACK, [], id="one-is-out"),
+        pytest.param(
+            small(**OUT), ProbeDone(3, True), 102.0, LOCAL_FALLBACK, [], id="one-came-back"
+        ),
         pytest.param(
             small(**OUT, passed=2),
-            CanaryDone(3, True),
+            ProbeDone(3, True),
             102.0,
             FULL,
             [Switch(FULL, "recovered")],
             id="three-came-back",
         ),
-        pytest.param(small(**OUT, passed=2), CanaryDone(2, True), 102.0, SMALL, [], id="an-older"),
         pytest.param(
-            small(**OUT, passed=2), CanaryDone(3, False), 102.0, SMALL, [], id="one-failed"
+            small(**OUT, passed=2), ProbeDone(2, True), 102.0, LOCAL_FALLBACK, [], id="an-older"
         ),
         pytest.param(
-            small(**OUT, passed=2), CanaryDone(3, True), 103.0, SMALL, [], id="one-came-too-late"
+            small(**OUT, passed=2), ProbeDone(3, False), 102.0, LOCAL_FALLBACK, [], id="one-failed"
         ),
-        pytest.param(small(), Messages(1000, 1000), 102.0, SMALL, [], id="what-finishes-on-full"),
+        pytest.param(
+            small(**OUT, passed=2),
+            ProbeDone(3, True),
+            103.0,
+            LOCAL_FALLBACK,
+            [],
+            id="one-came-too-late",
+        ),
+        pytest.param(
+            small(), Messages(1000, 1000), 102.0, LOCAL_FALLBACK, [], id="what-finishes-on-full"
+        ),
     ],
 )
 def test_each_row_of_the_table_holds(
@@ -110,13 +124,13 @@ def test_failures_are_forgotten_with_their_window() -> None:
         assert actions == [] and state.failing() == (100, 4)
 
 
-def test_waiting_grows_while_canaries_fail_and_is_short_again_after_a_stable_time() -> None:
+def test_waiting_grows_while_probes_fail_and_is_short_again_after_a_stable_time() -> None:
     """1, 2, 4 ... 30 s; then a minute of peace."""
     state, now, waits = small(), 101.0, []
     for _ in range(8):
-        state, (canary,) = step(state, ReachabilityTick(), now, CONFIG)
-        assert isinstance(canary, Canary)
-        state, _ = step(state, CanaryDone(canary.number, False), now, CONFIG)
+        state, (probe,) = step(state, ReachabilityTick(), now, CONFIG)
+        assert isinstance(probe, Probe)
+        state, _ = step(state, ProbeDone(probe.number, False), now, CONFIG)
         waits.append(state.due - now)
         now = state.due
     assert waits == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
@@ -143,7 +157,7 @@ def test_the_switch_is_the_one_of_a_plain_count(script) -> None:
         inside = [h for h in history if bucket - h[0] < 10]
         total, bad = sum(h[1] for h in inside), sum(h[2] for h in inside)
         if bad >= 5 and bad > 0.001 * total:
-            assert actions == [Switch(SMALL, "failures", total, bad)]
+            assert actions == [Switch(LOCAL_FALLBACK, "failures", total, bad)]
             return
         assert actions == [] and state.failing() == (total, bad)
 
@@ -175,7 +189,7 @@ def do(world: World, what: str, name: str) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(faults)
 def test_whatever_happened_the_full_model_is_back_once_faults_end(script) -> None:
-    """At most one long wait, its canaries, and what heartbeats need to see it."""
+    """At most one long wait, its probes, and what heartbeats need to see it."""
     world = World(2, 2)
     world.run(3.0)
     for seconds, what, name in script:
@@ -185,7 +199,7 @@ def test_whatever_happened_the_full_model_is_back_once_faults_end(script) -> Non
         do(world, "start", name)
         do(world, "quick", name)
     world.lossy = 0.0
-    world.run(CONFIG.max_wait_s + CONFIG.canary_timeout_s + 15.0)
+    world.run(CONFIG.max_wait_s + CONFIG.probe_timeout_s + 15.0)
     assert world.cascade.mode is FULL
     assert all(s.member.usable for shard in world.shards for s in shard)
 
@@ -213,21 +227,14 @@ def test_one_of_two_replicas_killed_trips_nothing() -> None:
     assert world.server("2a").member.health == "down"
 
 
-def transcript(script: str) -> str:
-    """Runs the commands of a scenario; the text with what really happened.
-
-    Commands: ``cluster shards=S replicas=R traffic=T``, ``run SECONDS``, ``kill NAME``,
-    ``start NAME``, ``delay NAME MS``, ``loss SHARE``. What follows ``----`` is the outcome, with
-    the seconds since the start; a blank line ends it.
-    """
-    out = []
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
+    """Commands: ``cluster shards=S replicas=R traffic=T``, ``run SECONDS``, ``kill NAME``,
+    ``start NAME``, ``delay NAME MS``, ``loss SHARE``; what happens, by seconds since the start."""
     world = World(1)
-    for block in script.strip().split("\n\n"):
-        lines = block.split("\n")
-        if lines[0].startswith("#"):
-            out.append(block)
-            continue
-        commands = lines[: lines.index("----")] if "----" in lines else lines
+
+    def outcome(commands: list[str]) -> list[str]:
+        nonlocal world
         world.said.clear()
         for command in commands:
             name, *rest = command.split()
@@ -244,18 +251,9 @@ def transcript(script: str) -> str:
                 assert name in ("kill", "start"), name
                 do(world, name, rest[0])
         said = [f"{at:.2f} s  {text}" for at, text in world.said] or ["nothing"]
-        asked = world.cascade.mode
-        out.append("\n".join([*commands, "----", *said, f"new utterances: {asked} model"]))
-    return "\n\n".join(out) + "\n"
+        return [*said, f"new utterances: {world.cascade.mode} model"]
 
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
-    """Set DLM_REWRITE_SCENARIOS=1 to write down what happens; commit it only if you understand."""
-    found = transcript(path.read_text(encoding="utf-8"))
-    if os.environ.get(REWRITE):
-        path.write_text(found, encoding="utf-8")
-    assert found == path.read_text(encoding="utf-8")
+    scenarios.check(path, outcome)
 
 
 def test_there_are_scenarios() -> None:
@@ -265,10 +263,10 @@ def test_there_are_scenarios() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"window_s": 0.5}, {"failing": 1.5}, {"canaries": 0}, {"max_wait_s": 0.5}, {"slow_s": inf}],
+    [{"window_s": 0.5}, {"failing": 1.5}, {"probes": 0}, {"max_wait_s": 0.5}, {"slow_s": inf}],
 )
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, float]) -> None:
     """With its name, value and bounds."""
     (name,) = wrong
-    with pytest.raises(ConfigError, match=rf"switching.{name} is"):
-        Switching(**wrong)
+    with pytest.raises(ConfigError, match=rf"failover_config.{name} is"):
+        FailoverConfig(**wrong)

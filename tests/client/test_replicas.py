@@ -15,13 +15,14 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Network, Scripted, free, settle
 from client.test_deadlines import Fated, Inline, Timeline
 from cluster import WAIT_S, Cluster, ModelFiles, until
-from dlm.client import ClientConfig, Utterance
-from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
+from dlm.client import Client, ClientConfig, Utterance
+from dlm.client.api.core import Core
+from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
-from dlm.client.deliver.replicas import Heard, TokenBucket, choose, may_hedge, may_take_over
-from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED, RETRIED, RETRY_BURST
-from dlm.client.deliver.transport import Metadata, Reply
-from dlm.client.plan.core import Core
+from dlm.client.deliver.replicas import Heard, TokenBucket, choose, may_take_over
+from dlm.client.deliver.runtime import RETRIED, RETRY_BURST
+from dlm.client.deliver.transport import Reply
 from dlm.errors import AuthenticationError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 
@@ -63,23 +64,6 @@ def test_retries_are_a_tenth_of_messages_at_most_and_a_few_at_first() -> None:
         budget.earn()
         retried += budget.spend()
     assert 999 <= retried <= 1000
-
-
-def test_a_late_message_is_asked_of_another_while_few_are_late_and_one_is_well() -> None:
-    """Two in a hundred in the long run, and a hundred at once; never where it would be in vain."""
-    bucket = TokenBucket(HEDGED, HEDGE_BURST)
-    nobody: set[str] = set()
-    assert not may_hedge("a", "a", nobody, bucket, all_slow=False)
-    assert not may_hedge("ab", "ab", nobody, bucket, all_slow=False)
-    assert not may_hedge("ab", "a", {"b"}, bucket, all_slow=False)
-    assert not may_hedge("ab", "a", nobody, bucket, all_slow=True)
-    assert bucket.saved == 100.0  # none of these counted
-    assert sum(may_hedge("ab", "a", nobody, bucket, all_slow=False) for _ in range(500)) == 100
-    hedged = 0
-    for _ in range(10_000):
-        bucket.earn()
-        hedged += may_hedge("ab", "a", nobody, bucket, all_slow=False)
-    assert 199 <= hedged <= 200
 
 
 def test_a_message_is_late_after_what_nearly_all_of_the_fastest_server_took() -> None:
@@ -408,12 +392,18 @@ def test_a_message_that_fails_is_answered_by_the_other_replica(
     ask(client.utterance(), files.oracle, random_queries(files.oracle, 99, 20))
 
 
+@pytest.fixture
+def failing(connect, twice) -> tuple[Failing, Client]:
+    """A client of both clusters, and the network whose servers may fail."""
+    network = Failing()
+    return network, connect([a for c in twice for a in c.addresses], network)
+
+
 def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
-    files, connect, twice
+    files, failing, twice
 ) -> None:
     """Both replicas fail, send what is damaged, or let nobody in: two tries."""
-    network = Failing()
-    client = connect([a for c in twice for a in c.addresses], network)
+    network, client = failing
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
     for error, tries in (
@@ -435,11 +425,10 @@ def refusing(reason: Reason) -> ShardDown:
 
 @pytest.mark.parametrize("reason", [Reason.DRAINING, Reason.NOT_READY])
 def test_a_message_that_all_replicas_refuse_during_a_roll_is_asked_until_one_answers(
-    files, connect, twice, reason: Reason
+    files, failing, twice, reason: Reason
 ) -> None:
     """Within its deadline, and at no cost of the budget for failures."""
-    network = Failing()
-    client = connect([a for c in twice for a in c.addresses], network)
+    network, client = failing
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
     saved = client._core._runtime.retrying.saved
@@ -479,10 +468,9 @@ def test_a_replica_that_was_tried_is_not_asked_again_before_one_that_was_not() -
     assert lives == {"b"}
 
 
-def test_a_storm_of_failures_is_not_answered_by_a_storm_of_retries(files, connect, twice) -> None:
+def test_a_storm_of_failures_is_not_answered_by_a_storm_of_retries(files, failing, twice) -> None:
     """Every server refuses: of 400 messages few more than a tenth are asked again."""
-    network = Failing()
-    client = connect([a for c in twice for a in c.addresses], network)
+    network, client = failing
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
     for cluster in twice:
@@ -497,7 +485,7 @@ def test_a_replica_that_comes_back_gets_its_share_of_the_work_again(files, conne
     """Messages that nobody was there to take are nobody's work."""
     network = Network()
     addresses = [cluster.addresses[1] for cluster in twice]
-    client = connect([a for c in twice for a in c.addresses], network, partial=True)
+    client = connect([a for c in twice for a in c.addresses], network, bigram_fallback=True)
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
 

@@ -13,6 +13,7 @@ from dlm.client.plan.lowgrams import check_queries
 from dlm.errors import QueryError
 from dlm.ngram.partition import SLOTS, slots_of
 from dlm.ngram.query import QueryGroups
+from server.calls import pack
 
 Query = tuple[tuple[int, ...], int]  # a context, most recent word last, and a word
 Plain = list[tuple[tuple[int, ...], list[int]]]  # contexts and what is asked of each
@@ -69,16 +70,6 @@ def plain(groups: QueryGroups) -> Plain:
 def flat(groups: QueryGroups) -> list[Query]:
     """The queries of the groups, in order."""
     return [(context, word) for context, words in plain(groups) for word in words]
-
-
-def packed(groups: Plain) -> QueryGroups:
-    """The inverse of `plain`."""
-    return QueryGroups(
-        np.array([len(c) for c, _ in groups], np.uint8),
-        np.array([i for c, _ in groups for i in c], np.uint32),
-        np.array([len(w) for _, w in groups], np.uint32),
-        np.array([i for _, w in groups for i in w], np.uint32),
-    )
 
 
 def grouped_plainly(queries: list[Query]) -> Plain:
@@ -161,7 +152,7 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
 ) -> None:
     """Pieces hold contexts of their shard alone, no more queries than allowed, and all of them."""
     slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
-    whole = packed([(c, w) for c, w, _ in groups])
+    whole = pack([(c, w) for c, w, _ in groups])
     remote = np.array([r for _, _, r in groups], np.uint8)
     arrays_of = (whole.context_lengths, whole.context_words, whole.word_counts, whole.words)
     routed = kernels.route_groups(*arrays_of, remote, slots, shards)
@@ -191,7 +182,7 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
 @given(groups_of, st.integers(1, 10))
 def test_splitting_keeps_order_and_fills_every_message_but_the_last(groups, limit: int) -> None:
     """The parts, joined, are the whole; each context stands with each of its parts."""
-    whole = packed(groups)
+    whole = pack(groups)
     parts = list(router.split(whole, limit))
     assert [q for part, _, _ in parts for q in flat(part)] == flat(whole)
     total = len(whole.words)
@@ -211,9 +202,9 @@ def test_gathering_asks_shared_queries_once_and_places_every_answer(parts) -> No
     contexts are the same, all stand as they stood."""
     # As calls have them: no context stands in one twice.
     parts = [grouped_plainly([(c, w) for c, words in part for w in words]) for part in parts]
-    groups, place = router.gather([packed(part) for part in parts])
+    groups, place = router.gather([pack(part) for part in parts])
     asked = flat(groups)
-    everything = [q for part in parts for q in flat(packed(part))]
+    everything = [q for part in parts for q in flat(pack(part))]
     contexts = [context for part in parts for context, _ in part]
     shared = len(set(contexts)) < len(contexts)
     assert (place is not None) == shared
@@ -224,7 +215,7 @@ def test_gathering_asks_shared_queries_once_and_places_every_answer(parts) -> No
         assert plain(groups) == grouped_plainly(everything)
     assert groups.word_counts.dtype == np.uint32
     # As of a message that is too long for the GIL.
-    everywhere = [packed(part) for part in parts]
+    everywhere = [pack(part) for part in parts]
     names = ("context_lengths", "context_words", "word_counts", "words")
     joined = [np.concatenate([getattr(part, name) for part in everywhere]) for name in names]
     found, *large, place_of = kernels.regroup_large(*joined)
@@ -276,7 +267,7 @@ def test_the_next_state_is_the_end_of_the_context_and_the_word(case, data) -> No
         pytest.param((3, 3), (3,), (3,), (3,), "shape", id="too-wide"),
         pytest.param((3, 2), (2,), (3,), (3,), "shape", id="fewer-lengths"),
         pytest.param((3, 2), (3,), (2,), (2,), "shape", id="fewer-counts"),
-        pytest.param((2, 2), (2,), (2,), (3,), "add up to 2", id="more-words"),
+        pytest.param((2, 2), (2,), (2,), (3,), "2 words", id="more-words"),
         pytest.param((2, 2), (2,), (2,), (1, 2), "shape", id="words-in-rows"),
     ],
 )

@@ -1,4 +1,4 @@
-"""dlm.client.deliver.security: what a client shows, and to whom."""
+"""dlm.client.config.security: what a client shows, and to whom."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
-from dlm.client.api.cluster_file import (
+from dlm.client.config.cluster_file import (
+    ClusterToml,
     Endpoint,
-    read_cluster_file,
-    read_cluster_security,
     write_cluster_file,
 )
-from dlm.client.api.config import ClientConfig
-from dlm.client.deliver.security import PLAIN, ClientSecurity, open_channel
+from dlm.client.config.security import PLAIN, ClientSecurity
+from dlm.client.config.settings import ClientConfig
+from dlm.client.deliver.channels import open_channel
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import ConfigError
 
@@ -38,14 +38,14 @@ def token_file(folder: Path, content: str = TOKEN + "\n") -> Path:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"cert": "c"}, "must be given together"),
-        ({"key": "k"}, "must be given together"),
-        ({"cert": "c", "key": "k"}, "need TLS; set client.ca"),
-        ({"server_name": "n"}, "need TLS; set client.ca"),
-        ({"token": TOKEN, "token_file": "f"}, "both given"),
-        ({"token": "short"}, "not a token"),
-        ({"token": TOKEN + "\n"}, "not a token"),
-        ({"token": "é" * 20}, "not a token"),
+        ({"cert": "c"}, r"client\.cert and client\.key"),
+        ({"key": "k"}, r"client\.cert and client\.key"),
+        ({"cert": "c", "key": "k"}, r"set client\.ca"),
+        ({"server_name": "n"}, r"set client\.ca"),
+        ({"token": TOKEN, "token_file": "f"}, r"client\.token and client\.token_file"),
+        ({"token": "short"}, r"client\.token .*16 to 512"),
+        ({"token": TOKEN + "\n"}, r"client\.token .*16 to 512"),
+        ({"token": "é" * 20}, r"client\.token .*16 to 512"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, fault):
@@ -130,19 +130,19 @@ def test_files_are_read_when_the_channel_is_made(tmp_path):
     """So that what is missing is told at once, and not as a server that does not answer."""
     authority = Authority(tmp_path)
     for settings, fault in (
-        ({"ca": tmp_path / "none"}, "cannot be read"),
-        ({"ca": token_file(tmp_path)}, "no PEM certificate"),
-        ({"token_file": tmp_path / "none"}, "cannot be read"),
+        ({"ca": tmp_path / "none"}, "none"),
+        ({"ca": token_file(tmp_path)}, "PEM"),
+        ({"token_file": tmp_path / "none"}, "none"),
         (
             {"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"},
-            "cannot be read",
+            "none",
         ),
     ):
         with pytest.raises(ConfigError, match=fault):
             open_channel("127.0.0.1:1", (), ClientSecurity(**settings))
     mine = {"cert": authority.client.cert, "key": authority.client.key}
     authority.client.cert.write_bytes(b"")  # gRPC itself would end the process
-    with pytest.raises(ConfigError, match="not a PEM certificate and its key"):
+    with pytest.raises(ConfigError, match=f"{authority.client.cert}.*PEM"):
         open_channel("127.0.0.1:1", (), ClientSecurity(ca=authority.ca, **mine))
 
 
@@ -151,30 +151,31 @@ def test_cluster_toml_says_whom_to_trust(tmp_path):
     path = tmp_path / "cluster.toml"
     server = '[[server]]\naddress = "h:1"\n'
     path.write_text(f'token_file = "t"\n{server}[tls]\nca = "ca.pem"\nserver_name = "n"\n')
-    read = read_cluster_security(path)
+    read = ClusterToml(path).security()
     assert read == ClientSecurity(
         ca=str(tmp_path / "ca.pem"), server_name="n", token_file=str(tmp_path / "t")
     )
-    assert read_cluster_file(path) == [Endpoint("h:1")]
+    assert ClusterToml(path).servers() == [Endpoint("h:1")]
     write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=read)
-    assert read_cluster_security(path) == read
+    assert ClusterToml(path).security() == read
     write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00")
-    assert read_cluster_security(path) == PLAIN
+    assert ClusterToml(path).security() == PLAIN
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (f'token = "{TOKEN}"', "contains a token"),
-        (f'[tls]\ntoken = "{TOKEN}"', "contains a token"),
+        (f'token = "{TOKEN}"', "token_file"),
+        (f'[tls]\ntoken = "{TOKEN}"', "token_file"),
         ("[tls]\nca = 3", "must be a string"),
         ("token_file = 3", "must be a string"),
-        ('[tls]\nuse_proxy = "yes"', "use_proxy must be true or false, found 'yes'"),
-        ('tls = "ca.pem"', "no setting named tls"),
-        ('[tls]\nauthority = "x"', "no setting named authority; there are ca, cert, key"),
+        ('[tls]\nuse_proxy = "yes"', "use_proxy .*'yes'"),
+        ('tls = "ca.pem"', "named tls"),
+        ('[tls]\nauthority = "x"', "authority; .*ca, cert, key"),
         ('[tls]\nserver_nam = "x"', r"cluster\.toml: \[tls\].* server_nam .*mean server_name"),
-        ('[tls]\ncert = "x"', "must be given together"),
+        ('[tls]\ncert = "x"', "cert.*key"),
         ("[tls", "TOML"),
+        ("model = " + "1" * 5000, "TOML"),
     ],
 )
 def test_a_cluster_toml_that_says_it_wrongly_is_refused(tmp_path, text, fault):
@@ -182,7 +183,7 @@ def test_a_cluster_toml_that_says_it_wrongly_is_refused(tmp_path, text, fault):
     path = tmp_path / "cluster.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=fault) as caught:
-        read_cluster_security(path)
+        ClusterToml(path).security()
     said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert str(path) in said
     assert TOKEN not in said
@@ -193,7 +194,7 @@ def test_cluster_toml_turns_the_proxy_on(tmp_path):
     path = tmp_path / "cluster.toml"
     given = ClientSecurity(ca=str(tmp_path / "ca.pem"), use_proxy=True)
     write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=given)
-    assert read_cluster_security(path) == given
+    assert ClusterToml(path).security() == given
 
 
 def test_the_configuration_stands_before_cluster_toml(tmp_path):
@@ -205,12 +206,6 @@ def test_the_configuration_stands_before_cluster_toml(tmp_path):
     assert ClientSecurity(token=TOKEN).over(base).token_file == ""
     mine = ClientSecurity(ca="/a", cert="/mine", key="/mine.key").over(base)
     assert (mine.cert, mine.key, mine.token_file) == ("/mine", "/mine.key", "/t")
-
-
-def test_a_config_with_half_of_tls_is_refused(tmp_path):
-    """Where it is made, as every setting."""
-    with pytest.raises(ConfigError, match="must be given together"):
-        ClientConfig(cache_dir=tmp_path, cert="c")
 
 
 def test_a_name_that_resolves_slowly_holds_up_no_call(files, cluster, connect, monkeypatch):
@@ -225,7 +220,7 @@ def test_a_name_that_resolves_slowly_holds_up_no_call(files, cluster, connect, m
         return real(host, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    monkeypatch.setattr("dlm.client.deliver.security.RESOLVE_S", 60.0)
+    monkeypatch.setattr("dlm.client.config.security.RESOLVE_S", 60.0)
     client = connect(cluster, token=TOKEN, heartbeats=False)
     queries = random_queries(files.oracle, 5, 200)
     with ThreadPoolExecutor(2) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,23 +15,16 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client import Client
-from dlm.client.api.cluster_file import (
+from dlm.client.config.cluster_file import (
     ClusterFile,
+    ClusterToml,
     Endpoint,
     check_model,
-    read_cluster_file,
-    read_cluster_model,
-    read_cluster_small,
     write_cluster_file,
 )
-from dlm.client.plan.topology import (
-    MAX_SHARD_SETS,
-    NO_LIMIT,
-    Census,
-    Topology,
-    dedupe_faults,
-    take_census,
-)
+from dlm.client.deliver.table import MAX_SHARD_SETS, take_census
+from dlm.client.health.topology import NO_LIMIT, Topology
+from dlm.client.plan.census import Census, dedupe_faults
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -52,22 +46,39 @@ def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
         [Endpoint("a:1", 0, 4711), Endpoint("b:2", pid=1)],
     ):
         write_cluster_file(path, endpoints, shard_set="0" * 32)
-        assert read_cluster_file(path) == endpoints
-        assert read_cluster_small(path) is None
+        assert ClusterToml(path).servers() == endpoints
+        assert ClusterToml(path).local_fallback() is None
     assert [p.name for p in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+def test_a_cluster_file_is_parsed_again_only_if_its_text_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a client asks it, and however often it is written."""
+    path, parsed = tmp_path / "cluster.toml", []
+    loads = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: parsed.append(text) or loads(text))
+    path.write_text('[[server]]\naddress = "a:1"\n')
+    file = ClusterFile(path)
+    path.write_text('[[server]]\naddress = "a:1"\n')
+    assert (file(), file.model(), file.kept()) == ([Endpoint("a:1")], None, [])
+    assert len(parsed) == 1
+    path.write_text('model = "abcdef"\n[[server]]\naddress = "b:2"\n')
+    assert (file(), file.model()) == ([Endpoint("b:2")], "abcdef")
+    assert len(parsed) == 2
 
 
 def test_a_cluster_file_names_the_small_model(tmp_path: Path) -> None:
     """Absolute as it is written; by hand, relative to the file."""
     path = tmp_path / "cluster.toml"
-    write_cluster_file(path, [Endpoint("a:1")], shard_set="0" * 32, small=Path("shards"))
-    assert read_cluster_small(path) == Path("shards").absolute()
-    path.write_text('small = "models/small"\n[[server]]\naddress = "a:1"\n')
-    assert read_cluster_small(path) == tmp_path / "models/small"
-    for wrong in ("small = 3", 'small = ""'):
+    write_cluster_file(path, [Endpoint("a:1")], shard_set="0" * 32, local_fallback=Path("shards"))
+    assert ClusterToml(path).local_fallback() == Path("shards").absolute()
+    path.write_text('local_fallback = "models/small"\n[[server]]\naddress = "a:1"\n')
+    assert ClusterToml(path).local_fallback() == tmp_path / "models/small"
+    for wrong in ("local_fallback = 3", 'local_fallback = ""'):
         path.write_text(wrong + '\n[[server]]\naddress = "a:1"\n')
-        with pytest.raises(ConfigError, match="the folder of a shard set"):
-            read_cluster_small(path)
+        with pytest.raises(ConfigError, match="local_fallback"):
+            ClusterToml(path).local_fallback()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_a_cluster_file_that_says_something_else_is_refused(tmp_path: Path, text
     path = tmp_path / "cluster.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=r"cluster\.toml"):
-        read_cluster_file(path)
+        ClusterToml(path).servers()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +122,7 @@ def test_an_address_that_no_server_can_have_is_refused_where_it_is_given(
     """gRPC would ask another port, or nobody; the message names the file and the value."""
     path = tmp_path / "cluster.toml"
     path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
-    for refused in (lambda: read_cluster_file(path), lambda: Client.connect(path)):
+    for refused in (lambda: ClusterToml(path).servers(), lambda: Client.connect(path)):
         with pytest.raises(ConfigError, match=re.escape(repr(address))) as caught:
             refused()
         assert str(path) in str(caught.value)
@@ -137,18 +148,24 @@ def test_what_grpc_can_connect_to_is_taken(tmp_path: Path, address: str) -> None
     """As it is written."""
     path = tmp_path / "cluster.toml"
     path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
-    assert read_cluster_file(path) == [Endpoint(address)]
+    assert ClusterToml(path).servers() == [Endpoint(address)]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('smal = "shards/small"\n{}', "no setting named smal (did you mean small?)"),
-        ("{}shrad = 3\n", "[[server]] has no setting named shrad (did you mean shard?)"),
-        ('{}small = "s"\n', "[[server]] has no setting named small; move it above"),
-        ("{}zone = 3\n", "[[server]] has no setting named zone"),
-        ('[[servers]]\naddress = "a:1"\n', "no setting named servers (did you mean server?)"),
-        ("server = [3]\n", "each server must be a [[server]] table, found 3"),
+        (
+            'local_fallbak = "shards/small"\n{}',
+            "a setting named local_fallbak (did you mean local_fallback?)",
+        ),
+        ("{}shrad = 3\n", "[[server]] does not have a setting named shrad (did you mean shard?)"),
+        (
+            '{}local_fallback = "s"\n',
+            "[[server]] does not have a setting named local_fallback; move it above",
+        ),
+        ("{}zone = 3\n", "[[server]] does not have a setting named zone"),
+        ('[[servers]]\naddress = "a:1"\n', "a setting named servers (did you mean server?)"),
+        ("server = [3]\n", "[[server]] table, found 3"),
     ],
 )
 def test_a_key_that_nobody_reads_is_refused_with_what_was_perhaps_meant(
@@ -158,7 +175,7 @@ def test_a_key_that_nobody_reads_is_refused_with_what_was_perhaps_meant(
     path = tmp_path / "cluster.toml"
     path.write_text(text.format('[[server]]\naddress = "a:1"\n'))
     with pytest.raises(ConfigError, match=re.escape(says)) as caught:
-        read_cluster_file(path)
+        ClusterToml(path).servers()
     assert str(path) in str(caught.value)
 
 
@@ -206,7 +223,7 @@ def test_the_shard_set_of_most_shards_is_taken(files, other_files) -> None:
     topology = discover(endpoints("a:1", "b:1", "c:1"), connect, 1.0)
     assert topology.manifest.shard_set == files.manifest.shard_set
     assert topology.addresses == {0: ("c:1",), 1: ("b:1",)}
-    assert "holds shard set" in topology.faults["a:1"]
+    assert other_files.manifest.shard_set in topology.faults["a:1"]
 
 
 def test_where_servers_are_divided_the_set_in_use_stays(files, other_files) -> None:
@@ -288,7 +305,7 @@ def test_a_model_is_chosen_by_the_beginning_of_its_id_or_of_its_shard_set(
                 topology = discover(listed, connect, 1.0, model=check_model(model))
                 assert topology.manifest.shard_set == wanted.manifest.shard_set
     assert topology.addresses == {0: ("a:1",), 1: ("b:1",)}
-    assert "holds shard set" in topology.faults["c:1"]
+    assert "shard set" in topology.faults["c:1"]
     topology = discover(listed, connect, 1.0)
     assert topology.manifest.shard_set == other_files.manifest.shard_set
     named = saying(
@@ -365,7 +382,7 @@ def test_the_model_that_the_operator_names_is_followed_when_all_its_shards_answe
     assert chosen(listed[:1], default=name) == new.manifest.shard_set
     assert chosen(listed, default=name, model=old.manifest.model) == old.manifest.shard_set
     assert chosen(listed, default="000000", **in_use) == old.manifest.shard_set
-    with pytest.raises(ConfigError, match="no server holds model 000000"):
+    with pytest.raises(ConfigError, match="model 000000"):
         chosen(listed, default="000000")
 
 
@@ -381,7 +398,7 @@ def test_a_cluster_file_names_the_default_model(tmp_path: Path) -> None:
     for wrong in ('"new"', "7"):
         path.write_text(f'model = {wrong}\n[[server]]\naddress = "a:1"\n')
         with pytest.raises(ConfigError) as caught:
-            read_cluster_model(path)
+            ClusterToml(path).model()
         assert str(path) in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
@@ -398,10 +415,10 @@ def test_a_model_that_nobody_holds_is_a_typed_error(files, other_files) -> None:
     listed = endpoints("a:1", "b:1")
     name = other_files.manifest.model
     connect = saying(("a:1", reply(files, 0)), ("b:1", reply(files, 1)))
-    with pytest.raises(ConfigError, match=f"no server holds model {name}.*{files.manifest.model}"):
+    with pytest.raises(ConfigError, match=f"model {name}.*{files.manifest.model}"):
         discover(listed, connect, 1.0, model=name)
     connect = saying(("a:1", reply(files, 0)), ("b:1", ShardDown("gone")))
-    with pytest.raises(ShardDown, match=f"no server holds model {name}.*b:1: gone"):
+    with pytest.raises(ShardDown, match=f"model {name}.*b:1: gone"):
         discover(listed, connect, 1.0, model=name)
 
 

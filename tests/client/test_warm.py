@@ -25,7 +25,7 @@ def compiled():
         for d in gc.get_objects() if isinstance(d, Dispatcher) for s in d.signatures
     }
 
-config = ClientConfig(cache_dir=sys.argv[1], partial=True)
+config = ClientConfig(cache_dir=sys.argv[1], bigram_fallback=True)
 with Client.connect(sys.argv[2:], config) as client:
     before = compiled()
     utterance = client.utterance()

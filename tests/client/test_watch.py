@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cluster import ModelFiles, build
-from dlm.client.deliver.transport import BeatReply
-from dlm.client.health.cascade import CALM_S, TICK_S, CascadeMonitor
-from dlm.client.health.membership import Beating, Liveness
-from dlm.client.health.modes import Mode, Switching
-from dlm.client.plan.topology import Topology
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
+from dlm.client.health.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
+from dlm.client.health.membership import Liveness
+from dlm.client.health.modes import Mode
+from dlm.client.health.topology import Topology
 from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal
@@ -52,11 +52,11 @@ class Wired:
         return self.now
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """See `loop.Steps`."""
+        """See `cascade.Steps`."""
         step(*args)
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """See `loop.Steps`."""
+        """See `cascade.Steps`."""
         self._number += 1
         heapq.heappush(self._planned, (self.now + delay_s, self._number, step, args))
 
@@ -86,7 +86,7 @@ class Wired:
     def follow(self) -> None:
         """See `cascade.Host`."""
 
-    def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+    def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: answered at once."""
         done(True)
 
@@ -103,10 +103,14 @@ class Wired:
             self.now = max(self.now, then)
 
 
-def watching(host: Wired, switching: Switching | None = None) -> CascadeMonitor:
+def watching(host: Wired, failover_config: FailoverConfig | None = None) -> CascadeMonitor:
     """A watch that has begun."""
     watch = CascadeMonitor(
-        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock
+        host,
+        HeartbeatConfig(),
+        failover_config or FailoverConfig(),
+        may_switch=True,
+        clock=host.clock,
     )
     watch.begin()
     return watch
@@ -133,7 +137,7 @@ def test_what_fails_while_the_client_itself_stood_still_sends_nobody_to_the_smal
     host.run(20.0, lambda: watch.count(False))
     assert watch.mode is Mode.FULL and not watch.switches
     host.run(1.0, lambda: watch.count(True))
-    assert watch.mode is Mode.SMALL
+    assert watch.mode is Mode.LOCAL_FALLBACK
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -149,7 +153,7 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     host.trip_s = 0.2
     host.run(20.0)
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
-    assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
+    assert watch.mode is (Mode.LOCAL_FALLBACK if order > 2 else Mode.FULL)
     assert watch.status().reason == ("delay" if order > 2 else "")
     told = [r for r in caplog.records if getattr(r, "event", "") == "client.mode.changed"]
     assert [(r.reason, r.slow_shards, r.failed) for r in told] == [("delay", [0], 0)] * (order > 2)
@@ -177,7 +181,7 @@ def test_how_long_a_mode_lasts_counts_from_the_start_of_the_client(files) -> Non
     host.run(3.0)
     assert watch.status().for_s == pytest.approx(3.0, abs=2 * CALM_S)
     host.run(1.0, lambda: watch.count(True))
-    assert watch.mode is Mode.SMALL
+    assert watch.mode is Mode.LOCAL_FALLBACK
     assert watch.status().for_s < 1.1
 
 
@@ -204,7 +208,7 @@ def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) 
     while watch.status().servers[0].health is not Liveness.DOWN:
         host.run(TICK_S)
     assert abs(a_second() - many) <= 1
-    config = Beating()
+    config = HeartbeatConfig()
     most = config.interval_s * (1 + config.jitter) + config.down_after * config.timeout_s
     assert host.now - 1.0 - silent < most + CALM_S + config.down_after * 2 * TICK_S
 
@@ -214,10 +218,10 @@ def test_bad_news_is_not_waited_for_and_much_of_it_makes_no_more_ticks(files) ->
     host = Wired(files)
     watch = watching(host)
     host.run(20.0 + TICK_S)  # a little after a tick, long before the next
-    for _ in range(Switching().min_failures):
+    for _ in range(FailoverConfig().min_failures):
         watch.count(True)
     host.run(TICK_S)
-    assert watch.mode is Mode.SMALL
+    assert watch.mode is Mode.LOCAL_FALLBACK
     host.run(20.0)
     assert watch.mode is Mode.FULL
     beats = watch.status().servers[0]
@@ -303,7 +307,7 @@ def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files)
     home = Wired(files)
     alone = Wired(files)
     alone.steps = home
-    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True)
+    watch = CascadeMonitor(alone, HeartbeatConfig(), FailoverConfig(), may_switch=True)
     watch.begin()
     home.run(1.0)
     assert alone.ticks

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health import membership, modes
 
 TICK_S = 0.05
@@ -45,11 +46,11 @@ class World:
         *,
         traffic: int = 1000,
         seed: int = 1,
-        beating: membership.Beating | None = None,
-        switching: modes.Switching | None = None,
+        heartbeat_config: HeartbeatConfig | None = None,
+        failover_config: FailoverConfig | None = None,
     ) -> None:
-        self.beating = beating or membership.Beating()
-        self.switching = switching or modes.Switching()
+        self.heartbeat_config = heartbeat_config or HeartbeatConfig()
+        self.failover_config = failover_config or FailoverConfig()
         self.shards = [
             [Server(f"{s}{chr(97 + r)}") for r in range(replicas)] for s in range(shards)
         ]
@@ -59,7 +60,7 @@ class World:
         self.now = 0.0
         self.said: list[tuple[float, str]] = []
         self.asked = dict.fromkeys(modes.Mode, 0)  # messages, by the mode they were sent in
-        self.canaries: list[tuple[float, int, bool]] = []
+        self.probes: list[tuple[float, int, bool]] = []
         self._random = Random(seed)
 
     def server(self, name: str) -> Server:
@@ -75,10 +76,10 @@ class World:
                 for server in shard:
                     self._beat(server)
             self._messages()
-            self._canaries()
+            self._probes()
             reachable = all(any(s.member.usable for s in shard) for shard in self.shards)
             slow = any(
-                all(s.member.is_slow(self.beating) for s in usable)
+                all(s.member.is_slow(self.heartbeat_config) for s in usable)
                 for shard in self.shards
                 if (usable := [s for s in shard if s.member.usable])
             )
@@ -92,9 +93,9 @@ class World:
         self._member(server, membership.Tick(self._random.random()), self.now)
 
     def _member(self, server: Server, event: membership.Event, now: float) -> None:
-        server.member, actions = membership.step(server.member, event, now, self.beating)
+        server.member, actions = membership.step(server.member, event, now, self.heartbeat_config)
         for action in actions:
-            if isinstance(action, membership.Probe):
+            if isinstance(action, membership.Ping):
                 if server.alive and self._random.random() >= self.lossy:
                     arrives = self.now + server.delay_s
                     if server.late and self._random.random() < server.late:
@@ -122,14 +123,14 @@ class World:
         self.asked[modes.Mode.FULL] += each * len(self.shards)
         self._switch(modes.Messages(each * len(self.shards), failed))
 
-    def _canaries(self) -> None:
-        done = [c for c in self.canaries if c[0] <= self.now]
-        self.canaries = [c for c in self.canaries if c[0] > self.now]
+    def _probes(self) -> None:
+        done = [c for c in self.probes if c[0] <= self.now]
+        self.probes = [c for c in self.probes if c[0] > self.now]
         for _, number, answered in done:
-            self._switch(modes.CanaryDone(number, answered))
+            self._switch(modes.ProbeDone(number, answered))
 
     def _switch(self, event: modes.Event) -> None:
-        self.cascade, actions = modes.step(self.cascade, event, self.now, self.switching)
+        self.cascade, actions = modes.step(self.cascade, event, self.now, self.failover_config)
         for action in actions:
             if isinstance(action, modes.Switch):
                 self.said.append((self.now, f"the {action.to} model, {action.reason}"))
@@ -138,6 +139,6 @@ class World:
                 self._answers(shard) and self._random.random() >= self.lossy
                 for shard in self.shards
             )
-            took = 0.01 if answered else self.switching.canary_timeout_s
-            self.canaries.append((self.now + took, action.number, answered))
-            self.said.append((self.now, f"canary {action.number}"))
+            took = 0.01 if answered else self.failover_config.probe_timeout_s
+            self.probes.append((self.now + took, action.number, answered))
+            self.said.append((self.now, f"probe {action.number}"))

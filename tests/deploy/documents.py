@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, fields
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def shell_lines(text: str) -> list[str]:
     A command that a sentence merely names (`dlm verify`) stands there as its help.
     """
     blocks = re.findall(r"```console\n(.*?)```", text, re.S)
-    lines = [line[2:] for block in blocks for line in block.split("\n") if line.startswith("$ ")]
+    lines = re.findall(r"^ *\$ (.*)$", "\n".join(blocks), re.M)
     outside = re.sub(r"```.*?```", "", text, flags=re.S)
     named = re.findall(r"`([^`\n]+)`", outside)
     return lines + [re.sub(r"^(dlm \w+)$", r"\1 --help", code) for code in named]
@@ -57,10 +58,12 @@ def shell_lines(text: str) -> list[str]:
 
 def commands_of_dlm(line: str) -> list[tuple[str, ...]]:
     """The command lines of dlm in a line of shell; redirections are left out."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
     found = []
-    for part in re.split(r"\||&&|;", line):
-        words = shlex.split(re.split(r"\s[<>]", part)[0].rstrip("&"), comments=True)
-        if words and re.fullmatch(r"(/opt/dlm/bin/)?dlm", words[0]) and len(words) > 1:
+    for is_operator, part in groupby(lexer, key=lambda word: word[0] in "|&;"):
+        words = [] if is_operator else list(takewhile(lambda word: word[0] not in "<>", part))
+        if words and re.fullmatch(r"(\S+/bin/)?dlm", words[0]) and len(words) > 1:
             found.append(("dlm", *words[1:]))
     return found
 

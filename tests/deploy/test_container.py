@@ -19,7 +19,7 @@ import pytest
 from connect_proxy import ConnectProxy
 from deploy.documents import DEPLOY, ROOT, SETTINGS, load, texts
 from dlm import __version__
-from dlm.client.api.cluster_file import read_cluster_file
+from dlm.client.config.cluster_file import ClusterToml
 from dlm.config import resolve
 from dlm.server.config import ServerConfig
 
@@ -225,10 +225,9 @@ def test_the_probe_of_the_image_asks_this_container_whatever_proxy_is_named() ->
     assert not proxy.received
 
 
-@pytest.mark.parametrize("name", ["warm", "start"])
-def test_the_scripts_of_the_image_parse(name: str) -> None:
-    """`sh -n`, and they end at the first error."""
-    path = DEPLOY / "container" / name
+def test_the_script_of_the_image_parses() -> None:
+    """`sh -n`, and it ends at the first error."""
+    path = DEPLOY / "container" / "start"
     subprocess.run([shutil.which("sh") or "sh", "-n", path], check=True)
     assert "\nset -eu\n" in path.read_text()
 
@@ -291,7 +290,7 @@ def test_a_planted_fault_in_compose_is_found() -> None:
 
 def test_shards_of_compose_serve_one_shard_each_and_are_where_clients_look() -> None:
     """Shard i in service shard-i, at the address of cluster.toml, scraped by Prometheus."""
-    endpoints = read_cluster_file(DEPLOY / "cluster.toml")
+    endpoints = ClusterToml(DEPLOY / "cluster.toml").servers()
     port = environment()["DLM_SERVER_PORT"]
     assert [(e.address, e.shard) for e in endpoints] == [
         (f"shard-{index}:{port}", index) for index in range(len(SHARDS))
@@ -315,7 +314,9 @@ def test_a_server_takes_the_settings_that_compose_gives() -> None:
         local = {"DLM_SERVER_HOST": "127.0.0.1"}
         config = resolve(ServerConfig, "server", environ=given | local)
         assert config.preload
-        assert config.linger_s + config.drain_s < int(service["stop_grace_period"][:-1])
+        assert config.drain_grace_s + config.shutdown_timeout_s < int(
+            service["stop_grace_period"][:-1]
+        )
 
 
 @pytest.mark.parametrize("name", sorted(texts()))

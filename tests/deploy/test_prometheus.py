@@ -32,7 +32,7 @@ VALUES = {
     "cause": {cause.value for cause in Cause},
     "state": {state.name.lower() for state in ServingState},
     "stage": {"queue", "decode", "search", "encode", "write", "plan", "wire"},
-    "source": {"low_orders", "shard", "duplicate", "partial", "small"},
+    "answered_by": {"local", "shard", "duplicate", "bigram_fallback", "local_fallback"},
     "mode": {mode.value for mode in Mode},
     "health": {health.value for health in Liveness},
     "job": {"dlm-server", "dlm-client"},

@@ -79,17 +79,21 @@ class Machine:
         self.kill()
 
     def systemctl(self, verb: str, units: list[str]) -> None:
-        """restart and disable of all, enable --now of those that are named."""
-        if verb in ("restart", "disable"):
+        """restart of all; disable --now and enable --now of those that are named, since systemd
+        takes patterns only for units that run."""
+        if verb == "restart":
             assert units == ["dlm-shard@*"], units
             shards = list(self.running)
             self.stop()
-            for shard in shards if verb == "restart" else ():
-                self.start(shard)
         else:
-            assert verb == "enable"
-            for unit in units:
-                self.start(int(re.fullmatch(r"dlm-shard@(\d+)\.service", unit)[1]))  # type: ignore[index]
+            shards = [int(re.fullmatch(r"dlm-shard@(\d+)\.service", u)[1]) for u in units]  # type: ignore[index]
+        if verb == "disable":
+            assert shards == list(self.running)
+            self.stop()
+            return
+        assert verb in ("restart", "enable")
+        for shard in shards:
+            self.start(shard)
 
     def kill(self) -> None:
         """Whatever the test left."""

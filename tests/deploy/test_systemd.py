@@ -81,10 +81,10 @@ def test_it_serves_as_many_folders_as_are_named() -> None:
 
 
 def test_it_is_killed_only_after_it_could_drain() -> None:
-    """SIGTERM, linger_s, drain_s, and time to spare."""
+    """SIGTERM, drain_grace_s, shutdown_timeout_s, and time to spare."""
     assert values("KillSignal") == ["SIGTERM"]
     (timeout,) = values("TimeoutStopSec")
-    assert int(timeout) >= 2 * (ServerConfig().linger_s + ServerConfig().drain_s)
+    assert int(timeout) >= 2 * (ServerConfig().drain_grace_s + ServerConfig().shutdown_timeout_s)
     assert values("Restart") == ["on-failure"]
 
 

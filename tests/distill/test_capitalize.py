@@ -19,8 +19,8 @@ from dlm.distill.fit import fit
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.federated.provenance import Provenance
 from dlm.ngram.vocab import Vocabulary
+from dlm.record.provenance import Provenance
 from estimate.merge_models import normalised_model, read
 
 CASED = ["a", "A", "b", "B", "BB", "c", "d", "D", "E", "f", "xyz", "g"]

@@ -24,9 +24,9 @@ from dlm.distill.prior import as_backed_off
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
-from dlm.federated.counts_file import WordCounts
 from dlm.federated.pieces import Inventory, build_inventory
-from dlm.federated.provenance import Provenance
+from dlm.record.counts_file import WordCounts
+from dlm.record.provenance import Provenance
 from estimate.merge_models import normalised_model, read
 
 # Words that are the beginnings of others, and one that no other shares a letter with.

@@ -12,9 +12,9 @@ from dlm.distill.topology import closed
 from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.errors import ConfigError, PrivacyError
 from dlm.estimate.columns import ModelColumns
-from dlm.federated.counts_file import WordCounts, write_counts
-from dlm.federated.provenance import Guarantee, Provenance
 from dlm.ngram.backoff import DictModel
+from dlm.record.counts_file import WordCounts, write_counts
+from dlm.record.provenance import Guarantee, Provenance
 from estimate.merge_models import normalised_model, read, worst_sum
 from models import PlainModel
 

@@ -17,13 +17,13 @@ import pytest
 
 import forked
 from distill.plain import PlainSource, a_source
+from dlm import checkpoint
 from dlm.distill import work
 from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
-from dlm.federated import checkpoint
 
 ROOT = Path(__file__).parents[2]
 LINES = [f"{'a ' * (i % 5)}b {'c ' * (i % 7)}" for i in range(5000)]

@@ -100,7 +100,7 @@ def test_a_selection_without_a_prefix_is_refused(tmp_path: Path) -> None:
     """No model may hold an n-gram whose prefix it lacks."""
     model = ModelColumns.read(random_model(3, order=3).write(tmp_path / "m.arpa"))
     nothing = np.zeros(len(model.orders[1]), bool)
-    with pytest.raises(ValueError, match="without its prefix"):
+    with pytest.raises(ValueError, match=r"3-gram .*prefix"):
         model.select([None, nothing, None])
     with pytest.raises(ValueError, match="every word"):
         model.select([np.zeros(len(model.orders[0]), bool), None, None])
@@ -120,7 +120,7 @@ def test_ngrams_in_any_order_make_the_same_model(tmp_path: Path) -> None:
     for ours, theirs in zip(model.orders, again.orders, strict=True):
         for column in ("ids", "log10_prob", "log10_backoff", "prefix", "suffix", "first_child"):
             assert np.array_equal(getattr(ours, column), getattr(theirs, column)), column
-    with pytest.raises(ValueError, match="id 99 is out of range"):
+    with pytest.raises(ValueError, match="id 99 "):
         ModelColumns.of(model.vocabulary, [(np.full((1, 1), 99, np.uint32), *sections[0][1:])])
 
 
@@ -131,7 +131,7 @@ def test_a_missing_prefix_is_refused_with_its_place(tmp_path: Path) -> None:
     text = text.replace("\\3-grams:", "\\3-grams:\n-0.5\td a b", 1)
     path = tmp_path / "m.arpa"
     path.write_text(text)
-    with pytest.raises(ArpaError, match="the 3-gram 'd a b' has no prefix") as caught:
+    with pytest.raises(ArpaError, match="3-gram 'd a b'") as caught:
         ModelColumns.read(path)
     assert caught.value.order == 3
     assert text.splitlines()[caught.value.line - 1] == "-0.5\td a b"
@@ -145,7 +145,7 @@ def test_an_ngram_that_stands_twice_is_refused_with_its_place(tmp_path: Path) ->
     lines.insert(end, "-0.5\ta b")
     path = tmp_path / "m.arpa"
     path.write_text("\n".join([*lines, ""]))
-    with pytest.raises(ArpaError, match="the 2-gram 'a b' is listed twice") as caught:
+    with pytest.raises(ArpaError, match=r"2-gram 'a b' .*twice") as caught:
         ModelColumns.read(path)
     assert caught.value.line == end + 1
     with pytest.raises(ArpaError, match="listed twice"):

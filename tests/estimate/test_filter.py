@@ -133,9 +133,9 @@ def test_a_vocabulary_without_a_word_of_the_model_is_refused(tmp_path: Path) -> 
     """Marks are none of its words; nothing is left behind."""
     source = normalised_model(6, WORDS).write(tmp_path / "model.arpa")
     for words in (set(), {b"W1", b"never"}, {b"</s>", b"<unk>"}):
-        with pytest.raises(ConfigError, match=r"model\.arpa has no word of the vocabulary"):
+        with pytest.raises(ConfigError, match=r"model\.arpa .*vocabulary"):
             filter_arpa(source, tmp_path / "out.arpa", words)
-        with pytest.raises(ConfigError, match="no word of the vocabulary"):
+        with pytest.raises(ConfigError, match="vocabulary"):
             renormalised(ModelColumns.read(source), words)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.arpa"]
 
@@ -149,7 +149,7 @@ def test_a_damaged_model_leaves_the_old_output(tmp_path: Path) -> None:
         filter_arpa(tmp_path / "cut.arpa", tmp_path / "out.arpa", KEPT)
     assert (tmp_path / "out.arpa").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/no .*--tmp"):
         filter_arpa(tmp_path / "cut.arpa", tmp_path / "out.arpa", KEPT, tmp=tmp_path / "no")
 
 

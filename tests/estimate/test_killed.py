@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import forked
@@ -51,10 +50,8 @@ def test_a_run_killed_at_any_stage_leaves_no_model_and_a_rerun_succeeds(tmp_path
     """Each line of progress is a place to die at; what lay beside goes with the next run."""
     text = b"".join(b"w%d w%d w%d\n" % (i % 7, i % 11, i % 13) for i in range(3000))
     (tmp_path / "text").write_bytes(text)
-    done = forked.run(
-        [sys.executable, "-c", CHILD, str(tmp_path)], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = forked.script(CHILD, tmp_path)
+    assert done.returncode == 0, done.stderr
     lines, seen, left = json.loads(done.stdout)
     assert lines > 15
     assert len(seen) == lines

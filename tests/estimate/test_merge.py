@@ -213,10 +213,10 @@ def test_weights_and_threads_that_are_none_are_refused(tmp_path: Path) -> None:
     columns, _ = read(CASES["one vocabulary"][0], tmp_path / "a.arpa")
     union = unite([columns, columns])
     for weights, message in (
-        ([1.0], "1 weights for 2 models"),
-        ([0.5, 0.6], r"sum to 1\.1; expected 1\. In the same proportions: 0\.454545,0\.545455"),
-        ([1.5, -0.5], r"the weight -0\.5 is not valid; expected"),
-        ([math.nan, 1.0], "the weight nan"),
+        ([1.0], "1 .*2 models"),
+        ([0.5, 0.6], r"1\.1; .*0\.454545,0\.545455"),
+        ([1.5, -0.5], r"weight -0\.5"),
+        ([math.nan, 1.0], "weight nan"),
         ([0.0, 0.0], "sum to 0"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -125,7 +125,7 @@ def test_text_that_says_nothing_is_refused(tmp_path: Path) -> None:
     columns = read(normalised_model(35, WORDS), tmp_path / "a.arpa")[0]
     union = unite([columns, columns])
     for blocks in ([], [b""], [b"\n\n"]):
-        with pytest.raises(EstimationError, match="the held-out text is empty; give text"):
+        with pytest.raises(EstimationError, match="empty"):
             read_heldout(union, blocks)
-    with pytest.raises(EstimationError, match="has no word that a model knows"):
+    with pytest.raises(EstimationError, match="no word"):
         tune(read_heldout(union, [b"never seen\nnever"]))

@@ -215,7 +215,7 @@ def test_numbers_by_order_are_met_where_prefixes_allow(tmp_path: Path) -> None:
     kept = set(spelled(result.model, 2))
     ranked = sorted(zip(scores[0].tolist(), spelled(model, 2), strict=True), reverse=True)
     assert {n for score, n in ranked[: two // 2]} == kept
-    with pytest.raises(ConfigError, match="for 3 orders, but the model has 4"):
+    with pytest.raises(ConfigError, match=r"3 orders.* 4"):
         prune(model, Goal(by_order=(None, 1, 1)))
 
 
@@ -234,7 +234,7 @@ def test_a_size_asked_for_is_not_passed(share: float, tmp_path: Path) -> None:
     result.model.write(tmp_path / "p.arpa")
     size = (tmp_path / "p.arpa").stat().st_size
     assert asked - max(asked // 1000, 60) <= size <= asked
-    with pytest.raises(ConfigError, match="the words take"):
+    with pytest.raises(ConfigError, match=f"{low:,} .*{low - 1:,}"):
         prune(model, Goal(text_bytes=low - 1))
 
 
@@ -265,12 +265,12 @@ def test_an_order_without_ngrams_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("goal", "message"),
     [
-        ({}, "give one of"),
-        ({"threshold": 1e-8, "ngrams": 5}, "give one of"),
+        ({}, "--ngrams"),
+        ({"threshold": 1e-8, "ngrams": 5}, "--ngrams"),
         ({"threshold": -1.0}, "expected 0 or more"),
         ({"threshold": math.nan}, "expected 0 or more"),
-        ({"ngrams": 0}, "0 n-grams were requested; expected 1 or more"),
-        ({"by_order": (None, -1)}, "-1 is negative; expected 0 or more"),
+        ({"ngrams": 0}, "prune.ngrams is 0"),
+        ({"by_order": (None, -1)}, "-1 "),
     ],
 )
 def test_a_goal_that_is_none_is_refused(goal: dict[str, float], message: str) -> None:
@@ -282,7 +282,7 @@ def test_a_goal_that_is_none_is_refused(goal: dict[str, float], message: str) ->
 def test_fewer_ngrams_than_words_are_refused(tmp_path: Path) -> None:
     """Words are what a vocabulary is."""
     _, model = made("trigrams", 0, tmp_path)
-    with pytest.raises(ConfigError, match="fewer than the"):
+    with pytest.raises(ConfigError, match=f"{model.counts[0] - 1:,} .*{model.counts[0]:,} words"):
         prune(model, Goal(ngrams=model.counts[0] - 1))
 
 

@@ -90,7 +90,7 @@ def test_orders_and_memory_are_checked_first(tmp_path: Path) -> None:
     """And nothing is written."""
     path = random_model(1, order=3).write(tmp_path / "m.arpa")
     for order in (0, 4):
-        with pytest.raises(ConfigError, match="has orders 1 to 3"):
+        with pytest.raises(ConfigError, match="1 to 3"):
             reduce_arpa(path, order, tmp_path / "r.arpa")
     with ArpaReader(path) as reader:
         needed = needed_bytes(reader.counts[:2])

@@ -91,7 +91,7 @@ def test_a_damaged_file_is_told(tmp_path: Path, pack: Callable[[bytes], bytes]) 
     """Cut short, it is not taken for a shorter text."""
     packed = pack(b"some words of text\n" * 10_000)
     (tmp_path / "text").write_bytes(packed[: len(packed) - 20])
-    with pytest.raises(EstimationError, match="does not decompress"):
+    with pytest.raises(EstimationError, match=f"{tmp_path}/text "):
         lines_of(Reader([str(tmp_path / "text")]))
 
 
@@ -106,7 +106,7 @@ def test_parquet_rows_are_lines(tmp_path: Path) -> None:
     assert lines_of(Reader([path], column="other")) == [b"x", b"y", b"z", b"z"]
     with pytest.raises(EstimationError, match="null"):
         lines_of(Reader([path]))
-    with pytest.raises(ConfigError, match="no column 'none'; it has text, other"):
+    with pytest.raises(ConfigError, match=r"'none'; .*text, other"):
         lines_of(Reader([path], column="none"))
 
 
@@ -154,14 +154,14 @@ def test_several_faults_have_their_own_places(tmp_path: Path) -> None:
             LineFault.RESERVED: 1,
         }
     (tmp_path / "text").write_bytes(text.replace(b"y" * 5000, b"y"))
-    with pytest.raises(EstimationError, match=r"line 4 \(from byte 8 on\) has a NUL"):
+    with pytest.raises(EstimationError, match=r"line 4 .*byte 8 .*NUL"):
         lines_of(Reader([str(tmp_path / "text")]))
 
 
 def test_a_word_too_long_for_arpa_is_a_fault(tmp_path: Path) -> None:
     """A row of the model would not be read again."""
     (tmp_path / "text").write_bytes(b"a " + b"z" * 200_000 + b"\n")
-    with pytest.raises(EstimationError, match="a word of more than"):
+    with pytest.raises(EstimationError, match=r"line 1 .*word"):
         lines_of(Reader([str(tmp_path / "text")]))
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from cluster import WAIT_S, ModelFiles
 from dlm.client import Client, Utterance
-from dlm.errors import FamilyMismatch, ProtocolError, UnavailableError
-from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.errors import ModelMismatch, ProtocolError, UnavailableError
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 
-MEANT = {"full": {FULL, PARTIAL}, "small": {SMALL}}
+MEANT = {"full": {FULL, BIGRAM_FALLBACK}, "local_fallback": {LOCAL_FALLBACK}}
 POSITIONS, HYPOTHESES, WORDS = 4, 3, 5
 FRAME_S = 0.02  # a decoder has audio to look at, between two positions
 
@@ -61,7 +61,8 @@ class Decoders:
         models      all that any family may name
         deadline_s  of each call; or several, of which each utterance draws one
         may_fail    whether an utterance may end with one of the documented errors of servers
-        on_partial  called with the model and the context of each score of the partial model
+        on_bigram_fallback  called with the model and the context of each score of the bigram
+                            fallback
     Guarantees
         at the end, any other error that reached a decoder or a score that is not the oracle's of
         the model that it names fails the test
@@ -75,7 +76,7 @@ class Decoders:
         count: int = 8,
         deadline_s: float | Sequence[float] = 1.0,
         may_fail: bool = False,
-        on_partial: Callable[[ModelFiles, tuple[int, ...]], None] = lambda *_: None,
+        on_bigram_fallback: Callable[[ModelFiles, tuple[int, ...]], None] = lambda *_: None,
     ) -> None:
         self.client = client
         self.errors: Counter[str] = Counter()  # by type, where utterances may fail
@@ -90,7 +91,7 @@ class Decoders:
             model: sorted(n for n in files.oracle.ngrams if len(n) == files.manifest.order)
             for model, files in self._models.items()
         }
-        self._on_partial = on_partial
+        self._on_partial = on_bigram_fallback
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(number,), daemon=True)
@@ -158,7 +159,11 @@ class Decoders:
         quantiles = ", ".join(f"p{q:g} {np.percentile(took, q):.1f}" for q in (50, 99, 99.9))
         counted = ", ".join(
             f"{sources[source]} {name}"
-            for source, name in ((FULL, "full"), (PARTIAL, "partial"), (SMALL, "small"))
+            for source, name in (
+                (FULL, "full"),
+                (BIGRAM_FALLBACK, "bigram_fallback"),
+                (LOCAL_FALLBACK, "local_fallback"),
+            )
         )
         return (
             f"{len(calls)} calls ({quantiles}, max {took.max():.1f} ms; the latest ended "
@@ -185,17 +190,17 @@ class Decoders:
         begun = time.monotonic()
         deadline_s = rng.choice(self._deadlines_s)
         utterance = self.client.utterance(deadline_s=deadline_s)
-        family = utterance.family
-        files = self._models[family.model]
+        model_info = utterance.model_info
+        files = self._models[model_info.model]
         total: Counter[int] = Counter()
-        if last is not None and last.family != family:
+        if last is not None and last.model_info != model_info:
             try:
                 utterance.extend([last.begin()], [1])
-            except FamilyMismatch:
+            except ModelMismatch:
                 pass
             else:
-                raise AssertionError(f"a state of {last.family} was taken for {family}")
-        ngrams = self._ngrams[family.model]
+                raise AssertionError(f"a state of {last.model_info} was taken for {model_info}")
+        ngrams = self._ngrams[model_info.model]
         size = len(files.oracle.vocabulary)
         spoken = ngrams[rng.randrange(len(ngrams))]
         states, histories = [utterance.null()], [()]
@@ -203,11 +208,11 @@ class Decoders:
             words = [rng.randrange(size) for _ in range(WORDS)]
             if position < len(spoken):
                 words[0] = spoken[position]
-            with self._call(family.kind, deadline_s) as sources:
+            with self._call(model_info.kind, deadline_s) as sources:
                 found = utterance.extend(states, words)
                 sources.update(found.source.reshape(-1).tolist())
             total += sources
-            assert found.states.family == family
+            assert found.states.model_info == model_info
             for k, history in enumerate(histories):
                 for w, word in enumerate(words):
                     self._check(
@@ -228,7 +233,7 @@ class Decoders:
         asked_ids = [*spoken, rng.randrange(size), *spoken]
         total += self._sentence(utterance, files, asked_ids, deadline_s)
         ended = time.monotonic()
-        self.spoken.append(Spoken(begun, ended, number, family.kind, total))
+        self.spoken.append(Spoken(begun, ended, number, model_info.kind, total))
         return utterance
 
     def _sentence(
@@ -237,7 +242,7 @@ class Decoders:
         vocabulary = files.oracle.vocabulary
         begin, end = vocabulary.begin_id, vocabulary.end_id
         ids = [one for one in ids if one not in (begin, end)]
-        with self._call(utterance.family.kind, deadline_s) as sources:
+        with self._call(utterance.model_info.kind, deadline_s) as sources:
             (score,) = utterance.score_sentences([[vocabulary.words[one] for one in ids]])
             sources.update(score.token_source.tolist())
         history: tuple[int, ...] = (begin,)
@@ -279,9 +284,9 @@ class Decoders:
         log10_prob: float,
         matched_order: int,
     ) -> None:
-        if source == PARTIAL:
+        if source == BIGRAM_FALLBACK:
             self._on_partial(files, history)
-        known = history[-1:] if source == PARTIAL else history[-files.manifest.order :]
+        known = history[-1:] if source == BIGRAM_FALLBACK else history[-files.manifest.order :]
         expected = self._expected(files.manifest.model, known, word)
         assert (log10_prob, matched_order) == expected, (
             f"P({word} | {history}) of source {source}: {log10_prob}, order {matched_order}; "

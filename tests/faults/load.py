@@ -21,7 +21,7 @@ SEEDS = 50  # lists of queries, asked again and again
 class Load:
     """Threads that each open an utterance, score with it, and compare with its model's oracle.
 
-    answered  calls, by the shard set of their handle
+    answered  calls, by the shard set of their utterance
     failed    what went wrong, a text per call
     """
 
@@ -58,9 +58,9 @@ class Load:
             utterance = None
             try:
                 utterance = self.client.utterance()
-                queries = self._asked[utterance.family.model][number % SEEDS]
+                queries = self._asked[utterance.model_info.model][number % SEEDS]
                 answers = utterance.score([c for c, _ in queries], [w for _, w in queries])
-                oracle = self._oracles[utterance.family.model]
+                oracle = self._oracles[utterance.model_info.model]
                 ids = oracle.vocabulary.id_of
                 expected = [oracle.score([ids(w) for w in c], ids(word)) for c, word in queries]
                 assert_equal(answers, expected)
@@ -69,7 +69,7 @@ class Load:
                     self.failed.append(f"{type(exc).__name__} on {utterance}: {exc}")
                 continue
             with self._lock:
-                self.answered[utterance.family.shard_set] += 1
+                self.answered[utterance.model_info.shard_set] += 1
 
     def goes_on(self, calls: int = 30, shard_set: str | None = None) -> None:
         """Returns once so many more calls were answered, by this shard set if one is given."""

@@ -93,9 +93,7 @@ def test_a_disk_with_too_little_room_is_seen_before_anything_is_read(
     path = random_model(1).write(tmp_path / "m.arpa")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 7, 3))
     said: list[str] = []
-    with pytest.raises(
-        ConfigError, match=r"needs about [\d,]+ bytes in .*set.building, but only 3 are"
-    ):
+    with pytest.raises(ConfigError, match=r"[\d,]+ bytes in .*set.building, .* 3 "):
         build_shard_set(path, tmp_path / "set", 1, progress=said.append)
     assert not any(line.startswith("reading") for line in said)
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
@@ -114,7 +112,7 @@ def test_the_folder_for_spilling_is_looked_at_too(
     monkeypatch.setattr(
         shutil, "disk_usage", lambda p: Usage(9, 9, 0 if str(p).startswith("/dev") else 1 << 40)
     )
-    with pytest.raises(ConfigError, match=r"sorting this model needs about .* in /dev/shm"):
+    with pytest.raises(ConfigError, match=r"bytes in /dev/shm"):
         build_shard_set(path, tmp_path / "set", 1, spill=other)
     assert not list(other.glob("dlm-set-*"))
 
@@ -175,12 +173,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_a_message(part: float, tmp_path
     """At any stage; with room, the same command succeeds."""
     path = random_model(2, per_order=600).write(tmp_path / "m.arpa")
     target = tmp_path / "set"
-    done = forked.run(
-        [sys.executable, "-c", FULL, str(path), str(target), str(int(part * 290_000))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.script(FULL, path, target, int(part * 290_000))
     assert done.stdout.startswith("OSError 28"), done.stdout + done.stderr
     assert "free" in done.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
@@ -199,7 +192,7 @@ def test_counts_that_no_file_can_hold_are_not_believed(tmp_path: Path) -> None:
 
 def test_the_memory_for_words_is_part_of_the_limit(tmp_path: Path) -> None:
     """A limit that the words alone would fill is refused."""
-    with pytest.raises(ConfigError, match="1,000,000 words need"):
+    with pytest.raises(ConfigError, match="1,000,000 words"):
         Budget.of(256 * MIB, [1_000_000, 5], 2)
     assert not Budget.of(512 * MIB, [1000, 5], 2).durable
     assert Budget.of(512 * MIB, [1000, 50_000_000], 2).durable

@@ -19,27 +19,29 @@ from pathlib import Path
 import pytest
 
 from client.scripted import Clients
-from client.test_partial import shard_of
+from client.test_bigram_fallback import shard_of
 from cluster import Cluster, ModelFiles, ProcessServer, build
 from dlm.client import Client, ClientConfig
-from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.deliver.transport import BeatReply, GrpcConnection, Metadata, Reply
-from dlm.client.health.membership import Beating
-from dlm.client.health.modes import Mode, Switching
-from dlm.client.plan.core import Core
+from dlm.client.api.core import Core
+from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
+from dlm.client.config.credentials import Metadata
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
+from dlm.client.deliver.transport import GrpcConnection, Reply
+from dlm.client.health.cascade import BeatReply
+from dlm.client.health.modes import Mode
 from dlm.errors import DeadlineExceeded
-from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.wire._pb import shard_pb2 as pb
 from faults.decoders import Decoders
-from loadtest.chaos import Command, random_faults
-from loadtest.proxy import Proxies
+from loadtest.run.chaos import Command, random_faults
+from loadtest.run.proxy import Proxies
 from models import random_model
 
 # As in operation, but quicker; nothing depends on their being so.
-BEATING = Beating(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
-SWITCHING = Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, stable_s=0.0)
+HEARTBEATS = HeartbeatConfig(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
+FAILOVER = FailoverConfig(wait_s=0.1, max_wait_s=0.5, probe_s=0.05, stable_s=0.0)
 # Of a busy machine no beat is missed, and none is slow.
-PATIENT = Beating(interval_s=0.2, timeout_s=5.0, slow_floor_s=10.0)
+PATIENT = HeartbeatConfig(interval_s=0.2, timeout_s=5.0, slow_floor_s=10.0)
 DEADLINE_S = 1.0
 # A call ends by its deadline (on a moved clock: tests/client/test_deadlines.py). This is what a
 # machine may need to run a thread when it is busy with much else; what it did need is printed.
@@ -60,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """The small one, with other words and ids."""
     model = random_model(24, order=3, words=40, per_order=100)
-    return build(model, tmp_path_factory.mktemp("small"), 1)
+    return build(model, tmp_path_factory.mktemp("local_fallback"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,12 @@ class World:
 
     def connect(self, small: ModelFiles, replicas: int = 1, **config: object) -> Client:
         """A client with all fallbacks, of so many servers a shard, by way of their proxies."""
-        settings = {"beating": BEATING, "switching": SWITCHING, "small": small.directory, **config}
+        settings = {
+            "heartbeat_config": HEARTBEATS,
+            "failover_config": FAILOVER,
+            "local_fallback": small.directory,
+            **config,
+        }
         addresses = self.proxies.addresses[: replicas * self.files.manifest.shards]
         return self.clients(addresses, **settings)
 
@@ -170,7 +177,7 @@ def decoding(
         mended = time.monotonic()
         decoders.wait(lambda: decoders.each(mended, 2, full=True))
         assert client.cascade.mode is Mode.FULL
-        switched = decoders.first(broken, "small")
+        switched = decoders.first(broken, "local_fallback")
         told = "" if switched is None else f"; small after {switched - broken:.2f} s"
         print(
             f"\n{what}: {decoders.said(broken)}{told}; every decoder full "
@@ -187,6 +194,13 @@ def kill(world: World) -> Callable[[], object]:
     """kill -9; another process comes at its port."""
     world.servers[0].kill()
     return lambda: world.start(0).ready()
+
+
+def kill_all(world: World) -> Callable[[], object]:
+    """The servers of all shards."""
+    for server in world.servers[:2]:
+        server.kill()
+    return world.heal
 
 
 def stop(world: World) -> Callable[[], object]:
@@ -214,20 +228,21 @@ def faulty(**faults: object) -> Callable[[World], Callable[[], object]]:
         pytest.param(faulty(partition=True), id="partition", marks=pytest.mark.slow),
         pytest.param(faulty(drop=1.0), id="connections reset", marks=pytest.mark.slow),
         pytest.param(faulty(corrupt=1.0), id="every reply corrupt"),
+        pytest.param(kill_all, id="all killed"),
     ],
 )
 def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
     world: World, files, small, request, begin: Callable[[World], Callable[[], object]]
 ) -> None:
-    """First the queries of that shard are partial, then new utterances go to the small model."""
+    """First the queries of that shard are partial, then new utterances go to the local fallback."""
     client = world.connect(small)
     with decoding(client, [files, small], request.node.callspec.id) as decoders:
         broken = time.monotonic()
         mend = begin(world)
-        decoders.wait(lambda: decoders.first(broken, "small") is not None)
+        decoders.wait(lambda: decoders.first(broken, "local_fallback") is not None)
         entered = time.monotonic()
         decoders.wait(lambda: decoders.each(entered, 2))
-        assert decoders.since(entered)[SMALL] > 0
+        assert decoders.since(entered)[LOCAL_FALLBACK] > 0
         mend()
 
 
@@ -317,7 +332,10 @@ def test_messages_that_are_lost_cost_no_right_score(
     """1 % and 50 % of them, each known by its deadline alone."""
     loss = Lossy()
     settings = ClientConfig(
-        cache_dir=cache_dir, small=small.directory, beating=BEATING, switching=SWITCHING
+        cache_dir=cache_dir,
+        local_fallback=small.directory,
+        heartbeat_config=HEARTBEATS,
+        failover_config=FAILOVER,
     )
     endpoints = FixedEndpoints([Endpoint(address) for address in world.proxies.addresses])
     with Client(Core(endpoints, settings, connect=loss.connect)) as client:
@@ -329,20 +347,25 @@ def test_messages_that_are_lost_cost_no_right_score(
             loss.share = 0.0
 
 
+@pytest.mark.slow
 def test_a_way_ten_times_as_long_is_left_and_taken_again(world: World, files, small) -> None:
     """By its delay alone: no message fails. Twice is at the edge of the rule: either is right."""
-    beating = Beating(interval_s=0.05, timeout_s=2.0, slow_floor_s=0.01)
-    switching = Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, slow_s=0.3, stable_s=0.0)
+    heartbeat_config = HeartbeatConfig(interval_s=0.05, timeout_s=2.0, slow_floor_s=0.01)
+    failover_config = FailoverConfig(
+        wait_s=0.1, max_wait_s=0.5, probe_s=0.05, slow_s=0.3, stable_s=0.0
+    )
     for at in range(2):
         world.proxies.set(at, delay_s=0.01)
-    client = world.connect(small, beating=beating, switching=switching)
+    client = world.connect(
+        small, heartbeat_config=heartbeat_config, failover_config=failover_config
+    )
     with decoding(client, [files, small], "delay 2x, then 10x") as decoders:
         decoders.wait(lambda: all((s.delay_s or 0) >= 0.02 for s in client.cascade.servers))
         world.proxies.set(0, delay_s=0.02)
         decoders.for_s(1.0)
         world.proxies.set(0, delay_s=0.1)
-        decoders.wait(in_mode(client, Mode.SMALL))
-        assert client.cascade.switches[Mode.SMALL, "delay"] >= 1
+        decoders.wait(in_mode(client, Mode.LOCAL_FALLBACK))
+        assert client.cascade.switches[Mode.LOCAL_FALLBACK, "delay"] >= 1
         world.proxies.set(0, delay_s=0.01)
         decoders.wait(in_mode(client, Mode.FULL))
 
@@ -358,7 +381,7 @@ def test_a_server_of_another_model_at_a_shards_address_gives_no_score(
     with decoding(client, [files, small], "another model") as decoders:
         broken = time.monotonic()
         world.proxies.redirect(0, strangers.addresses[0])
-        decoders.wait(lambda: decoders.first(broken, "small") is not None)
+        decoders.wait(lambda: decoders.first(broken, "local_fallback") is not None)
         entered = time.monotonic()
         decoders.wait(lambda: decoders.each(entered, 2))
         world.heal()
@@ -399,19 +422,6 @@ def test_when_all_servers_go_over_to_another_model_so_do_new_utterances(
 # -- all of them ---------------------------------------------------------------------------------
 
 
-def test_all_servers_gone_and_back_again(world: World, files, small) -> None:
-    """Nothing is asked of anybody meanwhile."""
-    client = world.connect(small)
-    with decoding(client, [files, small], "all gone") as decoders:
-        broken = time.monotonic()
-        for server in world.servers[:2]:
-            server.kill()
-        decoders.wait(lambda: decoders.first(broken, "small") is not None)
-        entered = time.monotonic()
-        decoders.wait(lambda: decoders.each(entered, 2))
-        world.heal()
-
-
 @pytest.mark.slow
 def test_servers_that_come_and_go_every_second(world: World, files, small) -> None:
     """In turns, so that never is everything well."""
@@ -431,9 +441,10 @@ def test_servers_that_come_and_go_every_second(world: World, files, small) -> No
 def test_while_a_shard_has_another_server_every_score_is_full(
     world: World, files, small, begin: Callable[[World], Callable[[], object]]
 ) -> None:
-    """One of two replicas is killed, or stops: no partial score, no small one, no switch."""
+    """One of two replicas is killed, or stops: no bigram-fallback score, no small one, no
+    switch."""
     # Half of the deadline is for the first replica, and no machine is that slow.
-    client = world.connect(small, 2, beating=PATIENT)
+    client = world.connect(small, 2, heartbeat_config=PATIENT)
     what = f"one of two replicas: {begin.__name__}"
     with decoding(client, [files, small], what, deadline_s=16.0) as decoders:
         broken = time.monotonic()
@@ -450,10 +461,10 @@ def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, ca
     world = World(quarter, cache_dir)
     seen: set[int | None] = set()
     try:
-        switching = Switching(min_failures=1_000_000)
-        client = world.connect(small, switching=switching, beating=PATIENT)
+        failover_config = FailoverConfig(min_failures=1_000_000)
+        client = world.connect(small, failover_config=failover_config, heartbeat_config=PATIENT)
         partial = lambda model, context: seen.add(shard_of(model, context))  # noqa: E731
-        more = {"on_partial": partial, "deadline_s": 16.0}
+        more = {"on_bigram_fallback": partial, "deadline_s": 16.0}
         with decoding(client, [quarter, small], "one of four", **more) as decoders:
             world.proxies.set(2, drop=1.0)
             broken = time.monotonic()
@@ -461,8 +472,8 @@ def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, ca
             counted = decoders.since(broken)
             world.heal()
         assert seen == {2}
-        assert counted[SMALL] == 0
-        assert 0.0 < counted[PARTIAL] / counted.total() < 0.5
+        assert counted[LOCAL_FALLBACK] == 0
+        assert 0.0 < counted[BIGRAM_FALLBACK] / counted.total() < 0.5
         assert client.cascade.switches == {}
     finally:
         world.end()

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import forked
-from client.questions import assert_equal, random_queries
+from client.questions import assert_equal, random_queries, save_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
 
@@ -135,17 +134,8 @@ def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
 ) -> None:
     """The child drops what it inherited, unused and used, and one of its own; the parent too."""
     queries = random_queries(files.oracle, 3, 60)
-    bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
-    asked = ([c for c, _ in queries], [w for _, w in queries], bits)
-    (tmp_path / "queries").write_bytes(pickle.dumps(asked))
-    command = [sys.executable, "-c", FORKING, str(tmp_path / "queries"), str(tmp_path / "cache")]
-    done = forked.run(
-        [*command, *cluster.addresses],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    save_queries(tmp_path / "queries", files.oracle, queries)
+    done = forked.script(FORKING, tmp_path / "queries", tmp_path / "cache", *cluster.addresses)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
@@ -165,9 +155,8 @@ print(sum(isinstance(one, LocalScorer) for one in gc.get_objects()))
 
 def test_local_clients_that_are_dropped_leave_nothing(files) -> None:
     """Closed or not, in a process that never asks a server, so that no loop ever runs."""
-    command = [sys.executable, "-c", DROP_LOCAL, files.directory]
-    done = forked.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
-    assert int(done.stdout) == 0
+    done = forked.script(DROP_LOCAL, files.directory)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 # Ends while four threads decode and nobody closes the client. What is registered first is called

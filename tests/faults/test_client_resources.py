@@ -15,7 +15,7 @@ import pytest
 
 from client.questions import Query, ask, assert_equal, random_queries, submit
 from client.scripted import free
-from client.test_partial import assert_each_is_of_its_model
+from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import Client
 from dlm.client.deliver.lane import Lane
@@ -85,7 +85,7 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
     patch.setattr(owner, name, raising(getattr(owner, name), error, lambda n, _: n % each == 1))
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
+@pytest.mark.parametrize("bigram_fallback", [False, True], ids=["full", "bigram_fallback"])
 @pytest.mark.parametrize(
     "places",
     [
@@ -101,16 +101,16 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
         ["dlm.client.deliver.call:Place"],
         ["dlm.wire.codec:encode_score_request"],
         ["dlm.wire.codec:decode_score_reply"],
-        ["dlm.client.api.metrics:ClientMetrics.message"],
+        ["dlm.client.deliver.counts:ClientMetrics.message"],
         ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.retries:Retries.failed"],
     ],
     ids=lambda places: places[-1].rpartition(":")[2],
 )
 def test_callers_get_answers_or_typed_errors_where_memory_runs_out(
-    files, cluster, connect, monkeypatch, places: list[str], partial: bool
+    files, cluster, connect, monkeypatch, places: list[str], bigram_fallback: bool
 ) -> None:
     """At one of three calls of a function; nobody is left to its deadline, and later calls work."""
-    client = connect(cluster, window=1, partial=partial, heartbeats=False)
+    client = connect(cluster, window=1, bigram_fallback=bigram_fallback, heartbeats=False)
     everything = random_queries(files.oracle, 1, 60)
     ask(client.utterance(), files.oracle, everything)
     with monkeypatch.context() as patch:
@@ -163,7 +163,7 @@ def test_callers_get_typed_errors_where_no_thread_can_be_started(
     files, cluster, connect, monkeypatch, each: int
 ) -> None:
     """Neither for connecting nor for a call; once there are threads again, all works."""
-    kept = connect(cluster, partial=True)
+    kept = connect(cluster, bigram_fallback=True)
     queries = random_queries(files.oracle, 1, 60)
     frozen = pickle.dumps(kept)
     mine = {threading.get_ident()}

@@ -15,15 +15,14 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
-from dlm.client.api.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver.retries import MAX_REROUTES
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Snapshot
-from dlm.client.plan.table import Table
-from dlm.client.plan.topology import take_census
+from dlm.client.deliver.table import Table, take_census
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
-    FamilyMismatch,
+    ModelMismatch,
     ShardDown,
     StaleShardSet,
     UnavailableError,
@@ -108,12 +107,12 @@ def test_another_sharding_is_taken_up_within_the_call(site: Site, old, new) -> N
     """One refusal a shard, one fresh table, right answers; the utterance and its states go on."""
     oracle = old.files.oracle
     state = site.utterance.extend([site.utterance.begin()], [3]).states[0, 0]
-    family = site.utterance.family
+    model_info = site.utterance.model_info
     site.becomes(new)
     ask(site.utterance, oracle, random_queries(oracle, 2, 200))
     assert site.client.stats.refreshes == 1
     assert site.client.manifest.shards == 3
-    assert site.utterance.family == family
+    assert site.utterance.model_info == model_info
     extension = site.utterance.extend([state], [4, 5])
     for w, word in enumerate((4, 5)):
         expected = oracle.score([oracle.vocabulary.begin_id, 3], word)
@@ -201,14 +200,14 @@ def test_another_model_never_answers_an_old_utterance(site: Site, old, foreign) 
     state = site.utterance.begin()
     site.becomes(foreign)
     for _ in range(3):
-        with pytest.raises(StaleShardSet, match="Open a new utterance"):
+        with pytest.raises(StaleShardSet, match=old.files.manifest.model):
             ask(site.utterance, old.files.oracle, queries)
     with pytest.raises(StaleShardSet):
         site.utterance.score([[]], [1])
     fresh = site.client.utterance()
     oracle = foreign.files.oracle
     ask(fresh, oracle, random_queries(oracle, 9, 100))
-    with pytest.raises(FamilyMismatch):
+    with pytest.raises(ModelMismatch):
         fresh.extend([state], [1])
     assert site.client.vocabulary == oracle.vocabulary
     # One look finds it gone, one takes the next into use; perhaps one more waited for that.
@@ -225,7 +224,7 @@ def lose_model(site: Site, foreign: Cluster, monkeypatch: pytest.MonkeyPatch) ->
         raise DeadlineExceeded("no byte came")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dlm.client.plan.table.fetch", none_come)
+        patch.setattr("dlm.client.deliver.table.fetch", none_come)
         site.becomes(foreign)
         with pytest.raises(StaleShardSet):
             ask(site.utterance, site.old.files.oracle, queries_to(site.old.files, 0)[:5])
@@ -235,7 +234,7 @@ def lose_model(site: Site, foreign: Cluster, monkeypatch: pytest.MonkeyPatch) ->
 def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
     site: Site, foreign, monkeypatch
 ) -> None:
-    """Without a new handle: a client on its small model opens none on the servers."""
+    """Without a new utterance: a client on its local fallback opens none on the servers."""
     core = site.client._core
     lose_model(site, foreign, monkeypatch)
 
@@ -249,7 +248,7 @@ def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
 
 
 def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, monkeypatch) -> None:
-    """Many new handles at once; each look asks every server."""
+    """Many new utterances at once; each look asks every server."""
     lose_model(site, foreign, monkeypatch)
     current, came, goes_on = Table.current, list[Table](), Event()
 
@@ -265,28 +264,28 @@ def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, mon
         until(lambda: len(came) == len(handles))
         goes_on.set()
         for handle in handles:
-            assert handle.result(WAIT_S).family.model == foreign.manifest.model
+            assert handle.result(WAIT_S).model_info.model == foreign.manifest.model
     assert site.client.stats.refreshes - looks <= 5
 
 
 def test_a_look_that_fails_in_this_process_is_an_error_of_dlm(
     site: Site, foreign, monkeypatch
 ) -> None:
-    """For whoever opens a handle, whatever was raised."""
+    """For whoever opens an utterance, whatever was raised."""
     lose_model(site, foreign, monkeypatch)
 
     def no_memory(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("dlm.client.plan.table.take_census", no_memory)
+    monkeypatch.setattr("dlm.client.deliver.table.take_census", no_memory)
     with pytest.raises(DlmError, match="MemoryError"):
         site.client.utterance()
 
 
 def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, monkeypatch) -> None:
-    """A handle that is opened meanwhile sees the change, and finds that a look is under way."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.0)
-    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 1e9)
+    """An utterance that is opened meanwhile sees the change, and finds that a look is under way."""
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.0)
+    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 1e9)
     looks = 0
 
     def take_census_as_it_changes(*args: Any) -> Any:
@@ -298,17 +297,17 @@ def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, mo
             site.client.utterance()
         return census
 
-    monkeypatch.setattr("dlm.client.plan.table.take_census", take_census_as_it_changes)
+    monkeypatch.setattr("dlm.client.deliver.table.take_census", take_census_as_it_changes)
     site.client._core.refresh_later()
-    until(lambda: site.client.utterance().family.model == foreign.manifest.model)
+    until(lambda: site.client.utterance().model_info.model == foreign.manifest.model)
 
 
 def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
     site: Site, old, foreign, tmp_path_factory, monkeypatch
 ) -> None:
     """At an address of its own, to which no heartbeat goes yet."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 0.05)
     with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
         client = connect(site.path, site.network, heartbeats=True)
         ask(client.utterance(), old.files.oracle, random_queries(old.files.oracle, 1, 50))
@@ -319,9 +318,9 @@ def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
         site.path.write_text(f'model = "{foreign.manifest.model}"\n{listed}')
         looks = client.stats.refreshes
         until(lambda: client.utterance() and client.stats.refreshes > looks)
-        assert client.utterance().family.model == old.manifest.model
+        assert client.utterance().model_info.model == old.manifest.model
         del site.network.moved[last]
-        until(lambda: client.utterance().family.model == foreign.manifest.model)
+        until(lambda: client.utterance().model_info.model == foreign.manifest.model)
         ask(client.utterance(), foreign.files.oracle, random_queries(foreign.files.oracle, 2, 50))
 
 
@@ -330,8 +329,8 @@ def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
     site: Site, old, tmp_path_factory, monkeypatch, heartbeats: bool
 ) -> None:
     """One that was listed earlier, and has started since the client last looked."""
-    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 1e9)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.deliver.table.FOLLOW_S", 1e9)
     nowhere, later = "127.0.0.1:1", "127.0.0.1:2"
     first, queries = old.addresses[0], queries_to(old.files, 0)[:5]
     with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
@@ -438,7 +437,7 @@ def test_a_table_that_cannot_be_read_again_is_noted_in_the_error(site: Site, old
     ask(site.utterance, old.files.oracle, queries)
 
 
-@pytest.mark.parametrize("same_ports", [True, False])
+@pytest.mark.parametrize("same_ports", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_servers_that_really_restart_with_another_sharding(
     two: ModelFiles, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, same_ports: bool
 ) -> None:

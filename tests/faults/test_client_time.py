@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,12 +18,12 @@ import numpy as np
 import pytest
 
 import forked
-from client.questions import ask, assert_equal, random_queries, random_sentences
-from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer
+from client.questions import ask, assert_equal, random_queries, random_sentences, save_queries
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer
 from dlm.client import AsyncClient, Utterance
 from dlm.client.deliver import fork
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
-from dlm.ngram.query import FULL, PARTIAL
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL
 
 SOON_S = 60.0  # a call with a deadline far below that has hung
 
@@ -133,19 +131,9 @@ def test_calls_end_by_their_deadline_while_the_process_forks(
     """Another part of the program takes long to get ready for the fork; afterwards the parent and
     the child get right answers."""
     queries = random_queries(files.oracle, 40, 60)
-    bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
-    (tmp_path / "queries").write_bytes(
-        pickle.dumps(([c for c, _ in queries], [w for _, w in queries], bits))
-    )
-    given = [str(tmp_path / "queries"), str(tmp_path / "cache"), *cluster.addresses]
-    process = forked.run(
-        [sys.executable, "-c", FORKING, *given],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    save_queries(tmp_path / "queries", files.oracle, queries)
+    given = (tmp_path / "queries", tmp_path / "cache", *cluster.addresses)
+    process = forked.script(FORKING, *given)
     assert (process.stdout, process.returncode, process.stderr) == ("ended\ndone\n", 0, "")
 
 
@@ -161,12 +149,12 @@ def text(files: ModelFiles) -> list[str]:
     return some * 20
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
+@pytest.mark.parametrize("bigram_fallback", [False, True], ids=["full", "bigram_fallback"])
 def test_a_call_that_is_too_large_for_its_deadline_ends_before_all_of_it_is_planned(
-    cluster, connect, text, partial: bool
+    cluster, connect, text, bigram_fallback: bool
 ) -> None:
     """By the processor time of its caller's thread, which a busy machine does not change."""
-    utterance = connect(cluster, partial=partial).utterance()
+    utterance = connect(cluster, bigram_fallback=bigram_fallback).utterance()
     begun = time.thread_time()
     assert len(utterance.score_sentences(text, deadline_s=WAIT_S)) == len(text)
     whole_s = time.thread_time() - begun
@@ -174,7 +162,7 @@ def test_a_call_that_is_too_large_for_its_deadline_ends_before_all_of_it_is_plan
     for _ in range(5):
         begun = time.thread_time()
         # Overloaded where other work keeps the servers busy.
-        with pytest.raises((DeadlineExceeded, Overloaded), match=r"within 0\.01 s|current pace"):
+        with pytest.raises((DeadlineExceeded, Overloaded), match=r"0\.01 s|pace"):
             utterance.score_sentences(text, deadline_s=0.01)
         least_s = min(least_s, time.thread_time() - begun)
     assert least_s < whole_s / 4
@@ -238,16 +226,16 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
 def test_a_large_call_of_a_stopped_server_is_partial_by_its_deadline(files, connect, text) -> None:
     """Every part of it; and the other shard's scores are the full model's."""
     with Cluster(files, kind=ProcessServer) as cluster:
-        client = connect(cluster, partial=True, heartbeats=False)
+        client = connect(cluster, bigram_fallback=True, heartbeats=False)
         utterance = client.utterance()
         utterance.score_sentences(text[:50])
         cluster.servers[0].pause()
         try:
-            scores = utterance.score_sentences(text[:1000], deadline_s=WAIT_S / 30)
+            scores = utterance.score_sentences(text[:1000], deadline_s=WAIT_S / 100)
         finally:
             cluster.servers[0].resume()
     sources = np.concatenate([score.token_source for score in scores])
-    assert set(sources.tolist()) == {FULL, PARTIAL}
+    assert set(sources.tolist()) == {FULL, BIGRAM_FALLBACK}
 
 
 # -- an asyncio client that has not connected -----------------------------------------------------
@@ -271,7 +259,7 @@ def test_a_copy_of_an_asyncio_client_connects_while_its_loop_goes_on(
                 unknown()
         with gate_held():  # so it cannot connect yet
             handle = called.utterance(deadline_s=0.05)
-            with pytest.raises(DeadlineExceeded, match="had not connected"):
+            with pytest.raises(DeadlineExceeded, match="connected"):
                 await handle.score(contexts, words)
         for answers in (
             await handle.score(contexts, words, deadline_s=WAIT_S),

@@ -115,7 +115,7 @@ def killed_until_done(
         build = child(model, folder, rows, stage)
         said = lines_until_killed(build, stage, rng)
         resumed += any(line.startswith("resuming") for line in said)
-        assert not any("cannot resume the earlier build" in line for line in said), said
+        assert not any("cannot resume" in line for line in said), said
         if build.returncode == 0:
             break
         assert build.returncode == -signal.SIGKILL, said
@@ -181,10 +181,7 @@ build_shard_set(sys.argv[1], sys.argv[2], int(sys.argv[3]), progress=progress)
 @pytest.fixture
 def leftovers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a build leaves that was killed when its first shard was written."""
-    done = forked.run(
-        [sys.executable, "-c", KILLS_ITSELF, str(model), str(tmp_path / "set"), str(SHARDS)],
-        check=False,
-    )
+    done = forked.script(KILLS_ITSELF, model, tmp_path / "set", SHARDS)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "set").exists()
     budget = Budget(True, 8 * MIB, 8 * MIB, block_rows=100, capacity_rows=500)
@@ -208,11 +205,11 @@ def test_the_leftovers_of_a_killed_build_are_no_shard_set(leftovers: Path, model
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        ("journal", "cannot resume the earlier build"),
-        pytest.param("cut", "cannot resume the earlier build", marks=pytest.mark.slow),
-        pytest.param("column", "has changed since it was written", marks=pytest.mark.slow),
+        ("journal", "cannot resume"),
+        pytest.param("cut", "cannot resume", marks=pytest.mark.slow),
+        pytest.param("column", "has changed", marks=pytest.mark.slow),
         ("missing", "is missing"),
-        ("shard", "has changed since it was written"),
+        ("shard", "has changed"),
         pytest.param("arguments", "other arguments", marks=pytest.mark.slow),
         ("input", "another input"),
         pytest.param("version", "another version", marks=pytest.mark.slow),
@@ -273,12 +270,7 @@ def test_a_full_disk_is_an_os_error_and_leaves_nothing(
 ) -> None:
     """Simulated by a limit on the size of a file, in a process of its own."""
     assert resource.RLIMIT_FSIZE is not None
-    done = forked.run(
-        [sys.executable, "-c", DISK_FULL, str(model), str(tmp_path / "set"), str(room)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.script(DISK_FULL, model, tmp_path / "set", room)
     assert done.stdout.startswith("OSError"), done.stderr
     assert list(tmp_path.iterdir()) == []
     build_shard_set(model, tmp_path / "set", 2)

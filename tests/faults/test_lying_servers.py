@@ -312,7 +312,9 @@ def claiming(liar: Liar, **fields: Any) -> None:
     liar.manifest = layout.parse_manifest(text)
 
 
-@pytest.mark.parametrize(("size", "pause_s"), [(1, 1.0), (1 << 16, 0.1)])
+@pytest.mark.parametrize(
+    ("size", "pause_s"), [pytest.param(1, 1.0, marks=pytest.mark.slow), (1 << 16, 0.1)]
+)
 def test_a_download_that_trickles_ends_in_time_and_goes_on_from_there(
     liar, files, tmp_path, size, pause_s
 ) -> None:
@@ -374,6 +376,7 @@ def test_what_the_disk_has_no_room_for_is_not_begun(liar, tmp_path, monkeypatch)
     assert kept(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_what_liars_left_does_not_fill_the_disk(liar, files, tmp_path, monkeypatch) -> None:
     """A new shard set at each try leaves something at each; where there is too little room, or
     after a day, it is removed, unless a process is at it."""

@@ -20,7 +20,7 @@ from client.scripted import Clients
 from cluster import ModelFiles, ProcessServer, build
 from dlm.client.health.modes import Mode
 from faults.decoders import Decoders
-from faults.test_cascade_faults import BEATING, DEADLINE_S, GRACE_S, NOISE_S, SWITCHING
+from faults.test_cascade_faults import DEADLINE_S, FAILOVER, GRACE_S, HEARTBEATS, NOISE_S
 from models import random_model
 
 
@@ -97,17 +97,19 @@ def elsewhere() -> Iterator[Elsewhere]:
 def test_a_host_whose_cable_is_pulled_and_one_that_is_replaced(
     elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
-    """Decoding goes on, on the small model; full service comes back by itself, both times."""
+    """Decoding goes on, on the local fallback; full service comes back by itself, both times."""
     files = build(random_model(23, order=4, words=50, per_order=400), tmp_path / "full", 2)
-    small = build(random_model(24, order=3, words=40, per_order=100), tmp_path / "small", 1)
+    small = build(
+        random_model(24, order=3, words=40, per_order=100), tmp_path / "local_fallback", 1
+    )
     servers = [elsewhere.start(files), ProcessServer(files.directory, 1).ready()]
     with Clients(tmp_path / "cache") as clients:
         try:
             client = clients(
                 [server.address for server in servers],
-                small=small.directory,
-                beating=BEATING,
-                switching=SWITCHING,
+                local_fallback=small.directory,
+                heartbeat_config=HEARTBEATS,
+                failover_config=FAILOVER,
             )
             with Decoders(client, [files, small], deadline_s=DEADLINE_S) as decoders:
                 for replaced in (False, True):
@@ -115,7 +117,7 @@ def test_a_host_whose_cable_is_pulled_and_one_that_is_replaced(
                     decoders.wait(lambda begun=begun: decoders.each(begun, 2, full=True))
                     broken = time.monotonic()
                     elsewhere.pull()
-                    decoders.wait(lambda: client.cascade.mode is Mode.SMALL)
+                    decoders.wait(lambda: client.cascade.mode is Mode.LOCAL_FALLBACK)
                     gone = time.monotonic()
                     decoders.wait(lambda gone=gone: decoders.each(gone, 2))
                     if replaced:  # its connections end while nobody hears of it

@@ -8,7 +8,7 @@ import pytest
 
 from client.questions import ask, queries_to, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
-from dlm.client.health.membership import Beating
+from dlm.client.config.settings import HeartbeatConfig
 from faults.load import Load
 
 
@@ -37,9 +37,12 @@ def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool)
     """It holds its messages: while few are late, the other answers them long before the deadline;
     and where nothing may be asked twice, heartbeats find the server gone."""
     # With hedging no heartbeat shows it, however slow the machine is.
-    patient = Beating(timeout_s=60.0, down_after=100) if hedging else Beating()
+    patient = HeartbeatConfig(timeout_s=60.0, down_after=100) if hedging else HeartbeatConfig()
     client = connect(
-        [a for c in twice for a in c.addresses], deadline_s=WAIT_S, beating=patient, hedging=hedging
+        [a for c in twice for a in c.addresses],
+        deadline_s=WAIT_S,
+        heartbeat_config=patient,
+        hedging=hedging,
     )
     queries = queries_to(files, 0)
     ask(client.utterance(), files.oracle, queries)
@@ -82,15 +85,17 @@ def test_a_stopped_replica_fails_no_call_that_has_a_second(
 
 
 @pytest.mark.parametrize(
-    ("linger_s", "order"),
+    ("drain_grace_s", "order"),
     [(0.0, (0, 2)), *(pytest.param(s, (0, 2, 0, 2), marks=pytest.mark.slow) for s in (0.0, 3.0))],
 )
 def test_a_rolling_restart_without_a_pause_loses_no_call(
-    files, connect, linger_s: float, order: tuple[int, ...]
+    files, connect, drain_grace_s: float, order: tuple[int, ...]
 ) -> None:
     """Each replica gets SIGTERM as soon as the other says that it is ready; also where a server
     refuses from the first moment, as one that was asked twice."""
-    servers = [ProcessServer(files.directory, index, linger_s=linger_s) for index in (0, 1, 0, 1)]
+    servers = [
+        ProcessServer(files.directory, index, drain_grace_s=drain_grace_s) for index in (0, 1, 0, 1)
+    ]
     try:
         client = connect([server.ready().address for server in servers], deadline_s=30.0)
         oracles = {files.manifest.model: files.oracle}
@@ -102,7 +107,7 @@ def test_a_rolling_restart_without_a_pause_loses_no_call(
                 assert old.process.wait(WAIT_S) == 0
                 old.end()
                 servers[index] = ProcessServer(
-                    files.directory, index % 2, old.port, linger_s=linger_s
+                    files.directory, index % 2, old.port, drain_grace_s=drain_grace_s
                 ).ready()
             load.goes_on()
     finally:

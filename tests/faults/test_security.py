@@ -20,9 +20,9 @@ from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config.cluster_file import Endpoint, write_cluster_file
+from dlm.client.config.security import ClientSecurity
 from dlm.client.deliver import transport
-from dlm.client.deliver.security import ClientSecurity
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
@@ -221,15 +221,15 @@ def test_a_certificate_of_another_authority_is_refused(
 ) -> None:
     """Of another name, or of the same: by the client."""
     told = failure(connect, serve(**tls(authority)), ca=Authority(tmp_path, name).ca)
-    assert "does not vouch" in told
+    assert "authority in ca" in told
 
 
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
         ({"expired": True}, "has expired"),
-        ({"self_signed": True}, "does not vouch"),
-        ({"host": "other.example"}, "another name than the address"),
+        ({"self_signed": True}, "authority in ca"),
+        ({"host": "other.example"}, "server_name"),
     ],
 )
 def test_a_bad_certificate_of_a_server_is_refused(serve, connect, authority, kind, told) -> None:
@@ -288,19 +288,8 @@ def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(
     serve, connect, authority
 ) -> None:
     """The usual mistakes, each with its remedy."""
-    assert "it may use TLS (set ca)" in failure(connect, serve(**tls(authority)))
+    assert "set ca" in failure(connect, serve(**tls(authority)))
     assert "leave ca out" in failure(connect, serve(), ca=authority.ca)
-
-
-def test_a_token_is_not_sent_to_another_machine_in_the_clear(connect, tmp_path) -> None:
-    """The client refuses, whatever answers there."""
-    for cluster in (["192.0.2.1:1"], tmp_path / "cluster.toml"):
-        if not isinstance(cluster, list):
-            write_cluster_file(cluster, [Endpoint("192.0.2.1:1", 0)], shard_set="00")
-        with pytest.raises(ConfigError, match="another machine"):
-            Client.connect(
-                cluster, ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, token=ALICE)
-            )
 
 
 def test_the_asyncio_face_knows_tokens_too(serve, files, tmp_path) -> None:
@@ -354,7 +343,7 @@ def test_the_environments_proxy_is_used_over_tls_where_a_setting_says_so(
 
 def test_a_proxy_without_tls_is_refused(connect, serve, proxy) -> None:
     """It would read everything, queries too."""
-    with pytest.raises(ConfigError, match="use_proxy is set without TLS"):
+    with pytest.raises(ConfigError, match=r"use_proxy.*TLS"):
         connect(serve(), use_proxy=True)
     assert not proxy.received
 
@@ -389,11 +378,13 @@ def test_a_token_goes_to_the_address_that_was_judged(
 
 
 @pytest.mark.parametrize("addresses", [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], []])
-def test_a_token_is_not_sent_to_a_name_that_may_be_another_machine(
-    monkeypatch, tmp_path, addresses
+@pytest.mark.parametrize("is_file", [False, True], ids=["address", "cluster.toml"])
+def test_a_token_is_not_sent_to_what_may_be_another_machine(
+    monkeypatch, tmp_path, addresses, is_file: bool
 ) -> None:
     """Any address of another machine is one too many, and so is a name that nobody knows."""
     resolver(monkeypatch, localhost=addresses)
     config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, token=ALICE)
+    write_cluster_file(tmp_path / "cluster.toml", [Endpoint("localhost:1", 0)], shard_set="00")
     with pytest.raises(ConfigError, match="another machine"):
-        Client.connect(["localhost:1"], config)
+        Client.connect(tmp_path / "cluster.toml" if is_file else ["localhost:1"], config)

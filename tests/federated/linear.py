@@ -1,39 +1,38 @@
-"""The linear map from independent draws to released noise, of any mechanism, exactly.
+"""The linear map from independent draws to released noise, of any mechanism.
 
-The stream is fed unit vectors in place of normal draws: what it releases in round t is then row t
-of that map, through the very recursion that training uses.
+The stream is fed large unit vectors in place of draws: what it releases in round t is then row t of
+that map, through the very recursion that training uses; what it rounds away is 2^-32 of a unit.
 """
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+import math
+
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from dlm.federated.noise import blt, gaussian, key_from_seed, toeplitz, tree
-from dlm.federated.noise.mechanism import Base, NoiseState
+from dlm.federated.keys import Key
+from dlm.federated.noise.discrete import discrete
+from dlm.federated.noise.mechanism import Mechanism
 
-MODULES = [blt, gaussian, toeplitz, tree]
 PARTS = 16  # draws that a round may take
+UNIT = 2.0**32
 
 
-def linear_map(mechanism: Base, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.float64]:
+def linear_map(mechanism: Mechanism) -> NDArray[np.float64]:
     """(rounds, rounds * PARTS): released noise of each round, by draw."""
+    noise = discrete(mechanism)
     width = mechanism.rounds * PARTS
-
-    def unit(state: NoiseState, part: int | jax.Array = 0) -> jax.Array:
-        return jax.nn.one_hot(state.round * PARTS + part, width, dtype=jnp.float32)
-
-    for module in MODULES:
-        monkeypatch.setattr(module, "draw", unit)
-    state = mechanism.init(key_from_seed(0), jnp.zeros(width))
-    step = jax.jit(mechanism.step)
+    buffers = noise.init(Key.from_seed(0), width).buffers
     rows = []
-    for _ in range(mechanism.rounds):
-        noise, state = step(state)
-        rows.append(np.asarray(noise, np.float64))
+    for now in range(mechanism.rounds):
+        fresh = []
+        for part, scale in enumerate(noise._scales(now)):
+            draw = np.zeros(width, np.int64)
+            draw[now * PARTS + part] = round(UNIT * scale)
+            fresh.append(draw)
+        row, buffers = noise.advance(now, fresh, buffers, math.inf)
+        rows.append(row / UNIT)
     return np.stack(rows)
 
 

@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
@@ -34,7 +37,7 @@ from dlm.federated.account.zcdp import (
 )
 from dlm.federated.noise.participation import named_sensitivity
 
-NETWORK = StageRecord("network", "tree", 7.0, 930, gap=213, max_part=4)
+NETWORK = StageRecord("network", "tree", 7.0, 930, gap=213, max_participations=4)
 
 
 def test_the_delta_of_a_gaussian_is_the_integral_of_what_exceeds() -> None:
@@ -158,10 +161,10 @@ def test_moments_are_those_of_the_loss() -> None:
 
 def test_stages_add_up_and_a_raw_one_undoes_all() -> None:
     """rho adds; without noise in one stage there is no guarantee, and the notes say which."""
-    first = StageRecord("unigrams", "gaussian", 10.0, 500, gap=500, max_part=1)
+    first = StageRecord("unigrams", "gaussian", 10.0, 500, gap=500, max_participations=1)
     both = compose([first, NETWORK], 1e-10)
     assert both.rho == pytest.approx(1 / 200 + 47 / 98)
-    assert both.epsilon == pytest.approx(gaussian_epsilon(both.rho, 1e-10))
+    assert both.epsilon == pytest.approx(zcdp_epsilon(both.rho, 1e-10))
     assert both.epsilon > compose([NETWORK], 1e-10).epsilon
     raw = compose(
         [dataclasses.replace(first, mechanism="none", noise_multiplier=None), NETWORK], 1e-10
@@ -192,14 +195,20 @@ def test_amplification_is_refused_unless_cohorts_were_poisson(sampling: str) -> 
 def test_a_sampled_stage_composes_with_one_that_is_not() -> None:
     """Amplified it costs less than without, and more than nothing."""
     sampled = StageRecord(
-        "network", "gaussian", 1.0, 200, max_part=200, sampling="poisson", sampling_rate=0.005
+        "network",
+        "gaussian",
+        1.0,
+        200,
+        max_participations=200,
+        sampling="poisson",
+        sampling_rate=0.005,
     )
     other = StageRecord("unigrams", "gaussian", 5.0, 10, gap=10)
     both = compose([other, sampled], 1e-8)
     alone = compose([other], 1e-8).epsilon
     whole = compose([other, dataclasses.replace(sampled, sampling_rate=None)], 1e-8).epsilon
     assert alone < both.epsilon < whole
-    assert both.epsilons["pld"] <= both.epsilons["rdp"]
+    assert both.epsilon == both.epsilons["rdp"]
 
 
 def test_a_record_is_read_back_from_json_and_nothing_else_is() -> None:
@@ -215,7 +224,13 @@ def test_a_record_is_read_back_from_json_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"sampling": "any"}, {"rounds": 0}, {"gap": 0}, {"max_part": 0}, {"norm_inflation": 0.9}],
+    [
+        {"sampling": "any"},
+        {"rounds": 0},
+        {"gap": 0},
+        {"max_participations": 0},
+        {"norm_inflation": 0.9},
+    ],
 )
 def test_a_record_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     """Before anything is computed from it."""
@@ -237,12 +252,12 @@ def test_a_record_that_cannot_be_is_refused(change: dict[str, object]) -> None:
 def test_a_stage_with_numbers_that_cost_nothing_is_refused(wrong: dict[str, Any]) -> None:
     """A sensitivity of 0 would be a guarantee for free."""
     with pytest.raises(ConfigError):
-        StageRecord("network", "tree", 7.0, 930, gap=213, max_part=4, **wrong)
+        StageRecord("network", "tree", 7.0, 930, gap=213, max_participations=4, **wrong)
 
 
 def test_an_optimised_mechanism_must_say_its_sensitivity() -> None:
     """Its name does not tell it."""
-    stage = StageRecord("network", "blt", 7.0, 930, gap=213, max_part=4)
+    stage = StageRecord("network", "blt", 7.0, 930, gap=213, max_participations=4)
     with pytest.raises(ConfigError, match="sensitivity of blt"):
         compose([stage], 1e-10)
     assert compose([dataclasses.replace(stage, sensitivity=2.0)], 1e-10).rho == pytest.approx(
@@ -271,9 +286,9 @@ def test_rounding_for_secure_aggregation_costs_what_it_inflates() -> None:
     assert any("secure aggregation" in note for note in compose([inflated], 1e-10).notes)
 
 
-def tree(rounds: int, gap: int, max_part: int) -> float:
+def tree(rounds: int, gap: int, max_participations: int) -> float:
     """Of tree aggregation."""
-    return named_sensitivity("tree", rounds, gap, max_part)
+    return named_sensitivity("tree", rounds, gap, max_participations)
 
 
 once = functools.cache(tree)  # shared: it is most of what the next test costs
@@ -307,9 +322,9 @@ def test_a_plan_asks_for_few_sensitivities(target: float) -> None:
     """Those of the goals shown and of a search, not of every gap: 4,000 of 8,000 rounds' here."""
     asked = []
 
-    def sensitivity(rounds: int, gap: int, max_part: int) -> float:
+    def sensitivity(rounds: int, gap: int, max_participations: int) -> float:
         asked.append(gap)
-        return tree(rounds, gap, max_part)
+        return tree(rounds, gap, max_participations)
 
     make_plan(
         population=4_000_000, rounds=8000, target_rho=target, delta=1e-10, simulated_goal=500,
@@ -329,7 +344,7 @@ def test_a_plan_takes_the_smallest_report_goal_that_is_enough() -> None:
     assert plan.chosen.rho <= 1.0
     assert plan.chosen.noise_multiplier == pytest.approx(0.54 * plan.chosen.report_goal / 500)
     assert plan.chosen.gap == 4_000_000 // plan.chosen.report_goal
-    assert plan.chosen.max_part == -(-2000 // plan.chosen.gap)
+    assert plan.chosen.max_participations == -(-2000 // plan.chosen.gap)
     assert plan.timer_hours is not None
     assert plan.timer_hours % 24 == 0
     before = [s for s in plan.considered if s.report_goal < plan.chosen.report_goal]
@@ -346,25 +361,38 @@ def test_a_plan_takes_the_smallest_report_goal_that_is_enough() -> None:
         make_plan(target_rho=1.0, **{**asked, "population": 0})  # type: ignore[arg-type]
 
 
-def test_discrete_noise_costs_its_rounding_and_has_the_epsilon_of_any_of_its_rho() -> None:
-    """Beside a stage in floats, too; sampled, by Renyi divergences of whole orders alone."""
+def test_discrete_noise_has_as_much_more_epsilon_as_the_page_says() -> None:
+    """In percent, for small and large rho, rounded away from what is between."""
+    page = (Path(__file__).parents[2] / "dlm/federated/DESIGN.privacy.md").read_text()
+    rows = (re.search(rf"^\| {head}(.*) \|$", page, re.M) for head in ("delta", "larger by, %"))
+    deltas, said = (row.group(1).strip("| ").split(" | ") for row in rows if row)
+    for delta, between in zip(map(float, deltas), said, strict=True):
+        more = [
+            100 * (zcdp_epsilon(rho, delta) / gaussian_epsilon(rho, delta) - 1)
+            for rho in np.geomspace(0.001, 5, 20)
+        ]
+        assert more == sorted(more, reverse=True)
+        least, most = math.floor(10 * more[-1]) / 10, math.ceil(10 * more[0]) / 10
+        assert between == f"{least} to {most}"
+
+
+def test_noise_costs_its_rounding_and_has_the_epsilon_of_any_of_its_rho() -> None:
+    """Not the smaller one of the exact Gaussian; sampled, by Renyi divergences of whole orders."""
     plain = StageRecord("network", "blt", 4.0, 100, sensitivity=2.0)
-    grid = dataclasses.replace(plain, noise="discrete", rounding=1.01)
+    grid = dataclasses.replace(plain, rounding=1.01)
     assert grid.rho == pytest.approx(plain.rho * 1.01**2)
     assert StageRecord.from_json(grid.to_json()) == grid
     for stages in ([grid], [grid, plain]):
         found = compose(stages, 1e-6)
         assert found.epsilon == zcdp_epsilon(found.rho, 1e-6) > gaussian_epsilon(found.rho, 1e-6)
         assert "the grid costs 2 % of rho" in found.notes[0]
-    drawn = StageRecord(
-        "network", "gaussian", 2.0, 50, sampling="poisson", sampling_rate=0.05, noise="discrete"
-    )
+    drawn = StageRecord("network", "gaussian", 2.0, 50, sampling="poisson", sampling_rate=0.05)
     found = compose([drawn], 1e-6)
-    floats = compose([dataclasses.replace(drawn, noise="float")], 1e-6)
     assert set(found.epsilons) == {"zcdp", "rdp"}
+    exact = tight_epsilon(0.05, 2.0, 50, 1e-6)
+    renyi = tight_epsilon(0.05, 2.0, 50, 1e-6, accountant="rdp")
     # Of fewer orders than the Gaussian's, and so no less.
-    assert found.epsilon == found.epsilons["rdp"] >= floats.epsilons["rdp"] > floats.epsilon
-    assert found.epsilon < 1.1 * floats.epsilons["rdp"]
-    for wrong in ({"noise": "pink"}, {"rounding": 0.99}):
-        with pytest.raises(ConfigError, match=r"not one of|must be 1 or more"):
-            dataclasses.replace(grid, **wrong)
+    assert found.epsilon == found.epsilons["rdp"] >= renyi > exact
+    assert found.epsilon < 1.1 * renyi
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        dataclasses.replace(grid, rounding=0.99)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from math import erf, sqrt
 
 import numpy as np
 import pytest
@@ -44,21 +43,6 @@ def ks_distance(sample: np.ndarray, cdf: np.ndarray) -> float:
     """Kolmogorov and Smirnov's distance of a sorted sample from its supposed distribution."""
     n = len(sample)
     return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))
-
-
-def test_normals_are_standard_normal() -> None:
-    """The right sigma is accepted (a false alarm has a chance of 1e-6), one 5 % off rejected."""
-    count = 100_000
-    drawn = np.sort(Key.from_seed(5).normals(count))
-    limit = sqrt(-np.log(1e-6 / 2) / 2) / sqrt(count)
-
-    def distance(sigma: float) -> float:
-        return ks_distance(drawn, np.array([(1 + erf(x / sigma / sqrt(2))) / 2 for x in drawn]))
-
-    assert distance(1.0) < limit
-    assert distance(1.05) > limit
-    assert distance(0.95) > limit
-    assert abs(np.corrcoef(*Key.from_seed(5).normals(count).reshape(2, -1)).item(1)) < 0.02
 
 
 def test_uniforms_and_signs_are_even() -> None:

@@ -47,15 +47,15 @@ def test_the_slope_of_a_blt_is_that_of_its_loss(error: str, buffers: int) -> Non
     decay, inverse = _decays(x)
     made = Blt(60, BltParameters(tuple(decay), tuple(_scales(decay, inverse))))
     loss = made.max_loss if error == "max" else made.rms_loss
-    assert np.exp(value / 2) == pytest.approx(loss(gap=7, max_part=3), rel=1e-9)
+    assert np.exp(value / 2) == pytest.approx(loss(gap=7, max_participations=3), rel=1e-9)
 
 
 def test_the_published_blts_are_found() -> None:
     """BLT Table 3 and 4: MaxLoss of what trained keyboards, and what was simulated."""
     simulated = Blt(2052, optimise_blt(2052, 342, 6, buffers=2))
-    assert simulated.max_loss(gap=342, max_part=6) == pytest.approx(10.8063, abs=1e-4)
-    published = Blt(4000, PRODUCTION[400]).max_loss(gap=400, max_part=5)
-    found = Blt(4000, optimise_blt(4000, 400, 5)).max_loss(gap=400, max_part=5)
+    assert simulated.max_loss(gap=342, max_participations=6) == pytest.approx(10.8063, abs=1e-4)
+    published = Blt(4000, PRODUCTION[400]).max_loss(gap=400, max_participations=5)
+    found = Blt(4000, optimise_blt(4000, 400, 5)).max_loss(gap=400, max_participations=5)
     assert published == pytest.approx(10.67219, abs=1e-5)
     assert found <= 1.01 * published
     assert nearest_production(300) is PRODUCTION[400]
@@ -68,12 +68,12 @@ def test_more_buffers_are_not_worse_and_each_loss_has_its_own_optimum() -> None:
     losses = []
     for buffers in (1, 2, 3):
         made = Blt(200, optimise_blt(200, 40, 5, buffers=buffers))
-        losses.append(made.max_loss(gap=40, max_part=5))
+        losses.append(made.max_loss(gap=40, max_participations=5))
     assert losses[0] > losses[1] > 0.99 * losses[2]
     mean = Blt(200, optimise_blt(200, 40, 5, buffers=2, error="mean"))
-    assert mean.rms_loss(gap=40, max_part=5) < Blt(
+    assert mean.rms_loss(gap=40, max_participations=5) < Blt(
         200, optimise_blt(200, 40, 5, buffers=2)
-    ).rms_loss(gap=40, max_part=5)
+    ).rms_loss(gap=40, max_participations=5)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_the_slope_of_banded_columns_is_that_of_their_loss() -> None:
 def test_the_banded_optimum_is_one_and_beats_all_toeplitz() -> None:
     """The same from another start and with a far finer tolerance; and truncation is a prefix."""
     found = optimise_bandmf(48, 8)
-    loss = found.rms_loss(gap=8, max_part=6)
+    loss = found.rms_loss(gap=8, max_participations=6)
     finer = np.sqrt(column_loss(_solve(48, 8, None, tolerance=1e-13))[0] * 6)
     assert loss == pytest.approx(finer, rel=1e-3)
-    assert loss < band_toep(48, 8).rms_loss(gap=8, max_part=6)
-    assert loss < band_fhu(48, 8).rms_loss(gap=8, max_part=6)
+    assert loss < band_toep(48, 8).rms_loss(gap=8, max_participations=6)
+    assert loss < band_fhu(48, 8).rms_loss(gap=8, max_participations=6)
     first = found.truncated(20)
     np.testing.assert_array_equal(first.rows, found.rows[:20])
     with pytest.raises(ConfigError, match="48 rounds"):
@@ -128,13 +128,13 @@ def test_the_banded_optimum_is_one_and_beats_all_toeplitz() -> None:
 def test_the_bands_of_a_wider_matrix_cost_sensitivity_and_say_so() -> None:
     """Below half the bands the figure is an upper bound."""
     made = optimise_bandmf(48, 8)
-    assert made.sensitivity_is_exact(gap=8, max_part=3)
-    assert made.sensitivity_is_exact(gap=4, max_part=3)
-    assert not made.sensitivity_is_exact(gap=3, max_part=3)
+    assert made.sensitivity_is_exact(gap=8, max_participations=3)
+    assert made.sensitivity_is_exact(gap=4, max_participations=3)
+    assert not made.sensitivity_is_exact(gap=3, max_participations=3)
     assert (
-        made.sensitivity(gap=3, max_part=3)
-        >= made.sensitivity(gap=4, max_part=3)
-        > made.sensitivity(gap=8, max_part=3)
+        made.sensitivity(gap=3, max_participations=3)
+        >= made.sensitivity(gap=4, max_participations=3)
+        > made.sensitivity(gap=8, max_participations=3)
     )
 
 
@@ -164,7 +164,9 @@ def test_jax_privacy_says_the_same_of_a_blt() -> None:
             squared = buffered.LossFn.build_min_sep(
                 n=300, error=error, min_sep=60, max_participations=5
             ).loss(theirs)
-            assert np.sqrt(float(squared)) == pytest.approx(loss(gap=60, max_part=5), rel=1e-9)
+            assert np.sqrt(float(squared)) == pytest.approx(
+                loss(gap=60, max_participations=5), rel=1e-9
+            )
 
 
 def test_jax_privacy_finds_no_better_toeplitz_bands() -> None:
@@ -177,4 +179,4 @@ def test_jax_privacy_finds_no_better_toeplitz_bands() -> None:
         squared = float(toeplitz.loss(strategy_coef=coefs, n=40))
     ours = band_toep(40, 6)
     np.testing.assert_allclose(ours.coefs, coefs, atol=1e-3)
-    assert ours.rms_loss(gap=6, max_part=1) == pytest.approx(np.sqrt(squared), rel=1e-6)
+    assert ours.rms_loss(gap=6, max_participations=1) == pytest.approx(np.sqrt(squared), rel=1e-6)

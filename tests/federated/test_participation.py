@@ -16,8 +16,8 @@ from dlm.federated.noise.participation import (
     banded_sensitivity,
     forest_sensitivity_squared,
     forest_sizes,
-    gap_from_min_sep,
-    min_sep_from_gap,
+    gap_from_min_separation,
+    min_separation_from_gap,
     most_participations,
     separated_sums,
     toeplitz_sensitivity,
@@ -25,26 +25,27 @@ from dlm.federated.noise.participation import (
 from federated.linear import node_matrix
 
 
-def patterns(rounds: int, gap: int, max_part: int) -> Iterator[tuple[int, ...]]:
+def patterns(rounds: int, gap: int, max_participations: int) -> Iterator[tuple[int, ...]]:
     """Every set of rounds that one user may take part in."""
 
     def further(pattern: tuple[int, ...], first: int) -> Iterator[tuple[int, ...]]:
         yield pattern
-        if len(pattern) < max_part:
+        if len(pattern) < max_participations:
             for r in range(first, rounds):
                 yield from further((*pattern, r), r + gap)
 
     yield from further((), 0)
 
 
-def enumerated(gram: NDArray[np.float64], gap: int, max_part: int) -> list[float]:
-    """Squares of the largest sensitivity over all patterns, for 1 to `max_part` participations."""
+def enumerated(gram: NDArray[np.float64], gap: int, max_participations: int) -> list[float]:
+    """Squares of the largest sensitivity over all patterns, for 1 to `max_participations`
+    participations."""
     size = np.abs(gram)
-    best = [0.0] * (max_part + 1)
-    for pattern in patterns(len(gram), gap, max_part):
+    best = [0.0] * (max_participations + 1)
+    for pattern in patterns(len(gram), gap, max_participations):
         value = float(size[np.ix_(pattern, pattern)].sum()) if pattern else 0.0
         best[len(pattern)] = max(best[len(pattern)], value)
-    return [max(best[: k + 1]) for k in range(1, max_part + 1)]
+    return [max(best[: k + 1]) for k in range(1, max_participations + 1)]
 
 
 @pytest.mark.parametrize("rounds", range(1, 20))
@@ -54,10 +55,10 @@ def test_the_sensitivity_of_trees_is_that_of_the_worst_pattern(
 ) -> None:
     """By enumeration over the dense matrix of nodes; as short gaps and as long ones are counted."""
     nodes = node_matrix(rounds)
-    for max_part, truth in enumerate(enumerated(nodes.T @ nodes, gap, 4), 1):
+    for max_participations, truth in enumerate(enumerated(nodes.T @ nodes, gap, 4), 1):
         for dense in (gap, 0):
             monkeypatch.setattr(participation, "DENSE_GAP", dense)
-            found = forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part)
+            found = forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_participations)
             assert found == truth
 
 
@@ -111,14 +112,17 @@ def test_the_trees_of_several_segments_share_one_pattern() -> None:
 
 def test_the_published_sensitivities_of_trees_come_out() -> None:
     """GDP Table 1 at noise multiplier 7, and BLT Table 3: sens^2 of a forest of complete trees."""
-    for rounds, min_sep, max_part, squared in [
+    for rounds, min_separation, max_participations, squared in [
         (930, 212, 4, 47),
         (530, 54, 8, 182),
         (2350, 437, 5, 92),
         (2052, 341, 6, 118),
     ]:
-        gap = gap_from_min_sep(min_sep)
-        assert forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part) == squared
+        gap = gap_from_min_separation(min_separation)
+        assert (
+            forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_participations)
+            == squared
+        )
 
 
 @pytest.mark.parametrize("gap", [1, 2, 4, 9])
@@ -127,8 +131,8 @@ def test_the_sensitivity_of_a_toeplitz_matrix_is_that_of_the_worst_pattern(gap: 
     rounds = 12
     coefs = np.sort(np.random.default_rng(gap).uniform(0, 1, rounds))[::-1].copy()
     matrix = sum(np.eye(rounds, k=-d) * c for d, c in enumerate(coefs))
-    for max_part, truth in enumerate(enumerated(matrix.T @ matrix, gap, 3), 1):
-        found = toeplitz_sensitivity(coefs, rounds, gap, max_part) ** 2
+    for max_participations, truth in enumerate(enumerated(matrix.T @ matrix, gap, 3), 1):
+        found = toeplitz_sensitivity(coefs, rounds, gap, max_participations) ** 2
         assert found == pytest.approx(truth, rel=1e-12)
 
 
@@ -152,10 +156,10 @@ def test_the_sensitivity_of_a_banded_matrix_is_exact_or_above(width: int, gap: i
     bands = np.zeros((width, rounds))
     for d in range(width):
         bands[d, : rounds - d] = np.diagonal(gram, d)
-    for max_part, squared in enumerate(enumerated(gram, gap, 4), 1):
-        found, exact = banded_sensitivity(bands, gap, max_part)
+    for max_participations, squared in enumerate(enumerated(gram, gap, 4), 1):
+        found, exact = banded_sensitivity(bands, gap, max_participations)
         truth = np.sqrt(squared)
-        assert exact == (width <= 2 * gap or max_part == 1)
+        assert exact == (width <= 2 * gap or max_participations == 1)
         if exact:
             assert found == pytest.approx(truth, rel=1e-12)
         else:
@@ -167,12 +171,12 @@ def test_the_sensitivity_of_a_banded_matrix_is_exact_or_above(width: int, gap: i
 def test_a_gap_beyond_all_rounds_is_one_participation(rounds: int) -> None:
     """BLT Table 4 has MinS 2001 in 2,000 rounds."""
     bands = np.ones((min(rounds, 3), rounds))
-    for max_part in (1, 4):
-        assert banded_sensitivity(bands, rounds + 2, max_part) == (1.0, True)
-        assert toeplitz_sensitivity(np.array([1.0]), rounds, rounds + 2, max_part) == 1.0
+    for max_participations in (1, 4):
+        assert banded_sensitivity(bands, rounds + 2, max_participations) == (1.0, True)
+        assert toeplitz_sensitivity(np.array([1.0]), rounds, rounds + 2, max_participations) == 1.0
         sizes = tuple(forest_sizes(rounds))
         one = forest_sensitivity_squared(sizes, rounds, 1)
-        assert forest_sensitivity_squared(sizes, rounds + 2, max_part) == one
+        assert forest_sensitivity_squared(sizes, rounds + 2, max_participations) == one
 
 
 def test_a_band_that_ends_within_two_gaps_of_the_end_is_bounded() -> None:
@@ -184,11 +188,11 @@ def test_a_band_that_ends_within_two_gaps_of_the_end_is_bounded() -> None:
 
 def test_the_papers_count_the_rounds_between() -> None:
     """MinS 341 is a gap of 342; and their MaxP is less than what may happen."""
-    assert gap_from_min_sep(341) == 342
-    assert min_sep_from_gap(342) == 341
+    assert gap_from_min_separation(341) == 342
+    assert min_separation_from_gap(342) == 341
     with pytest.raises(ConfigError, match="-1"):
-        gap_from_min_sep(-1)
-    assert most_participations(930, gap_from_min_sep(212)) == 5  # GDP Table 1 prints 4
+        gap_from_min_separation(-1)
+    assert most_participations(930, gap_from_min_separation(212)) == 5  # GDP Table 1 prints 4
 
 
 def test_more_participations_than_fit_are_those_that_fit() -> None:

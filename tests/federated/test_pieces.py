@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
-from dlm.federated.counts_file import WordCounts
-from dlm.federated.provenance import Guarantee, Provenance
+from dlm.record.counts_file import WordCounts
+from dlm.record.provenance import Guarantee, Provenance
 
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
@@ -233,7 +233,7 @@ def test_sizes_that_the_words_do_not_give_are_refused() -> None:
         build_inventory(distribution(), 20)
     with pytest.raises(EstimationError, match="cannot make 2147483648"):
         build_inventory(distribution(), 1 << 31)
-    with pytest.raises(ConfigError, match="at least 4"):
+    with pytest.raises(ConfigError, match="4 or more"):
         build_inventory(distribution(), 3)
 
 

@@ -264,7 +264,7 @@ def test_coupled_gates_take_a_quarter_and_groups_their_share_of_the_gates_weight
     ("changed", "message"),
     [
         ({"groups": 4}, "groups = 4 does not divide embedding_size = 6"),
-        ({"vocab_size": 3}, "use 4 or more"),
+        ({"vocab_size": 3}, "vocab_size is 3; expected 4 or more"),
         ({"layers": 0}, "layers is 0"),
         ({"cell": "gru"}, "cell is 'gru'"),
         ({"layer_norm": "on"}, "layer_norm is 'on'"),

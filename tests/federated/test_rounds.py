@@ -21,9 +21,11 @@ from dlm.federated import rnn  # noqa: E402
 from dlm.federated.account.zcdp import split_noise  # noqa: E402
 from dlm.federated.clip import LEAST_NORM, AdaptiveClip  # noqa: E402
 from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.local import LocalConfig, UserWork, work_of  # noqa: E402
 from dlm.federated.noise import make_mechanism  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
+from dlm.federated.noise.discrete import discrete  # noqa: E402
 from dlm.federated.rnn import RnnConfig  # noqa: E402
 from dlm.federated.rounds import (  # noqa: E402
     FederatedAlgorithm,
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 MODEL = RnnConfig(17, 6, 8)
 LOCAL = LocalConfig(learning_rate=0.7, batch_size=3, unroll=4)
 SGD = OptimizerConfig("sgd", 1.0)
-KEY = jax.random.key(11)
+KEY = Key.from_seed(11)
 
 
 class Roomy(LocalEngine):
@@ -76,7 +78,8 @@ def algorithm(
     simulation: bool = True,
 ) -> FederatedAlgorithm:
     """Rounds on the small model."""
-    return make_algorithm(release, server, engine or ENGINE, mechanism, simulation=simulation)
+    noise = None if mechanism is None else discrete(mechanism)
+    return make_algorithm(release, server, engine or ENGINE, noise, simulation=simulation)
 
 
 def flat(tree: Any) -> np.ndarray[Any, Any]:
@@ -84,14 +87,9 @@ def flat(tree: Any) -> np.ndarray[Any, Any]:
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
 
 
-def bits(tree: Any) -> list[bytes]:
-    """All leaves as bytes."""
-    return [
-        np.asarray(
-            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        ).tobytes()
-        for x in jax.tree.leaves(tree)
-    ]
+def bits(tree: Any) -> list[bytes | Key]:
+    """All leaves as bytes; a key as itself."""
+    return [x if isinstance(x, Key) else np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
 # What a round releases: sums of bounded updates.
@@ -423,10 +421,11 @@ def test_an_adaptive_clip_norm_without_noise_finds_the_quantile() -> None:
 # What is kept, and what is not.
 
 
-def test_the_state_depends_on_users_only_through_what_is_released() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_depends_on_users_only_through_what_is_released(name: str) -> None:
     """GDP 3: no sum without noise is held. From the old state and the released average alone, an
     observer computes every number of the new state, to the bit."""
-    mechanism = make_mechanism("tree", rounds=ROUNDS)
+    mechanism = mechanism_and_covariance(name)[0]
     release = ReleaseConfig(0.3, 0.5, 4.0)
     server = OptimizerConfig("momentum", 0.7)
     rounds = algorithm(release, mechanism, server=server)
@@ -472,6 +471,7 @@ def test_a_state_has_the_types_of_the_state_after_it() -> None:
     )
     state = rounds.init({"a": jnp.full(3, 1.0), "b": jnp.zeros(2)}, KEY)
     after = rounds.apply(state, [])[0]
+    state, after = (one._replace(noise=None) for one in (state, after))
     assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, after)
 
 
@@ -493,14 +493,19 @@ def test_what_was_seen_without_noise_is_told_in_simulations_only() -> None:
 def keys_drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Every key that numbers are drawn from, from now on."""
     used: list[bytes] = []
-    drawing = jax.random.normal
+    material = Key.material
 
-    def normal(key: Any, *args: Any, **more: Any) -> Any:
-        used.append(np.asarray(jax.random.key_data(key)).tobytes())
-        return drawing(key, *args, **more)
+    def expanded(key: Key) -> bytes:
+        used.append(material(key))
+        return used[-1]
 
-    monkeypatch.setattr(jax.random, "normal", normal)
+    monkeypatch.setattr(Key, "material", expanded)
     return used
+
+
+def with_key(state: TrainingState, key: Key) -> TrainingState:
+    """As a run that resumes goes on: buffers as they are, another key."""
+    return state._replace(noise=state.noise._replace(key=key))
 
 
 @pytest.mark.parametrize("name", ["gaussian", "tree", "tree-restart"])
@@ -513,14 +518,13 @@ def test_no_key_is_drawn_from_twice(name: str, monkeypatch: pytest.MonkeyPatch) 
         "tree-restart": make_mechanism("tree-restart", rounds=12, restarts=(3, 6, 9)),
     }[name]
     adaptive = None if name == "tree" else ADAPTIVE
-    with jax.disable_jit():
-        rounds = algorithm(ReleaseConfig(C, Z, OVER, adaptive=adaptive), mechanism)
-        state = rounds.init({"a": jnp.zeros(3), "b": jnp.zeros(2)}, KEY)
-        for index in range(12):
-            state = rounds.apply(state, [])[0]
-            if index == 5:
-                state = rounds.resume(state, jax.random.key(99))
-    assert len(used) >= 12
+    rounds = algorithm(ReleaseConfig(C, Z, OVER, adaptive=adaptive), mechanism)
+    state = rounds.init({"a": jnp.zeros(3), "b": jnp.zeros(2)}, KEY)
+    for index in range(12):
+        state = rounds.apply(state, [])[0]
+        if index == 5:
+            state = with_key(state, Key.from_seed(99))
+    assert len(used) >= 2 * 12  # each draw has a stream for doubts, too
     assert len(set(used)) == len(used)
 
 
@@ -532,7 +536,7 @@ def test_going_on_with_a_fresh_key_keeps_the_covariance() -> None:
     rows = []
     for index in range(ROUNDS):
         if index in (2, 5):
-            state = rounds.resume(state, jax.random.key(100 + index))
+            state = with_key(state, Key.from_seed(100 + index))
         before = state
         state = rounds.apply(state, [])[0]
         rows.append(flat(state.params) - flat(before.params))

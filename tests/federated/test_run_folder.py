@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, register
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.run_folder import (
-    CHECKPOINT,
-    METRICS,
-    RunBinding,
-    RunFolder,
-    RunState,
-    check_history,
-)
+from dlm.federated import register
+from dlm.federated.run_files import METRICS, check_history
+from dlm.federated.run_folder import RunBinding, RunFolder, RunState
+from dlm.record.ledger import ParticipationLedger
 
 BINDING = RunBinding({"rounds": 9}, {"users": "these"}, b"alpha\nbeta\n")
 
@@ -276,7 +272,7 @@ def test_a_register_is_never_put_back(tmp_path: Path) -> None:
 
 
 def test_a_journal_without_lines_of_earlier_rounds_is_told(tmp_path: Path) -> None:
-    """The last one the checkpoint has; a simulation's and an earlier version's likewise."""
+    """The last one the checkpoint has."""
     folder = tmp_path / "run"
     kept(folder, 4, released=True)
     lines = (folder / METRICS).read_text().splitlines(keepends=True)
@@ -350,7 +346,7 @@ def test_a_folder_in_which_nothing_began_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
-    """As an earlier version of dlm kept a run of counting."""
+    """It is left as it was."""
     (tmp_path / "counts.tsv.work").write_bytes(b"PK\x03\x04")
-    with pytest.raises(ConfigError, match=r"counts\.tsv\.work is a file.* earlier version"):
+    with pytest.raises(ConfigError, match=r"counts\.tsv\.work is a file"):
         RunFolder(tmp_path / "counts.tsv.work")

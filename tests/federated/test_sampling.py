@@ -10,7 +10,6 @@ import pytest
 
 from dlm.errors import ConfigError, PrivacyError, UnavailableError
 from dlm.federated.keys import Key
-from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.sampling import (
     DAY_S,
     AvailabilitySampler,
@@ -19,6 +18,7 @@ from dlm.federated.sampling import (
     PoissonSampler,
     check_population,
 )
+from dlm.record.ledger import ParticipationLedger
 
 KEY = Key.from_seed(11)
 
@@ -78,7 +78,10 @@ def test_a_fixed_goal_gives_exactly_so_many_users_evenly() -> None:
 def plain_rounds(sampler: AvailabilitySampler, rounds: int, round_s: float) -> ParticipationLedger:
     """Cohorts of some rounds, into a ledger that enforces the same bounds and asks again."""
     ledger = ParticipationLedger(
-        sampler.users, gap=sampler.gap, max_part=sampler.max_part, sampling=sampler.describe()
+        sampler.users,
+        gap=sampler.gap,
+        max_participations=sampler.max_participations,
+        sampling=sampler.describe(),
     )
     last: dict[int, float] = {}
     now = 0.0
@@ -95,7 +98,7 @@ def plain_rounds(sampler: AvailabilitySampler, rounds: int, round_s: float) -> P
 
 def test_the_gap_and_the_participations_are_never_broken() -> None:
     """Over every round; and the bounds are reached, so that they bind."""
-    ledger = plain_rounds(AvailabilitySampler(200, 20, KEY, gap=8, max_part=3), 28, 60)
+    ledger = plain_rounds(AvailabilitySampler(200, 20, KEY, gap=8, max_participations=3), 28, 60)
     assert ledger.observed_gap() == 8
     assert ledger.observed_max_part() == 3
 
@@ -147,10 +150,10 @@ def test_too_few_rested_users_is_told_and_not_filled_up() -> None:
 
 def test_a_restored_sampler_goes_on_as_the_first_would_have() -> None:
     """Cohort for cohort; one of another population is refused."""
-    one = AvailabilitySampler(300, 30, KEY, gap=5, max_part=2, timer_s=100.0)
+    one = AvailabilitySampler(300, 30, KEY, gap=5, max_participations=2, timer_s=100.0)
     for r in range(6):
         one.cohort(r, 60.0 * r)
-    two = AvailabilitySampler(300, 30, KEY, gap=5, max_part=2, timer_s=100.0)
+    two = AvailabilitySampler(300, 30, KEY, gap=5, max_participations=2, timer_s=100.0)
     two.restore(one.state())
     assert [two.cohort(r, 60.0 * r).tolist() for r in range(6, 12)] == [
         one.cohort(r, 60.0 * r).tolist() for r in range(6, 12)
@@ -172,7 +175,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         lambda: FixedGoalSampler(10, 11, KEY),
         lambda: FixedGoalSampler(10, 0, KEY),
         lambda: AvailabilitySampler(10, 5, KEY, gap=0),
-        lambda: AvailabilitySampler(10, 5, KEY, max_part=0),
+        lambda: AvailabilitySampler(10, 5, KEY, max_participations=0),
         lambda: AvailabilitySampler(10, 5, KEY, timer_s=-1.0),
         lambda: Diurnal(0.6, 0.5),
         lambda: Diurnal(zones=((0.0, 0.5),)),
@@ -183,16 +186,16 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 @pytest.mark.parametrize("goal", [1, 2, 3])
 @pytest.mark.parametrize("gap", [1, 2, 3])
-@pytest.mark.parametrize("max_part", [None, 1, 2, 3])
+@pytest.mark.parametrize("max_participations", [None, 1, 2, 3])
 def test_rounds_are_refused_exactly_where_no_cohorts_could_fill_them(
-    goal: int, gap: int, max_part: int | None
+    goal: int, gap: int, max_participations: int | None
 ) -> None:
     """What passes users in turn fill; what is refused has fewer participations than it needs; and
     what is called sure chance never leaves unfilled."""
     outcomes = set()
     for users in range(goal, 13):
         for rounds in range(1, 9):
-            bounds: dict[str, Any] = {"gap": gap, "max_part": max_part}
+            bounds: dict[str, Any] = {"gap": gap, "max_participations": max_participations}
             ledger = ParticipationLedger(users, **bounds)
             in_turn = [[str((r * goal + i) % users) for i in range(goal)] for r in range(rounds)]
             try:
@@ -205,7 +208,7 @@ def test_rounds_are_refused_exactly_where_no_cohorts_could_fill_them(
                 sure = check_population(users, goal, rounds, **bounds)
             except ConfigError:
                 assert not filled
-                fits = min(users * (max_part or rounds), users * -(-rounds // gap))
+                fits = min(users * (max_participations or rounds), users * -(-rounds // gap))
                 # Too few participations in all, or too few users within one gap.
                 assert fits < goal * rounds or users < goal * min(gap, rounds)
                 outcomes.add("refused")
@@ -215,15 +218,15 @@ def test_rounds_are_refused_exactly_where_no_cohorts_could_fill_them(
             for seed in range(8 if sure else 0):
                 sampler = AvailabilitySampler(users, goal, Key.from_seed(seed), **bounds)
                 assert all(len(sampler.cohort(r)) == goal for r in range(rounds))
-    assert {"refused", "sure"} <= outcomes or (gap, max_part) == (1, None)
+    assert {"refused", "sure"} <= outcomes or (gap, max_participations) == (1, None)
 
 
 def test_chance_may_miss_what_is_not_sure() -> None:
     """Three users, twice each, fill three rounds of two in turn; drawn, they may not."""
-    assert check_population(3, 2, 3, max_part=2) is False
+    assert check_population(3, 2, 3, max_participations=2) is False
     stuck = 0
     for seed in range(30):
-        sampler = AvailabilitySampler(3, 2, Key.from_seed(seed), max_part=2)
+        sampler = AvailabilitySampler(3, 2, Key.from_seed(seed), max_participations=2)
         try:
             for r in range(3):
                 sampler.cohort(r)

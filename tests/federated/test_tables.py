@@ -18,12 +18,12 @@ from benchmarks.privacy_tables import (
 )
 from dlm.federated.noise.banded import optimise_bandmf
 
-README = Path(__file__).parents[2] / "dlm" / "federated" / "DESIGN.privacy.md"
+PAGE = Path(__file__).parents[2] / "dlm/federated/DESIGN.tables.md"
 
 
-def test_the_readme_prints_the_tables_as_they_are_computed() -> None:
+def test_the_page_prints_the_tables_as_they_are_computed() -> None:
     """Those that take no optimisation, cell by cell."""
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     written = text[text.index(BEGIN) : text.index(END)]
     assert blt_table_4() in written
     assert gdp_tables() in written
@@ -51,4 +51,4 @@ def test_the_sensitivity_of_the_matrix_that_was_searched_for_is_what_the_table_t
     """Of es-ES, whose bands are wider than its gap."""
     monkeypatch.setenv("DLM_CACHE_DIR", str(tmp_path))
     made = optimise_bandmf(2000, 400).truncated(1280)
-    assert made.sensitivity(gap=297, max_part=4) == pytest.approx(ES_ES_OURS, rel=1e-3)
+    assert made.sensitivity(gap=297, max_participations=4) == pytest.approx(ES_ES_OURS, rel=1e-3)

@@ -18,26 +18,28 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
+from dlm import checkpoint  # noqa: E402
+from dlm.checkpoint import CHECKPOINT  # noqa: E402
 from dlm.errors import ConfigError, FormatError, PrivacyError, TrainingDiverged  # noqa: E402
-from dlm.federated import checkpoint, counts_file, grid, train  # noqa: E402
+from dlm.federated import grid, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.account.recheck import recheck  # noqa: E402
 from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
-from dlm.federated.engine import LocalEngine, unknown_parts  # noqa: E402
-from dlm.federated.fixed_point import GRID_BITS  # noqa: E402
+from dlm.federated.engine import LocalEngine  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
-from dlm.federated.lineage import lives_of  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import DiscreteState  # noqa: E402
-from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
-from dlm.federated.recorded import sidecar  # noqa: E402
-from dlm.federated.run_folder import CHECKPOINT, LEDGER, METRICS, RunFolder, refuse_noise_left  # noqa: E402
+from dlm.federated.run_files import LEDGER, METRICS, refuse_secrets_left  # noqa: E402
+from dlm.federated.run_folder import RunFolder  # noqa: E402
 from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.settings import TrainingSettings  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
-from dlm.federated.unigrams import read_whitelist  # noqa: E402
+from dlm.federated.unigrams import read_wordlist  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from dlm.federated.words import WordList  # noqa: E402
+from dlm.record import counts_file  # noqa: E402
+from dlm.record.provenance import Guarantee, Provenance  # noqa: E402
+from dlm.record.sidecar import sidecar  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -64,7 +66,7 @@ clip_norm = 0.5
 mechanism = "tree"
 noise_multiplier = 0.5
 gap = 3
-max_part = 3
+max_participations = 3
 [sampling]
 report_goal = 6
 """
@@ -142,21 +144,18 @@ ADAPTIVE = {
     "restart_every": 2,
     "count_stddev": 2.0,
 }
-DISCRETE: dict[str, dict[str, Any]] = {"privacy": {"noise": "discrete"}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tree": {},
-    "tree, discrete": DISCRETE,
     "adaptive": {"privacy": ADAPTIVE},
-    "adaptive, discrete": {"privacy": {**ADAPTIVE, "noise": "discrete"}},
-    "bands, discrete": {"privacy": {"mechanism": "bandfhu", "bands": 3, "noise": "discrete"}},
-    "full tree, discrete, secure": {
-        "privacy": {"mechanism": "tree-full", "noise": "discrete"},
+    "bands": {"privacy": {"mechanism": "bandfhu", "bands": 3}},
+    "full tree, secure": {
+        "privacy": {"mechanism": "tree-full"},
         "aggregation": {"secure": True},
     },
     "poisson, adam": {
         "sampling": {"kind": "poisson", "q": 0.2},
         "server": {"optimizer": "adam", "learning_rate": 0.1},
-        "privacy": {"mechanism": "gaussian", "gap": 1, "max_part": 0},
+        "privacy": {"mechanism": "gaussian", "gap": 1, "max_participations": 0},
     },
 }
 
@@ -182,16 +181,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
     assert "held_out" in lines[5]
 
 
-@pytest.mark.parametrize("tables", [{}, DISCRETE], ids=["float", "discrete"])
 def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
-    tables: dict[str, Any],
     folder: Path,
     users: UserDataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed before each file of a round takes its name, and before an old one goes."""
-    whole, _ = finished(folder, users, tmp_path / "whole", **tables)
+    whole, _ = finished(folder, users, tmp_path / "whole")
     replace, unlink = Path.replace, Path.unlink
     left = [0]
 
@@ -212,12 +209,12 @@ def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
         left[0] = steps
         with (
             pytest.raises(KeyboardInterrupt),
-            Training(settings(folder, **tables), users, output) as training,
+            Training(settings(folder), users, output) as training,
         ):
             list(training.run())
         # The folder of a process that died is not locked.
         left[0] = -1
-        again, lines = finished(folder, users, output, **tables)
+        again, lines = finished(folder, users, output)
         assert again == whole
         assert [line["round"] for line in lines] == list(range(6))
 
@@ -299,7 +296,6 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         with Training(settings(folder, **given), users, tmp_path / name) as training:
             list(training.run())
             stage, report = training.stage(), training.report()
-        assert stage.noise == "discrete"
         assert (stage.rounding == 1) == (mechanism == "tree")
         assert stage.rounding < 1.0000001
         text = report.markdown()
@@ -313,36 +309,8 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert recheck(report.provenance).follows
         # The same run, read from its checkpoint: one release, of one life.
         assert train.load_model(tmp_path / name).record.stages == report.provenance.stages
-        (life,) = lives_of(report.provenance.stages[0])
+        (life,) = report.provenance.stages[0]["extras"]["lives"]
         assert life[1] == 1
-
-
-def test_noise_in_floats_is_for_simulations_and_for_runs_that_began_with_it(
-    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new run is refused by the setting's name; one of an earlier version goes on as it was."""
-    real: dict[str, Any] = {"run": {"seed": -1, "stop_after": 1, "evaluate_every": 0}}
-    floats: dict[str, Any] = {**real, "privacy": {"noise": "float"}}
-    with pytest.raises(
-        PrivacyError, match=r"privacy\.noise is float, but the run is not a simulation"
-    ):
-        Training(settings(folder, **floats), users, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    output = tmp_path / "earlier"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(train, "with_noise", lambda given, _: given)
-        with Training(settings(folder, **floats), users, output) as training:
-            list(training.run())
-    assert "noise" not in checkpoint.read(output / CHECKPOINT).settings["privacy"]
-    for stop, kind in ((2, "auto"), (3, "float")):
-        tables = {"run": {**real["run"], "stop_after": stop}, "privacy": {"noise": kind}}
-        with Training(settings(folder, **tables), users, output) as training:
-            list(training.run())
-            assert training.rounds_done == stop
-            assert training.stage().noise == "float"
-            assert "Gaussian stages compose" in training.report().markdown()
-    with pytest.raises(ConfigError, match=r"privacy\.noise was None and is 'discrete'"):
-        Training(settings(folder, run=real["run"], **DISCRETE), users, output)
 
 
 def test_a_poisson_run_is_accounted_for_by_whole_orders(
@@ -352,7 +320,12 @@ def test_a_poisson_run_is_accounted_for_by_whole_orders(
     tables: dict[str, Any] = {
         "run": {"seed": -1, "stop_after": 2, "evaluate_every": 0},
         "sampling": {"kind": "poisson", "q": 0.2},
-        "privacy": {"mechanism": "gaussian", "gap": 1, "max_part": 0, "noise_multiplier": 2.0},
+        "privacy": {
+            "mechanism": "gaussian",
+            "gap": 1,
+            "max_participations": 0,
+            "noise_multiplier": 2.0,
+        },
     }
     with Training(settings(folder, **tables), users, tmp_path) as training:
         list(training.run())
@@ -369,7 +342,7 @@ def test_a_grid_that_is_too_coarse_is_refused_before_the_first_round(
 ) -> None:
     """Where rounding would cost more than a thousandth of rho."""
     monkeypatch.setattr(grid, "MOST_COST", 1 + 1e-9)
-    tables: dict[str, Any] = {"privacy": {"mechanism": "bandfhu", "noise": "discrete"}}
+    tables: dict[str, Any] = {"privacy": {"mechanism": "bandfhu"}}
     with pytest.raises(PrivacyError, match="the grid of discrete noise is too coarse"):
         Training(settings(folder, **tables), users, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -381,13 +354,12 @@ def test_the_checkpoint_alone_does_not_hold_the_noise(
     """The model may be given away; the buffers that tie rounds together are beside it."""
     with Training(settings(folder, run={"stop_after": 3}), users, tmp_path) as training:
         list(training.run())
-        buffers = [np.asarray(leaf) for leaf in jax.tree.leaves(training.state.noise.buffers)]
+        held = [buffer for buffer in training.state.noise.buffers if buffer.any()]
     public, private = (tmp_path / CHECKPOINT).read_bytes(), next(tmp_path.glob("private-*"))
-    held = [row for leaf in buffers for row in leaf if row.any()]
     assert held
     for row in held:
-        assert row.astype("<f4").tobytes()[:16] not in public
-        assert row.astype("<f4").tobytes()[:16] in private.read_bytes()
+        assert row.astype("<i8").tobytes()[:64] not in public
+        assert row.astype("<i8").tobytes()[:64] in private.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -416,15 +388,15 @@ def test_a_run_that_has_ended_keeps_none_of_its_noise(
     back = tmp_path / f"private-{last}.state"
     if last < given.run.rounds:
         assert held() == {back.name}
-        refuse_noise_left(tmp_path)  # rounds remain
+        refuse_secrets_left(tmp_path)  # rounds remain
         with RunFolder(tmp_path) as left:
-            assert left.end() == last
+            assert left.end() == (last, [back.name])
     # A copy that comes back, as from a backup, is refused until it is erased.
     back.write_bytes(secrets[0])
     with pytest.raises(PrivacyError, match=f"{back.name} still holds its noise"):
-        refuse_noise_left(tmp_path)
+        refuse_secrets_left(tmp_path)
     with RunFolder(tmp_path) as left:
-        assert left.end() == last
+        assert left.end() == (last, [back.name])
     assert held() == set()
     assert not list(tmp_path.glob("*private*"))
     assert stat.S_IMODE((tmp_path / LEDGER).stat().st_mode) == 0o600
@@ -504,7 +476,7 @@ def test_noise_or_ledger_of_another_time_is_refused(
     private.unlink()
     with pytest.raises(FormatError, match="is missing"):
         Training(settings(folder), users, begun)
-    private.write_bytes(content.replace(b'"max_part": 1', b'"max_part": 0', 1))
+    private.write_bytes(content.replace(b'"max_participations": 1', b'"max_participations": 0', 1))
     with pytest.raises(PrivacyError, match="not the one of this checkpoint"):
         Training(settings(folder), users, begun)
     private.write_bytes(content)
@@ -587,18 +559,10 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
             with pytest.raises(PrivacyError, match=refused):
                 Training(real, users, tmp_path / name)
             assert not (tmp_path / name).exists()
-            # A run that an earlier version began goes on, and promises nothing.
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("dlm.federated.words.refuse_without_guarantee", lambda *_: None)
-                Training(real, users, tmp_path / name).close()
-        told: list[str] = []
-        with Training(real, users, tmp_path / name, progress=told.append) as training:
+            continue
+        with Training(real, users, tmp_path / name) as training:
             list(training.run())
             found[name] = training.report().provenance
-        # Before the rounds, for they are what takes long.
-        warned = [line for line in told if "this model will have no guarantee either" in line]
-        assert bool(warned) == (name == "raw")
-    assert found["raw"].reasons == ("counted without noise",)
     alone, both = found["public"].guarantee, found["noised"].guarantee
     assert alone is not None
     assert both is not None
@@ -609,7 +573,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     assert found["noised"].ledgers[0] == "a ledger"
     # What went in is bound to the run: a record that is gone does not make it better.
     with pytest.raises(ConfigError, match="vocabulary_record was"):
-        Training(real, users, tmp_path / "raw")
+        Training(real, users, tmp_path / "noised")
 
 
 def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
@@ -654,8 +618,8 @@ def test_what_is_verified_is_what_is_read(
 ) -> None:
     """Others' words and another checkpoint, which make way for those that were signed as soon as a
     key is asked for."""
-    from dlm.federated import signature
-    from dlm.federated.signature import Claim, sign
+    from dlm.record import signature
+    from dlm.record.signature import Claim, sign
 
     key, public = tmp_path / "key.pem", tmp_path / "key.pub"
     for line in (f"genpkey -algorithm ed25519 -out {key}", f"pkey -in {key} -pubout -out {public}"):
@@ -827,9 +791,9 @@ def test_a_run_that_diverges_is_stopped(
         report = training.report()
     with Training(wild, users, tmp_path) as training:
         assert training.rounds_done == ended
-        with pytest.raises(TrainingDiverged, match=f"run.stop_after = {ended}"):
-            list(training.run())
-        assert list(training.run(ended)) == []
+        for until in (None, ended):
+            with pytest.raises(TrainingDiverged, match=f"after round {ended} "):
+                list(training.run(until))
         assert training.report().provenance == report.provenance
     assert train.load_model(tmp_path).record == report.provenance
 
@@ -956,27 +920,6 @@ def test_an_engine_that_is_not_ours_is_remembered_by_a_run_that_goes_on_with_our
         found, stage = training.report().provenance, training.stage()
     assert found.reasons == ("unknown engine Elsewhere",)
     assert stage.extras["engine"] == "Elsewhere, then LocalEngine"
-    # Nor is one of ours, with another function in the place of its own.
-    changed = LocalEngine(network, real.local)
-    changed.sums = changed.sums  # type: ignore[method-assign]
-    assert unknown_parts(changed) == ["modified engine: sums of LocalEngine changed"]
-
-
-def test_an_engine_that_is_changed_while_a_run_goes_on_leaves_no_guarantee(
-    folder: Path, users: UserDataset, tmp_path: Path
-) -> None:
-    """Its compiled sum is put aside after the first round, and put back after the second."""
-    real = settings(folder, **REAL)
-    engine = LocalEngine(real.model.network(len(WORDS) + 3), real.local, bits=GRID_BITS)
-    known = engine._add
-    with Training(real, users, tmp_path, engine=engine) as training:
-        list(training.run(1))
-        assert training.report().provenance.guarantee is not None
-        engine._add = lambda *given: known(*given)  # type: ignore[assignment]
-        list(training.run(2))
-        engine._add = known
-        found = training.report().provenance
-    assert found.reasons == ("modified engine: _add of LocalEngine changed",)
 
 
 def test_users_who_wrote_no_word_take_part_with_nothing(folder: Path, tmp_path: Path) -> None:
@@ -1001,40 +944,12 @@ def test_a_poisson_cohort_of_any_size_fits_into_secure_aggregation(
         folder,
         sampling=sampling,
         aggregation={"secure": True},
-        privacy={"mechanism": "gaussian", "gap": 1, "max_part": 0},
+        privacy={"mechanism": "gaussian", "gap": 1, "max_participations": 0},
     )
     with Training(given, users, tmp_path) as training:
         engine: Any = training.engine
         aggregator = engine._aggregator
         assert aggregator.report_goal == len(training.train_users)
-
-
-def test_a_run_of_an_earlier_version_goes_on(
-    folder: Path, users: UserDataset, tmp_path: Path
-) -> None:
-    """Its checkpoint has no vocabulary, and gets it; by its users' ids it knows another one.
-
-    It was summed as integers, for secure aggregation; one that was summed as floats is refused.
-    """
-    floats = shutil.copytree(Path(__file__).parent / "earlier_run_of_floats", tmp_path / "floats")
-    with pytest.raises(ConfigError, match="sums was None and is 'integers"):
-        Training(settings(folder), users, Path(floats))
-    secure = {"aggregation": {"secure": True}}
-    output = Path(shutil.copytree(Path(__file__).parent / "earlier_run", tmp_path / "run"))
-    (tmp_path / "words.txt").write_text("\n".join([*WORDS[1:], WORDS[0]]) + "\n")
-    (tmp_path / "run.toml").write_text(FILE)
-    with pytest.raises(ConfigError, match="encoding was"):
-        Training(settings(tmp_path, **secure), users, output)
-    with Training(settings(folder, **secure), users, output) as training:
-        assert training.rounds_done == 2
-        list(training.run(3))
-    with pytest.raises(ConfigError, match="vocabulary was"):
-        Training(settings(tmp_path, **secure), users, output)
-    with Training(settings(folder, **secure), users, output) as training:
-        assert training.rounds_done == 3
-    found = checkpoint.read(output / CHECKPOINT)
-    assert found.attachments["vocabulary"].decode().split() == WORDS
-    assert len((output / METRICS).read_text().splitlines()) == 3
 
 
 def test_two_processes_do_not_share_a_folder(folder: Path, users: UserDataset, begun: Path) -> None:
@@ -1052,14 +967,14 @@ def test_participation_is_bounded_as_it_is_accounted_for(
         ledger = training.ledger
         assert ledger.rounds == 6
         assert ledger.cohort_sizes() == [6] * 6
-        ledger.covers(gap=3, max_part=3)
+        ledger.covers(gap=3, max_participations=3)
         stage = training.stage()
         report = training.report()
         made = train.load_model(tmp_path)
         assert made.network == training.model
         for a, b in zip(*map(jax.tree.leaves, (made.params, training.state.params)), strict=True):
             assert np.array_equal(a, b)
-    assert (stage.gap, stage.max_part, stage.rounds) == (3, 3, 6)
+    assert (stage.gap, stage.max_participations, stage.rounds) == (3, 3, 6)
     assert stage.simulated
     assert stage.noise_multiplier == 0.5
     assert report.provenance.guarantee is None
@@ -1180,7 +1095,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
     """As some editors put it there."""
     (tmp_path / "words.txt").write_bytes(b"\xef\xbb\xbfalpha\r\nbeta\r\n")
     assert WordList.read(tmp_path / "words.txt").words == ("alpha", "beta")
-    assert read_whitelist(tmp_path / "words.txt") == ["alpha", "beta"]
+    assert read_wordlist(tmp_path / "words.txt") == ["alpha", "beta"]
 
 
 def test_words_are_ids_in_the_order_of_the_file() -> None:

@@ -20,15 +20,15 @@ from dlm.federated.convergence import (
     z_statistic,
 )
 from dlm.federated.keys import Key
+from dlm.federated.unigram_settings import UnigramConfig
 from dlm.federated.unigrams import (
     NOISED_STEP_BITS,
-    UnigramConfig,
     UserCounts,
     apply,
     count_words,
     init,
     oov_counts,
-    read_whitelist,
+    read_wordlist,
     round_sum,
     seen_threshold,
 )
@@ -91,25 +91,20 @@ def test_the_stated_sensitivity_is_reached_and_never_passed() -> None:
     assert np.linalg.norm(round_sum([even], config.clip, 2)) < config.sensitivity
 
 
-def released(
-    config: UnigramConfig, rounds: int, key: Key, *, discrete: bool = False, words: int = 500
-) -> np.ndarray:
+def released(config: UnigramConfig, rounds: int, key: Key, words: int = 500) -> np.ndarray:
     """The released rounds of empty cohorts."""
     state, found = init(config, words), []
     for _ in range(rounds):
-        after = apply(state, config, np.zeros(words), key, discrete=discrete)
+        after = apply(state, config, np.zeros(words), key)
         found.append(after.totals - state.totals)
         state = after
     return np.array(found)
 
 
-@pytest.mark.parametrize("discrete", [False, True])
-def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent(
-    discrete: bool,
-) -> None:
+def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent() -> None:
     """The right sigma is accepted, 2 % off is rejected (chi-squared), as is noise used twice."""
     config = UnigramConfig(7.0, 200, noise_multiplier=3.0)
-    noise = released(config, 200, KEY, discrete=discrete)
+    noise = released(config, 200, KEY)
     n = noise.size
 
     def off(sigma: float) -> float:
@@ -121,17 +116,17 @@ def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent(
     assert off(21.0 / 1.02) > 5
     assert abs((noise[:-1] * noise[1:]).mean()) < 5 * 21.0**2 / math.sqrt(n)
     assert len({tuple(row[:3]) for row in noise.tolist()}) == 200
-    np.testing.assert_array_equal(noise[:5], released(config, 5, KEY, discrete=discrete))
-    other = released(config, 5, Key.from_seed(22), discrete=discrete)
+    np.testing.assert_array_equal(noise[:5], released(config, 5, KEY))
+    other = released(config, 5, Key.from_seed(22))
     assert not np.array_equal(noise[:5], other)
 
 
-def test_discrete_noise_is_on_the_grid_of_the_sum_that_it_meets() -> None:
+def test_noise_is_on_the_grid_of_the_sum_that_it_meets() -> None:
     """Whole steps of 2^-32 of lambda, rounded up to a power of two, as the clipped counts are."""
     config = UnigramConfig(7.0, 1, noise_multiplier=3.0)
     users = [(np.array([0, 2]), np.array([5.0, 9.0])), (np.array([1]), np.array([3.0]))]
     summed = round_sum(users, 7.0, 3, bits=NOISED_STEP_BITS)
-    after = apply(init(config, 3), config, summed, KEY, discrete=True)
+    after = apply(init(config, 3), config, summed, KEY)
     for numbers in (summed, after.totals):
         steps = numbers * 2.0**29
         assert np.array_equal(steps, np.rint(steps))
@@ -339,13 +334,13 @@ def test_a_bad_whitelist_is_refused(tmp_path: Path, text: str, message: str) -> 
     """With the line or the word."""
     (tmp_path / "words").write_text(text)
     with pytest.raises(FormatError, match=message):
-        read_whitelist(tmp_path / "words")
+        read_wordlist(tmp_path / "words")
 
 
 def test_a_whitelist_may_have_further_columns(tmp_path: Path) -> None:
     """Such as counts, which are not read."""
     (tmp_path / "words").write_text("the\t10\ncafé\t3\r\n", encoding="utf-8")
-    assert read_whitelist(tmp_path / "words") == ["the", "café"]
+    assert read_wordlist(tmp_path / "words") == ["the", "café"]
 
 
 def test_settings_that_cannot_be_are_refused(people: UserDataset) -> None:

@@ -568,8 +568,8 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
     begin_bits, place_bits = bits_of(len(low.key)), bits_of(int(place[-1]))
     stride = begin_bits + place_bits + word_backoff.bits
     entries = room((size + 1) * stride)
-    kernels.put_all(entries, 0, stride, begin_bits, low.begin)
-    kernels.put_all(entries, begin_bits, stride, place_bits, place)
+    kernels.put_all(entries, 0, stride, begin_bits, low.begin.astype(np.uint64))
+    kernels.put_all(entries, begin_bits, stride, place_bits, place.astype(np.uint64))
     kernels.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
     near1 = (word_prob.codes << np.uint64(1)) | low.extended.astype(np.uint64)
     shape = (

@@ -13,7 +13,7 @@ from dlm.index.check.decode import export_arpa
 from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
-from dlm.ngram.query import PARTIAL, Answers
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from models import HAND_MADE, PlainModel, build, random_model
 
 
@@ -150,12 +150,12 @@ def test_what_is_stored_can_be_read_in_parts(tmp_path: Path) -> None:
 
 
 def test_without_a_shard_a_block_is_the_model_of_order_2(tmp_path: Path) -> None:
-    """P(w | v), and a state that is not minimised, as `client.partial` says."""
+    """P(w | v), and a state that is not minimised, as `client.bigram_fallback` says."""
     model = random_model(2, order=4, words=30, per_order=300)
     local = LocalModel.open(build(model, tmp_path, 2))
     oracle = DictModel.from_arpa(tmp_path / "model.arpa")
     for context in contexts_of(oracle, 30):
-        block = ContextBlock.low_only(local.low, np.array(context, np.uint32), PARTIAL)
+        block = ContextBlock.low_only(local.low, np.array(context, np.uint32), BIGRAM_FALLBACK)
         answers = block.score_all()
         expected = [oracle.score(context[-1:], w) for w in range(len(oracle.vocabulary))]
         bits = np.array([one.log10_prob for one in expected], np.float32)

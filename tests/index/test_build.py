@@ -148,9 +148,9 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     build_shard_set(model, tmp_path / "set", 1)
     before = contents(tmp_path / "set")
-    with pytest.raises(ConfigError, match="not an empty folder"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/set .*--output"):
         build_shard_set(model, tmp_path / "set", 2)
-    with pytest.raises(ConfigError, match="not an empty folder"):
+    with pytest.raises(ConfigError, match=f"{model} .*--output"):
         build_shard_set(model, model, 2)
     assert contents(tmp_path / "set") == before
 
@@ -192,7 +192,7 @@ def test_an_ngram_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> 
 
 def test_an_order_that_no_state_length_can_say_is_refused(tmp_path: Path) -> None:
     """Sixteen does not fit four bits."""
-    with pytest.raises(ArpaError, match="shards hold at most order 15"):
+    with pytest.raises(ArpaError, match=r"order 16; .*order 15"):
         build(random_model(1, order=16, per_order=2), tmp_path)
 
 
@@ -266,5 +266,5 @@ def test_what_a_killed_repair_left_goes_with_the_next_build(tmp_path: Path) -> N
 def test_repair_refuses_a_prefix_of_probability_above_one(tmp_path: Path) -> None:
     """Such a prefix could not be exported, and shows that the model is not normalised."""
     ngrams = {**MISSING_PREFIX.ngrams, ("a", "b"): (-0.5, 2.0)}
-    with pytest.raises(ArpaError, match="cannot be repaired"):
+    with pytest.raises(ArpaError, match="repaired"):
         build(PlainModel(4, ngrams), tmp_path, repair=True)

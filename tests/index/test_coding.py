@@ -16,6 +16,8 @@ from dlm.index.check.decode import decode_tables
 from dlm.index.coding import coding_of, coding_of_set
 from dlm.index.ngrams import NgramTables
 from dlm.index.search.shard import ShardSet
+from dlm.index.settings import ShardSettings
+from dlm.ngram.partition import MAX_SHARDS
 from index.oracle import quantise, quantised, read_tables
 from models import random_model
 
@@ -146,11 +148,18 @@ def test_a_coding_that_cannot_be_is_refused(
     encoding: str, bits: int | None, tmp_path: Path
 ) -> None:
     """Before anything is read or written."""
-    with pytest.raises(ConfigError, match=r"--bits|encoding"):
+    with pytest.raises(ConfigError, match=r"bits|encoding"):
         coding_of(encoding, bits)
     with pytest.raises(ConfigError):
         build_shard_set(tmp_path / "none.arpa", tmp_path / "set", 1, encoding=encoding, bits=bits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_as_many_shards_are_allowed_as_there_are_slots() -> None:
+    """The settings import nothing, and so have the number themselves."""
+    assert ShardSettings(shards=MAX_SHARDS).shards == MAX_SHARDS
+    with pytest.raises(ConfigError, match=r"shard\.shards"):
+        ShardSettings(shards=MAX_SHARDS + 1)
 
 
 def test_codings_are_what_was_asked_for() -> None:

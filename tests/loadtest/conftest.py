@@ -12,9 +12,9 @@ import pytest
 
 from cluster import WAIT_S, Cluster, ModelFiles, build
 from dlm.client import Client
-from loadtest.recorder import Recorder
-from loadtest.rescoring import Confusions, Transcript, rescore
-from loadtest.trace import Trace, read_trace, write_trace
+from loadtest.traces.recorder import Recorder
+from loadtest.traces.rescoring import Confusions, Transcript, rescore
+from loadtest.traces.trace import Trace, read_trace, write_trace
 from models import random_model
 
 
@@ -84,10 +84,10 @@ def drawn(tmp_path: Path) -> Callable[[Path], str]:
 def results(servers: Cluster, trace_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run: two client processes, a ramp, then a step."""
     pytest.importorskip("hdrh")
-    from loadtest.driver import RunSettings
-    from loadtest.schedule import Load, Segment
-    from loadtest.session import measure, write_report
-    from loadtest.worker import ClientSettings
+    from loadtest.report.session import measure, write_report
+    from loadtest.run.driver import RunSettings
+    from loadtest.run.worker import ClientSettings
+    from loadtest.traces.schedule import Load, Segment
 
     folder = tmp_path_factory.mktemp("run")
     load = Load((Segment(2.0, 40, 80), Segment(1.0, 60, 60)), warmup_s=0.5)

@@ -14,14 +14,13 @@ import pytest
 
 import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
-from dlm.client.api.cluster_file import (
+from dlm.client.config.cluster_file import (
+    ClusterToml,
     Endpoint,
-    read_cluster_file,
-    read_cluster_small,
     write_cluster_file,
 )
 from dlm.errors import ConfigError
-from loadtest.chaos import Command, parse, random_faults, read_script
+from loadtest.run.chaos import Command, parse, random_faults, read_script
 from models import HAND_MADE
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +166,7 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
     chaos: subprocess.Popen[str] | None = None
     try:
         cluster.ready()
-        pid = read_cluster_file(tmp_path / "cluster.toml")[0].pid
+        pid = ClusterToml(tmp_path / "cluster.toml").servers()[0].pid
 
         def state() -> str:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -226,13 +225,13 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
 ) -> None:
     """Killed and started again at its port with another pid; slow; stopped until the end."""
     other = build(HAND_MADE["weight_without_continuation"], tmp_path / "other", 3).directory
-    line = ("cluster", files.directory, "--replicas", 2, "--restart", "--small", other)
+    line = ("cluster", files.directory, "--replicas", 2, "--restart", "--local-fallback", other)
     cluster = CommandServer(*line, cwd=tmp_path, env=environ, python=["-P"])
     chaos: subprocess.Popen[str] | None = None
     try:
         cluster.ready()
-        before = read_cluster_file(tmp_path / "cluster.toml")
-        assert read_cluster_small(tmp_path / "cluster.toml") == other
+        before = ClusterToml(tmp_path / "cluster.toml").servers()
+        assert ClusterToml(tmp_path / "cluster.toml").local_fallback() == other
         chaos = forked.Popen(
             [*CHAOS, "cluster.toml"],
             cwd=tmp_path,
@@ -245,10 +244,10 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert chaos.stdin is not None
         assert chaos.stdout is not None
         assert chaos.stdout.readline().startswith("wrote chaos.toml: 4 servers")
-        through = read_cluster_file(tmp_path / "chaos.toml")
+        through = ClusterToml(tmp_path / "chaos.toml").servers()
         assert [e.shard for e in through] == [e.shard for e in before] == [0, 1, 0, 1]
         assert not {e.address for e in through} & {e.address for e in before}
-        assert read_cluster_small(tmp_path / "chaos.toml") == other
+        assert ClusterToml(tmp_path / "chaos.toml").local_fallback() == other
         for line in ("kill 0", "slow 1 20", "stop 2", "explode 2", "list"):
             chaos.stdin.write(line + "\n")
         chaos.stdin.flush()
@@ -259,8 +258,8 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         rows = [chaos.stdout.readline() for _ in range(4)]
         assert "delay_s 0.02" in rows[1]
         assert f"pid {before[2].pid}, stopped  ok" in rows[2]
-        until(lambda: read_cluster_file(tmp_path / "cluster.toml")[0].pid != before[0].pid)
-        after = read_cluster_file(tmp_path / "cluster.toml")
+        until(lambda: ClusterToml(tmp_path / "cluster.toml").servers()[0].pid != before[0].pid)
+        after = ClusterToml(tmp_path / "cluster.toml").servers()
         assert [e.address for e in after] == [e.address for e in before]
         assert [e.pid for e in after[1:]] == [e.pid for e in before[1:]]
         chaos.stdin.write("continue 2\n")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.cli import app
-from loadtest.compare import FIGURES, compare, differences
+from loadtest.cli.main import app
+from loadtest.report.compare import FIGURES, compare, differences
 
 NAMES = ("messages_per_audio_s", "bytes_per_audio_s", "query_time_per_audio_s")
 

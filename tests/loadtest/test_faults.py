@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("hdrh")
 
 from cluster import Cluster, ModelFiles
-from dlm.client.api.cluster_file import Endpoint, read_cluster_file, write_cluster_file
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
-from loadtest.chaos import Chaos, Command
-from loadtest.driver import RunSettings
-from loadtest.faults import (
+from loadtest.report.session import measure, write_report
+from loadtest.report.table import tables_of
+from loadtest.run.chaos import Chaos, Command
+from loadtest.run.driver import RunSettings
+from loadtest.run.faults import (
     REPLICA_KILLED,
     SCENARIOS,
     SHARD_GONE,
@@ -27,14 +29,12 @@ from loadtest.faults import (
     read_plan,
     scenario,
 )
-from loadtest.local_cluster import local_servers
-from loadtest.proxy import Proxies
-from loadtest.schedule import Load, Segment
-from loadtest.session import measure, write_report
-from loadtest.table import tables_of
-from loadtest.worker import ClientSettings
+from loadtest.run.local_cluster import local_servers
+from loadtest.run.proxy import Proxies
+from loadtest.run.worker import ClientSettings
+from loadtest.traces.schedule import Load, Segment
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "loadtest/report.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "loadtest/report/report.schema.json").read_text())
 FOUR = [0, 1, 0, 1]  # two shards with two servers each
 
 
@@ -68,7 +68,7 @@ def test_scenarios_break_the_first_shard_and_mend_it(
 
 def test_a_replica_that_is_not_there_cannot_be_killed() -> None:
     """What to do is said."""
-    with pytest.raises(ConfigError, match="two servers of shard 0, found 1; use --replicas 2"):
+    with pytest.raises(ConfigError, match=r"shard 0, found 1; .*--replicas 2"):
         scenario(REPLICA_KILLED, [0, 1], 100.0, 5.0, own=True)
 
 
@@ -79,11 +79,11 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_run(tmp_path: P
     with pytest.raises(ConfigError, match=f"scenarios: {', '.join(SCENARIOS)}"):
         read_plan("storm", cluster, 10.0, 1.0, own=False)
     for text, says in [
-        ("# nothing", "has no faults"),
-        ("at 10 slow 0 5", "`slow 0 5` at 10 s, but the run ends at 10 s"),
+        ("# nothing", "at SECONDS"),
+        ("at 10 slow 0 5", "`slow 0 5` at 10 s.*--duration"),
         ("at 1 slow 1 5", "servers are 0 to 0"),
-        ("at 1 start 0", "starts only servers that it started itself"),
-        ("at 1 kill 0", "gives no process for 127.0.0.1:9"),
+        ("at 1 start 0", "`start 0`.*dlm cluster --restart"),
+        ("at 1 kill 0", "no process .*127.0.0.1:9"),
     ]:
         plan.write_text(text)
         with pytest.raises(ConfigError, match=says):
@@ -96,10 +96,10 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_run(tmp_path: P
 def test_only_who_started_servers_starts_them_again(servers: Cluster, tmp_path: Path) -> None:
     """`chaos` says who does."""
     cluster = servers.write(tmp_path / "cluster.toml")
-    endpoints = read_cluster_file(cluster)
+    endpoints = ClusterToml(cluster).servers()
     with Proxies([e.address for e in endpoints]) as proxies:
         chaos = Chaos(cluster, endpoints, proxies)
-        with pytest.raises(ConfigError, match="otherwise use `dlm cluster --restart`"):
+        with pytest.raises(ConfigError, match="`dlm cluster --restart`"):
             chaos.do(Command("start", 0))
 
 
@@ -112,7 +112,7 @@ def broken(
     (folder / "results").mkdir()
     (folder / "plan").write_text("at 1 kill 0\nat 1 slow 1 1\nat 2 start 0\nat 2 heal 1\n")
     load = Load((Segment(3.0, 50, 50),), warmup_s=0.5)
-    client = ClientSettings(60.0, partial=True, cache_dir=str(folder / "cache"))
+    client = ClientSettings(60.0, bigram_fallback=True, cache_dir=str(folder / "cache"))
     said: list[str] = []
     with local_servers(files.directory, 0, said.append) as own:
         first = [server.process.pid for server in own.servers]
@@ -123,8 +123,8 @@ def broken(
             again = own.servers[0]
             assert again.process.poll() is None
             assert [again.process.pid != first[0], own.servers[1].process.pid] == [True, first[1]]
-            assert read_cluster_file(own.cluster)[0].pid == again.process.pid
-            with pytest.raises(ConfigError, match="server 1 is running"):
+            assert ClusterToml(own.cluster).servers()[0].pid == again.process.pid
+            with pytest.raises(ConfigError, match="server 1 "):
                 own.start(1)
     assert any("kill 0: shard 0 at" in line for line in said)
     assert write_report(report, folder / "results", said.append)
@@ -149,8 +149,8 @@ def test_the_report_says_what_broke_and_who_answered_then(
         "start 0, heal 1",
     ]
     assert before["sources"].keys() == {"full"}
-    assert down["sources"]["partial"] > 0
-    assert 0 < down["partial_share"] < 1
+    assert down["sources"]["bigram_fallback"] > 0
+    assert 0 < down["bigram_fallback_share"] < 1
     assert sum(w["requests"] for w in report["windows"]) == report["results"]["requests"]
     (_, names, rows) = next(one for one in tables_of(report) if one[0] == "From fault to fault")
     assert len(rows) == 3

@@ -14,7 +14,7 @@ from dlm.errors import ConfigError
 def test_percentiles_are_those_of_the_values() -> None:
     """Within the three digits, merged or not, encoded or not."""
     pytest.importorskip("hdrh")
-    from loadtest.latency import Latencies
+    from loadtest.run.latency import Latencies
 
     seconds = np.random.default_rng(3).lognormal(-6, 1, 5000)
     found = Latencies(seconds[:2000].tolist())
@@ -32,7 +32,7 @@ def test_percentiles_are_those_of_the_values() -> None:
 def test_nothing_and_what_is_out_of_range() -> None:
     """Nothing has no percentile; what is longer than an hour counts as one."""
     pytest.importorskip("hdrh")
-    from loadtest.latency import Latencies
+    from loadtest.run.latency import Latencies
 
     assert Latencies().facts()["p99_ms"] is None
     assert Latencies([0.0, 1e9]).facts()["max_ms"] == pytest.approx(3.6e6, rel=1e-3)
@@ -42,7 +42,7 @@ def test_without_the_library_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is of the extra loadtest."""
-    from loadtest.latency import check_installed
+    from loadtest.run.latency import check_installed
 
     real = builtins.__import__
 

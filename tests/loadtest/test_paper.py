@@ -17,7 +17,7 @@ pytest.importorskip("hdrh")
 from cluster import ModelFiles
 from dlm.errors import ConfigError
 from dlm.ngram.arpa import ArpaReader
-from loadtest.cli import app
+from loadtest.cli.main import app
 from loadtest.paper.calibration import fit, non_negative
 from loadtest.paper.evaluation import Evaluation, available, chosen, read_results
 from loadtest.paper.page import cells_of, page_of

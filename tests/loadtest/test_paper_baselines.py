@@ -137,7 +137,7 @@ def test_rescoring_compares_totals(setup: Setup) -> None:
 
 def test_first_pass_is_the_best_of_all_sentences(setup: Setup, files: ModelFiles) -> None:
     """By 2-grams, where the beam holds every sentence; what was lost is counted apart."""
-    from loadtest.rescoring import Confusions, Transcript
+    from loadtest.traces.rescoring import Confusions, Transcript
 
     model = model_of(setup)
     said = Transcript("u", "s", 1.0, tuple(model.vocabulary.words[7:9]))

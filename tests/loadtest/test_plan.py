@@ -14,9 +14,8 @@ pytest.importorskip("hdrh")
 from cluster import ModelFiles
 from dlm.errors import ConfigError
 from dlm.index.describe import server_mib
-from loadtest.capacity import Limits, Point, build_capacity, write_capacity
-from loadtest.cli import app
-from loadtest.plan import (
+from loadtest.capacity.capacity import Limits, Point, build_capacity, write_capacity
+from loadtest.capacity.plan import (
     MOST_REPLICAS,
     Costs,
     Model,
@@ -31,10 +30,11 @@ from loadtest.plan import (
     rows_of,
     traffic_of,
 )
-from loadtest.report import Report
-from loadtest.routes import Slotted, routes
-from loadtest.session import read_report
-from loadtest.trace import Trace
+from loadtest.cli.main import app
+from loadtest.report.report import Report
+from loadtest.report.session import read_report
+from loadtest.traces.routes import Slotted, routes
+from loadtest.traces.trace import Trace
 
 GIB = float(1 << 30)
 COSTS = Costs(500.0, 1.5, 30.0, 8.0, "t.parquet", "a machine")
@@ -84,14 +84,10 @@ def test_a_small_plan_has_small_units_and_the_singular() -> None:
 def test_what_fits_nowhere_is_told_why() -> None:
     """Memory for what every server holds; traffic that one pair of words brings."""
     wishes = Wishes(10, 1.0 * GIB)
-    with pytest.raises(
-        ConfigError, match=r"each holds the 1- and 2-grams, 2 GiB; but it has only 1 GiB"
-    ):
+    with pytest.raises(ConfigError, match=r"2-grams, 2 GiB; .* 1 GiB"):
         fitting(wishes, Model("m", 1, 1, round(2 * GIB)), COSTS, even, 1.0)
     wishes = Wishes(1e6, GIB)
-    with pytest.raises(
-        ConfigError, match="no cluster of up to 256 shards with 32 replicas can serve"
-    ):
+    with pytest.raises(ConfigError, match=r"256 shards .*32 replicas"):
         fitting(wishes, Model("m", 1, 1, 1), COSTS, lambda shards: Traffic(5.0, 0.5, 1.0), 1.0)
     with pytest.raises(ConfigError, match="--streams is 0"):
         Wishes(0, GIB)
@@ -134,9 +130,9 @@ def test_counts_become_bytes() -> None:
     assert model_of_counts("200k,2M,1.5M", "compact").shards < exact.shards
     assert model_of_counts("4G", "exact").ngrams == 4 * 10**9
     for text in ("", "many", "0", "5,-1", "5T"):
-        with pytest.raises(ConfigError, match="is not a number of n-grams"):
+        with pytest.raises(ConfigError, match="--ngrams: "):
             model_of_counts(text, "exact")
-    with pytest.raises(ConfigError, match="exact or compact"):
+    with pytest.raises(ConfigError, match=r"zip; .*exact"):
         model_of_counts("5M", "zip")
 
 
@@ -154,7 +150,7 @@ def test_costs_are_those_of_a_capacity_report(results: Path, tmp_path: Path) -> 
     assert found.trace == report["trace"]["name"]
     assert "at 40 requests/s" in found.measured
     write_capacity(tmp_path, build_capacity({}, Limits(), [], "interrupted", None))
-    with pytest.raises(ConfigError, match="has no good rate"):
+    with pytest.raises(ConfigError, match="--costs"):
         costs_of(tmp_path)
     assert costs_of(None).server_us_per_message > 0
 
@@ -180,8 +176,8 @@ def test_the_command_prints_a_plan_and_what_it_assumes(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "exactly one of --model DIR and --ngrams COUNTS"),
-        (["--model", "m", "--ngrams", "5M"], "exactly one of --model DIR and --ngrams COUNTS"),
+        ([], "--model DIR and --ngrams COUNTS"),
+        (["--model", "m", "--ngrams", "5M"], "--model DIR and --ngrams COUNTS"),
         (["--ngrams", "5M", "--costs", "none"], "none does not exist"),
         (["--ngrams", "5M", "--trace", "loadtest/traces/ctc.parquet"], "asks for context blocks"),
     ],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import WAIT_S
-from loadtest.proxy import Faults, Proxies, _Frames
+from loadtest.run.proxy import Faults, Proxies, _Frames
 
 MEGABYTE = 1 << 20
 

@@ -9,11 +9,11 @@ import pytest
 from cluster import Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
 from dlm.errors import QueryError, TextError
-from loadtest.recorder import Recorder
-from loadtest.rescoring import Confusions, Transcript, positions, read_transcripts, rescore
-from loadtest.trace import Request, Spoken, Trace
+from loadtest.traces.recorder import Recorder
+from loadtest.traces.rescoring import Confusions, Transcript, positions, read_transcripts, rescore
+from loadtest.traces.trace import Request, Spoken, Trace
 
-COUNTED = ("queries", "zero_message", "duplicates", "sent_queries", "messages")
+COUNTED = ("queries", "local_hits", "duplicates", "sent_queries", "messages")
 
 
 def test_a_replay_asks_what_was_recorded(
@@ -36,7 +36,7 @@ def test_a_replay_asks_what_was_recorded(
     first, second = ([getattr(stats, name) for name in COUNTED] for stats in counts)
     assert first == second
     assert counts[0].messages > 10
-    assert counts[0].zero_message > 0
+    assert counts[0].local_hits > 0
 
 
 def test_every_call_of_a_decoder_is_noted(files: ModelFiles) -> None:
@@ -84,11 +84,11 @@ def test_calls_that_cannot_be_recorded_are_refused(files: ModelFiles) -> None:
     with Client.local(files.directory) as client:
         recorder = Recorder(client)
         handle = recorder.utterance()
-        with pytest.raises(QueryError, match="outside an utterance"):
+        with pytest.raises(QueryError, match=r"Recorder\.spoken"):
             handle.extend([handle.begin()], [1])
         with recorder.silent():
             handle.extend([handle.begin()], [1])
-        with pytest.raises(QueryError, match="cannot record next_words of a handle"):
+        with pytest.raises(QueryError, match="next_words"):
             handle.next_words(handle.begin(), 3)
         with (
             pytest.raises(QueryError, match="kind 'phone'"),
@@ -127,7 +127,7 @@ def test_transcripts_are_tables_or_lines(tmp_path: Path) -> None:
     first, second = read_transcripts(plain, as_spoken=False)
     assert (first.seconds, second.name) == (0.5, "line-3")
     path.write_text("file\tseconds\tspeaker\ttext\na.flac\tlong\t19\tTHE\n")
-    with pytest.raises(TextError, match="line 2: seconds is 'long'"):
+    with pytest.raises(TextError, match=r"line 2: .*'long'"):
         read_transcripts(path, as_spoken=True)
     plain.write_text("\n")
     with pytest.raises(TextError, match="no sentence"):

@@ -16,16 +16,16 @@ import pytest
 pytest.importorskip("hdrh")
 
 from dlm.errors import ConfigError, FormatError
-from loadtest.driver import records_of
-from loadtest.page import page_of
-from loadtest.report import build, imbalance
-from loadtest.schedule import Load, Segment, schedule
-from loadtest.session import JOURNAL, Journal, read_report, results_folder, write_report
-from loadtest.svg import Axis, Series, line_chart
-from loadtest.table import COLUMNS, csv_of, number, rows_of, warnings_of
-from loadtest.trace import Trace
+from loadtest.report.page import page_of
+from loadtest.report.report import build, imbalance
+from loadtest.report.session import JOURNAL, Journal, read_report, results_folder, write_report
+from loadtest.report.svg import Axis, Series, line_chart
+from loadtest.report.table import COLUMNS, csv_of, number, rows_of, warnings_of
+from loadtest.run.driver import records_of
+from loadtest.traces.schedule import Load, Segment, schedule
+from loadtest.traces.trace import Trace
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "loadtest/report.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "loadtest/report/report.schema.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_figures_follow_from_counts(report: dict[str, Any]) -> None:
     for one in (report["results"], *report["windows"]):
         assert one["messages_per_audio_s"] == pytest.approx(one["messages"] / one["audio_s"])
         assert one["messages_per_minute"] == pytest.approx(60 * one["messages"] / one["seconds"])
-        assert 0 < one["zero_message_share"] < 1
+        assert 0 < one["local_hits_share"] < 1
         assert one["latency"]["p50_ms"] >= one["service"]["p50_ms"] * 0.99
     assert imbalance([1, 2, 3]) == pytest.approx(0.5)
     assert imbalance([]) is None
@@ -139,18 +139,18 @@ def test_a_killed_run_is_reported_from_its_records(
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     """Nothing there, another file, another version, records without a client."""
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=r"report\.json"):
         read_report(tmp_path / "report.json")
     path = tmp_path / "report.json"
     for text, message in (
-        ("[]", "is not a report"),
-        ("{", "is not a report"),
-        ('{"format": "dlm load test report", "version": 2}', "version 2; expected"),
+        ("[]", "report.json"),
+        ("{", "report.json"),
+        ('{"format": "dlm load test report", "version": 2}', "version 2; "),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_report(path)
-    with pytest.raises(FormatError, match="nothing was measured"):
+    with pytest.raises(FormatError, match="client"):
         build([{"type": "header"}])
 
 
@@ -191,12 +191,12 @@ def test_results_go_into_a_new_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert results_folder(None).parent.name == "loadtest-results"
     assert results_folder(tmp_path / "a/b").is_dir()
     (tmp_path / "a/c").write_text("")
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/a .*--output"):
         results_folder(tmp_path / "a")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/a/c"):
         results_folder(tmp_path / "a/c")
     if os.geteuid():
-        with pytest.raises(ConfigError, match="cannot be written"):
+        with pytest.raises(ConfigError, match="/proc/none"):
             results_folder(Path("/proc/none"))
 
 
@@ -208,13 +208,15 @@ def test_tables_say_what_to_know_first(report: dict[str, Any]) -> None:
     changed["results"]["late"]["p99_ms"] = 99.0 + changed["results"]["service"]["p50_ms"]
     changed["results"]["outcomes"]["shard_down"] = 7
     changed["errors"] = {"shard_down": "nobody at a:1"}
-    changed["modes"] = [{"at_s": 0.5, "mode": "full"}, {"at_s": 2.0, "mode": "small"}]
-    changed["windows"][3]["mode"] = "small"
+    changed["modes"] = [{"at_s": 0.5, "mode": "full"}, {"at_s": 2.0, "mode": "local_fallback"}]
+    changed["windows"][3]["mode"] = "local_fallback"
     told = "\n".join(warnings_of(changed))
     assert "the driver took 31 %" in told
     assert "sent more than" in told
     assert "7 requests ended with shard_down: nobody at a:1" in told
-    assert dict(rows_of(changed))["mode of the cascade"] == "full from 0.5 s, small from 2 s"
+    assert (
+        dict(rows_of(changed))["mode of the cascade"] == "full from 0.5 s, local_fallback from 2 s"
+    )
     page = page_of(changed)
     assert 'class="shade"' in page
     assert "nobody at a:1" in page

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from cluster import Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
 from dlm.errors import ConfigError
-from loadtest.routes import Routed, Slotted, routes
-from loadtest.simulate import (
+from loadtest.capacity.simulate import (
     Costs,
     Events,
     Layout,
@@ -22,7 +21,8 @@ from loadtest.simulate import (
     Simulation,
     poisson_load,
 )
-from loadtest.trace import Trace
+from loadtest.traces.routes import Routed, Slotted, routes
+from loadtest.traces.trace import Trace
 
 SECONDS = 4000.0
 ONE = Routed(1, *(np.array(one, np.int64) for one in ([1], [0, 1], [0], [10])))
@@ -165,6 +165,6 @@ def test_routes_are_what_a_client_sends(
             assert after.messages - before.messages == last - first
             sent = int(routed.queries[first:last].sum())
             assert after.sent_queries - before.sent_queries == sent
-            assert after.zero_message - before.zero_message == slotted.zero[number]
+            assert after.local_hits - before.local_hits == slotted.zero[number]
             assert after.queries - before.queries == slotted.asked[number]
     assert slotted.load().sum() == slotted.queries.sum()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dlm.errors import ConfigError
-from loadtest.synth import Scale, about, compare, synthesise
-from loadtest.trace import Trace, read_trace, trace_of
+from loadtest.traces.synth import Scale, about, compare, synthesise
+from loadtest.traces.trace import Trace, read_trace, trace_of
 
 # The beginning of an utterance, where a rescorer asks all unigrams, is not like its middle.
 FOR_ANY_LENGTH = ("utterances", "speakers")

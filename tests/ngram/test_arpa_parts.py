@@ -103,42 +103,40 @@ def test_a_folder_in_parts_can_be_told_from_another(folder: Path) -> None:
 def test_a_folder_without_index_is_refused(folder: Path) -> None:
     """The index is written last, so what made the folder has not finished."""
     (folder / PARTS_INDEX).unlink()
-    with pytest.raises(ArpaError, match=r"directory without model\.json.*has not finished"):
+    with pytest.raises(ArpaError, match=r"model\.json"):
         ArpaReader(folder)
 
 
 def test_a_shard_set_is_refused_with_the_command_that_makes_it_a_file() -> None:
     """It is no folder of parts that somebody waits for."""
-    with pytest.raises(ArpaError, match=r"found a shard set.*dlm export .*exact-2"):
+    with pytest.raises(ArpaError, match=r"dlm export .*exact-2"):
         ArpaReader(Path(__file__).parents[2] / "shards/tiny/exact-2")
 
 
-def test_a_missing_part_is_named(folder: Path) -> None:
-    """Before anything is read."""
-    part = next((folder / "run-1/order=2").glob("part-2*"))
-    part.unlink()
-    with pytest.raises(ArpaError, match=f"the part run-1/order=2/{part.name} .* is missing"):
-        ArpaReader(folder)
-
-
-def test_a_part_that_is_cut_short_is_named(folder: Path) -> None:
-    """By its size, before anything is read."""
-    part = next((folder / "run-1/order=2").glob("part-2*"))
+def cut_short(part: Path) -> None:
+    """By one byte."""
     part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(ArpaError, match=f"{part.name} of the model has .* bytes; its index says"):
-        ArpaReader(folder)
 
 
-def test_a_part_that_does_not_decompress_is_named(folder: Path) -> None:
+def damaged(part: Path) -> None:
     """Of the right size, but with other bytes."""
+    packed = part.read_bytes()
+    kept = 12 if part.suffix else len(packed) - 1
+    part.write_bytes(packed[:kept] + b"x" * (len(packed) - kept))
+
+
+@pytest.mark.parametrize(
+    ("damage", "when", "told"),
+    [(Path.unlink, ArpaReader, "missing"), (cut_short, ArpaReader, "bytes"), (damaged, rows, "")],
+)
+def test_a_bad_part_is_named(
+    folder: Path, damage: Callable[[Path], None], when: Callable[[Path], Any], told: str
+) -> None:
+    """Before anything is read, where its size tells."""
     part = next((folder / "run-1/order=2").glob("part-2*"))
-    if not part.suffix:
-        part.write_bytes(part.read_bytes()[:-1] + b"x")
-    else:
-        packed = part.read_bytes()
-        part.write_bytes(packed[:12] + bytes(len(packed) - 12))
-    with pytest.raises(ArpaError, match=f"part run-1/order=2/{part.name}.*Copy the folder again"):
-        rows(folder)
+    damage(part)
+    with pytest.raises(ArpaError, match=f"run-1/order=2/{part.name}.*{told}"):
+        when(folder)
 
 
 def test_a_part_of_another_model_is_too_many_rows(folder: Path) -> None:
@@ -146,22 +144,22 @@ def test_a_part_of_another_model_is_too_many_rows(folder: Path) -> None:
     about = json.loads((folder / PARTS_INDEX).read_bytes())
     about["counts"][1] = 2
     (folder / PARTS_INDEX).write_text(json.dumps(about))
-    with pytest.raises(ArpaError, match="promises 2 2-grams, found 3"):
+    with pytest.raises(ArpaError, match="2 2-grams, found 3"):
         rows(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"format": "other"}, "expected the format"),
+        ({"format": "other"}, "format"),
         ({"version": 2}, "version 2"),
         ({"counts": ["5"]}, "lists `comments` and `counts`"),
         ({"comments": None}, "lists `comments` and `counts`"),
-        ({"parts": [[]]}, "one list for each of `counts`"),
-        ({"parts": [[{"name": "../x", "bytes": 1}], [], []]}, "below the folder"),
-        ({"parts": [[{"name": "/x", "bytes": 1}], [], []]}, "below the folder"),
-        ({"parts": [[{"name": "x"}], [], []]}, "below the folder"),
-        ({"parts": [["x"], [], []]}, "below the folder"),
+        ({"parts": [[]]}, "`parts` .*`counts`"),
+        ({"parts": [[{"name": "../x", "bytes": 1}], [], []]}, "`name`"),
+        ({"parts": [[{"name": "/x", "bytes": 1}], [], []]}, "`name`"),
+        ({"parts": [[{"name": "x"}], [], []]}, "`name`"),
+        ({"parts": [["x"], [], []]}, "`name`"),
     ],
 )
 def test_an_index_that_is_none_is_refused(

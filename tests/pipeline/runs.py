@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dlm.federated.provenance import LINE_PREFIX, Provenance
 from dlm.ngram.arpa import ArpaReader
+from dlm.record.provenance import LINE_PREFIX, Provenance
 
 WORDS = [f"w{a}{b}" for a in "abcdef" for b in "abcdef"]
 CONFIG = """
@@ -22,7 +22,7 @@ folder = "out"
 [inputs]
 users = "users.tsv"
 held_out = "held_out.tsv"
-whitelist = "words.txt"
+wordlist = "words.txt"
 text = "public.txt"
 {public}
 [unigrams]
@@ -44,7 +44,7 @@ clip_norm = 0.5
 mechanism = "tree"
 noise_multiplier = 2.0
 gap = 2
-max_part = 2
+max_participations = 2
 [federate.sampling]
 report_goal = 20
 [estimate]

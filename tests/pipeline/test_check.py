@@ -14,10 +14,10 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.errors import ArpaError, ConfigError, DlmError, FormatError, PrivacyError
-from dlm.federated.provenance import Provenance
-from dlm.federated.recorded import write_recorded
 from dlm.pipeline.check import check, check_users, voids
 from dlm.pipeline.settings import PipelineSettings
+from dlm.record.provenance import Provenance
+from dlm.record.sidecar import write_recorded
 from estimate.merge_models import normalised_model
 from pipeline.runs import WORDS, people
 
@@ -76,10 +76,10 @@ TEXT = 'text = "public.txt"'
     ("change", "error", "said"),
     [
         (swap("samples = 300", "samples = inf"), ConfigError, "distill.samples is inf"),
-        (swap("samples = 300", "samples = true"), ConfigError, "must be a number"),
+        (swap("samples = 300", "samples = true"), ConfigError, "expected a number"),
         (swap("samples = 300", "seed = -1"), ConfigError, "distill.seed is -1"),
         (swap("samples = 300", "prior = inf"), ConfigError, "distill.prior is inf"),
-        (swap("multiplier = 2.0", "multiplier = nan"), PrivacyError, "noise multiplier is nan"),
+        (swap("multiplier = 2.0", "multiplier = nan"), ConfigError, "noise_multiplier is nan"),
         (swap('"-,-,40"', '"-,40"'), ConfigError, "has numbers for 2 orders, but .* have 3"),
         (swap('folder = "out"', 'folder = "out"\nmemory = "9"'), ConfigError, "memory is '9'"),
         (swap("hidden_size = 16", "layers = 100000000000"), ConfigError, "layers is 1000"),
@@ -88,12 +88,12 @@ TEXT = 'text = "public.txt"'
         (swap(TEXT, 'text = "held_out.tsv"'), PrivacyError, "users' text is not public"),
         (swap('"held_out.tsv"', '"users.tsv"'), ConfigError, "it has not learned from"),
         (swap(TEXT, 'text = "of_users.txt"'), PrivacyError, "says that .* comes from users"),
-        (swap(TEXT, 'text = "upper.txt"'), ConfigError, "none of the words of inputs.whitelist"),
+        (swap(TEXT, 'text = "upper.txt"'), ConfigError, "none of the words of inputs.wordlist"),
         (swap(TEXT, 'text = "/"'), ConfigError, "is a folder, a pipe or a device; give a file"),
         (swap('"users.tsv"', '"pipe"'), ConfigError, "users: .* is a folder, a pipe or a device"),
         (topology("edited.arpa"), PrivacyError, "edited.arpa was changed after"),
         (topology("cut.arpa"), ArpaError, "truncated"),
-        (topology("other.arpa"), ConfigError, "none of the words of inputs.whitelist"),
+        (topology("other.arpa"), ConfigError, "none of the words of inputs.wordlist"),
         (swap("[unigrams]", 'user_column = "id"\n[unigrams]'), FormatError, "not once 'id'"),
         (swap('public = "the tests"', ""), PrivacyError, r"set \[inputs\] public to the name"),
     ],
@@ -105,6 +105,27 @@ def test_what_cannot_end_well_is_refused_before_users_are_counted(
     with pytest.raises(error, match=said):
         check(settings(home, change))
     assert not (home / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (swap("report_goal = 40", "report_goal = 0"), "[unigrams]"),
+        (swap('folder = "out"', 'folder = "out"\nmemory = "x"'), "[run]"),
+        (swap('ngrams = "-,-,40"', 'bytes = "x"'), "[prune]"),
+        (swap("[unigrams]", 'user_column = "id"\n[unigrams]'), "[inputs]"),
+        (swap("clip_norm = 0.5", "clip_norm = 1e-99"), "[federate.privacy]"),
+        (swap("samples = 300", "samples = inf"), ""),
+    ],
+)
+def test_an_error_names_the_table_of_its_settings(home: Path, change: Change, named: str) -> None:
+    """Also one that commands share, which knows their options alone; once."""
+    with pytest.raises(DlmError) as raised:
+        check(settings(home, change))
+    notes = getattr(raised.value, "__notes__", [])
+    if f"{named.strip('[]')}." in str(raised.value):
+        named = ""
+    assert [named in note for note in notes] == [True] * bool(named)
 
 
 @pytest.mark.parametrize(

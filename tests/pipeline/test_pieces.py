@@ -16,10 +16,10 @@ pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 from typer.testing import CliRunner
 
 from dlm.cli.main import app
-from dlm.federated.counts_file import read_counts
 from dlm.federated.pieces import Inventory
-from dlm.federated.provenance import Provenance, digest_of
 from dlm.ngram.backoff import DictModel
+from dlm.record.counts_file import read_counts
+from dlm.record.provenance import Provenance, digest_of
 from pipeline.runs import Run, done_stages, people, record_of, results
 
 SIZE = 16

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
-from dlm.pipeline.quality import held_out_warnings, shown, whitelist_warning
+from dlm.pipeline.quality import held_out_warnings, shown, wordlist_warning
 
 GOOD = {"perplexity": 100.0, "perplexity_of_topology": 369.0, "oovs": 10, "tokens": 100}
 
@@ -25,8 +25,8 @@ def test_a_perplexity_of_unknown_words_is_said_to_be_one() -> None:
     """And a count of words that found few."""
     (said,) = held_out_warnings({**GOOD, "oovs": 97})
     assert "does not know 97% of the held-out words" in said
-    assert whitelist_warning(87, 800) is None
-    said = whitelist_warning(3, 2000) or ""
+    assert wordlist_warning(87, 800) is None
+    said = wordlist_warning(3, 2000) or ""
     assert "only 3 of the 2,000 words" in said
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from cluster import CommandServer
 from dlm.cli.main import app
 from dlm.client import Client
-from dlm.errors import ConfigError, DlmError, PrivacyError
+from dlm.errors import ConfigError, DlmError, PrivacyError, TrainingDiverged
 from dlm.files import lock_file
 from dlm.ngram.backoff import DictModel
 from pipeline.runs import (
@@ -61,7 +61,7 @@ def test_users_become_answers_over_grpc(real: Path, dlm: Run) -> None:
     out = real / "out"
     record = record_of(out / "model.arpa.zst")
     assert record.guarantee is not None
-    assert [stage["noise"] for stage in record.stages] == ["discrete", "discrete"]
+    assert [stage["extras"]["generator"] for stage in record.stages] == ["ChaCha20", "ChaCha20"]
     assert {one.by for one in record.public_inputs} == {"the tests"}
     assert len(record.public_inputs) == 2
     report = json.loads((out / "privacy.json").read_text())
@@ -209,7 +209,7 @@ def edit(path: Path, old: str, new: str) -> None:
             "user000\twaa ",
             "unigrams: inputs.users .* has other content",
         ),
-        ("words.txt", "waa\n", "", "unigrams: inputs.whitelist .* other content"),
+        ("words.txt", "waa\n", "", "unigrams: inputs.wordlist .* other content"),
         ("public.txt", "waa", "wab", "estimate: inputs.text .* other content.*--redo estimate"),
         (
             "p.toml",
@@ -319,6 +319,19 @@ def test_a_stage_that_refused_its_settings_takes_others(tmp_path: Path) -> None:
     ]
 
 
+def test_a_network_that_diverges_leaves_no_copy_of_users_text(tmp_path: Path) -> None:
+    """Nor does the command that is given again."""
+    folder = people(tmp_path / "run")
+    edit(
+        folder / "p.toml",
+        "[federate.sampling]",
+        "[federate.server]\nlearning_rate = 1e12\n[federate.sampling]",
+    )
+    for _ in range(2):
+        assert isinstance(pipeline(folder).exception, TrainingDiverged)
+        assert not list(folder.rglob("users.store"))
+
+
 def test_an_input_without_a_record_voids_the_guarantee_and_an_edited_one_is_refused(
     tmp_path: Path, real: Path, dlm: Run
 ) -> None:
@@ -328,7 +341,7 @@ def test_an_input_without_a_record_voids_the_guarantee_and_an_edited_one_is_refu
     for name in ("counts.tsv", "counts.tsv.provenance.json", "topology.arpa.zst"):
         shutil.copy(real / "out" / name, folder)
     config = folder / "p.toml"
-    edit(config, 'whitelist = "words.txt"', 'vocabulary = "counts.tsv"')
+    edit(config, 'wordlist = "words.txt"', 'vocabulary = "counts.tsv"')
     edit(config, 'text = "public.txt"', 'topology = "topology.arpa.zst"')
     unigrams, rest = config.read_text().split("[federate.run]")
     config.write_text(unigrams.split("[unigrams]")[0] + "[federate.run]" + rest)

@@ -35,6 +35,12 @@ class GatedShard:
         self.calls = 0
         self.fault: Exception | None = None
 
+    def hold(self) -> None:
+        """Closes the gate; what the warm-up counted is forgotten."""
+        while self.entered.acquire(blocking=False):
+            pass
+        self.gate.clear()
+
     def score_owned(self, *asked: Any) -> Any:
         """As the real one, after the gate; raises `fault` where one is set."""
         self._pass()
@@ -124,12 +130,6 @@ class Stream:
     def end(self) -> None:
         """Sends no more."""
         self._out.put(None)
-
-
-def forget(semaphore: threading.Semaphore) -> None:
-    """Takes a semaphore down to 0: what the warm-up counted does not matter."""
-    while semaphore.acquire(blocking=False):
-        pass
 
 
 def outcome(call: Callable[..., Any], data: bytes, timeout: float = WAIT_S) -> Outcome:

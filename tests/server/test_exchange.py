@@ -109,9 +109,10 @@ def test_a_message_that_waited_longer_than_it_is_worth_is_not_worked_on(sharded,
 def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
     sharded, gated, monkeypatch
 ) -> None:
-    """Heartbeats say DRAINING first; it ends as soon as the stream does, not after linger_s."""
+    """Heartbeats say DRAINING first; it ends as soon as the stream does, not after
+    drain_grace_s."""
     monkeypatch.setattr("dlm.server.app.QUIET_S", WAIT_S)  # this client may be slow to ask
-    _, server, caller = gated(linger_s=WAIT_S)
+    _, server, caller = gated(drain_grace_s=WAIT_S)
     stream = Stream(caller)
     rng = np.random.default_rng(4)
     stream.put(sharded.questions.ask(rng, 0).data, 1)
@@ -133,7 +134,7 @@ def test_a_server_that_drains_does_not_wait_for_clients_that_ask_nothing(
 ) -> None:
     """Their stream stays open for as long as they live."""
     monkeypatch.setattr("dlm.server.app.QUIET_S", 0.05)
-    _, server, caller = gated(linger_s=3600.0)
+    _, server, caller = gated(drain_grace_s=3600.0)
     stream = Stream(caller)
     asked = sharded.questions.ask(np.random.default_rng(5), 0)
     stream.put(asked.data, 1)
@@ -144,7 +145,7 @@ def test_a_server_that_drains_does_not_wait_for_clients_that_ask_nothing(
 
 def test_a_server_that_goes_away_refuses_what_comes_and_ends_the_stream(sharded, gated) -> None:
     """A message in a thread holds the drain up; what comes meanwhile is told to ask another."""
-    shard, server, caller = gated(linger_s=0.0)
+    shard, server, caller = gated(drain_grace_s=0.0)
     stream = Stream(caller)
     rng = np.random.default_rng(3)
     large, small = sharded.questions.ask(rng, 0, 1500), sharded.questions.ask(rng, 0)

@@ -30,10 +30,18 @@ from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
 from dlm.server import exposition
 from dlm.server.answers import orders_of
-from dlm.server.app import ShardServer
+from dlm.server.app import ShardServer, serve
 from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
-from dlm.server.exposition import join, joined_exposition, worker_exposition, worker_socket
+from dlm.server.exposition import (
+    HEALTHZ,
+    METRICS,
+    READYZ,
+    join,
+    joined_exposition,
+    worker_exposition,
+    worker_socket,
+)
 from dlm.server.health import Event, ServingState
 from dlm.server.http import (
     CONNECTIONS,
@@ -157,6 +165,26 @@ def test_probes_follow_the_state(gated) -> None:
     assert fetch(port, "/healthz") == (503, "stuck\n")
     held.set()
     assert fetch(port, "/healthz")[0] == 200
+
+
+def test_probes_are_answered_before_the_kernels_are_compiled(sharded, monkeypatch) -> None:
+    """The server lives and is not ready; then it gives the port back."""
+    port = free_ports(1)[0]
+    seen = {}
+
+    def compiling() -> None:
+        seen.update({path: fetch(port, path) for path in (HEALTHZ, READYZ, METRICS)})
+        raise ConfigError("as if the compiler failed")
+
+    monkeypatch.setattr("dlm.server.app.compile_kernels", compiling)
+    with pytest.raises(ConfigError, match="compiler"):
+        serve(ServerConfig(metrics_port=port), [sharded.directory], 0)
+    assert seen == {
+        HEALTHZ: (200, "starting\n"),
+        READYZ: (503, "starting\n"),
+        METRICS: (503, "starting\n"),
+    }
+    tcp_socket("127.0.0.1", port).close()
 
 
 def test_draining_is_not_ready(gated, sharded) -> None:
@@ -290,6 +318,7 @@ def test_whatever_connections_do_nothing_is_written_to_standard_error(start, sha
     assert events == []
 
 
+@pytest.mark.slow
 def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
     """In the log once, on the metrics port, and to health checks; and is ready again afterwards."""
     port, limit = free_ports(1)[0], 80
@@ -302,20 +331,20 @@ def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
         for _ in range(limit):
             opened = stack.enter_context(socket.create_connection(place))
             opened.sendall(PREFACE + frame(SETTINGS))
-        says = f"not ready: {limit} files and connections are open, which is this process's limit"
+        says = f"not ready: {limit} files"
         until(lambda: fetch(port, "/readyz")[0] == 503)
         assert fetch(port, "/readyz")[1].startswith(says)
         assert "LimitNOFILE" in fetch(port, "/readyz")[1]
         shown = samples(fetch(port, "/metrics")[1])
-        assert shown["dlm_server_trouble{cause=open_files}"] == 1
+        assert shown["dlm_server_not_ready{cause=open_files}"] == 1
         assert shown["dlm_server_max_files{}"] == limit
         assert shown["dlm_server_open_files{}"] >= limit - 2
         until(lambda: check(b"", timeout=WAIT_S) == not_serving)
         caller.beat()  # who is connected is answered
     until(lambda: fetch(port, "/readyz") == (200, "ready\n"))
-    assert samples(fetch(port, "/metrics")[1])["dlm_server_trouble{cause=open_files}"] == 0
-    assert server.errors.count("server.open_files.none_left") == 1
-    assert server.errors.count("server.open_files.room_again") == 1
+    assert samples(fetch(port, "/metrics")[1])["dlm_server_not_ready{cause=open_files}"] == 0
+    assert server.errors.count("server.open_files.exhausted") == 1
+    assert server.errors.count("server.open_files.recovered") == 1
     assert "Traceback" not in server.errors
     server.process.terminate()
     assert server.wait() == 0

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import numpy as np
 import pytest
 
 from cluster import WAIT_S, ThreadServer, until
-from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
-from dlm.server.app import ShardServer
-from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
-from server.calls import Caller, GatedShard, forget, outcome
+from server.calls import Caller, GatedShard, outcome
 
 UNKNOWN = bytes(range(16))
 
@@ -168,17 +163,6 @@ def test_one_stream_may_ask_several_models(sharded, other, pair):
     assert [service.metrics.messages for service in server.server.models] == [3, 3]
 
 
-def test_the_same_shard_set_twice_is_refused(sharded, other):
-    """One of them would never be asked."""
-    shards = [Shard.open(one.directory, 0) for one in (sharded, other, sharded)]
-
-    async def make() -> None:
-        ShardServer(ServerConfig(), shards)
-
-    with pytest.raises(ConfigError, match="same shard set"):
-        asyncio.run(make())
-
-
 def test_draining_waits_for_every_model(sharded, other):
     """The second model's message is answered though the first has nothing to do."""
     gated = GatedShard(Shard.open(other.directory, 0))
@@ -186,15 +170,14 @@ def test_draining_waits_for_every_model(sharded, other):
         [Shard.open(sharded.directory, 0), gated],
         own_loop=True,
         inline_queries=0,
-        linger_s=0.0,
-        drain_s=WAIT_S,
+        drain_grace_s=0.0,
+        shutdown_timeout_s=WAIT_S,
     )
     server.ready()
     caller = Caller(server.address)
     try:
         asked = other.questions.ask(np.random.default_rng(4), 0)
-        forget(gated.entered)
-        gated.gate.clear()
+        gated.hold()
         answer = caller.score.future(asked.data, timeout=WAIT_S)
         assert gated.entered.acquire(timeout=WAIT_S)
         server.post(Event.STOP)
@@ -218,8 +201,7 @@ def test_messages_in_flight_count_whatever_model_they_ask(sharded, other):
     ).ready()
     caller = Caller(server.address)
     try:
-        forget(gated.entered)
-        gated.gate.clear()
+        gated.hold()
         rng = np.random.default_rng(6)
         waits, refused = other.questions.ask(rng, 0), sharded.questions.ask(rng, 0)
         first = caller.score.future(waits.data, timeout=WAIT_S)

@@ -51,7 +51,7 @@ def test_a_second_reservation_is_refused_before_and_after_anybody_listens():
     with reserved(HOST, 0, address="x") as port:
         for _ in range(2):
             with (
-                pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound"),
+                pytest.raises(ConfigError, match=f"127.0.0.1:{port} "),
                 reserved(HOST, port, address=f"{HOST}:{port}"),
             ):
                 raise AssertionError("never reached")
@@ -67,7 +67,7 @@ def test_a_port_where_another_listens_is_refused(shared):
     with listener(0, shared=shared) as other:
         port = other.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match="another process listens there"),
+            pytest.raises(ConfigError, match=f"{HOST}:{port} .*another process"),
             reserved(HOST, port, address=f"{HOST}:{port}"),
         ):
             raise AssertionError("never reached")
@@ -130,7 +130,7 @@ def _has_ipv6() -> bool:
 def test_an_address_that_this_machine_has_not_is_refused(host):
     """With the message of a port that is taken, which says both."""
     with (
-        pytest.raises(ConfigError, match="no such address"),
+        pytest.raises(ConfigError, match=f"{host}:0 .*address"),
         reserved(host, 0, address=f"{host}:0"),
     ):
         raise AssertionError("never reached")

@@ -16,14 +16,15 @@ from grpc_health.v1 import health_pb2
 
 from certificates import Authority
 from cluster import WAIT_S, until
-from dlm.client.deliver.security import ClientSecurity, open_channel
+from dlm.client.config.security import ClientSecurity
+from dlm.client.deliver.channels import open_channel
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import PUSHBACK_KEY, REASON_KEY, Reason, reason_of
 from http2 import Peer, wait_ended
-from server.calls import Outcome, forget, outcome, outcome_of
+from server.calls import Outcome, outcome, outcome_of
 
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
 METHODS = (
@@ -222,8 +223,7 @@ def test_a_stream_that_is_not_read_is_told_of_its_removed_token_when_it_is(gated
 def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, channels, sharded):
     """Its answer is thrown away."""
     shard, server, _ = gated(tokens=str(tokens), inline_queries=0)
-    forget(shard.entered)
-    shard.gate.clear()
+    shard.hold()
     asked = sharded.questions.ask(np.random.default_rng(1), 0)
     score = channels(server.address, ALICE).unary_unary(METHODS[0])
     waiting = score.future(asked.data, timeout=WAIT_S)
@@ -237,12 +237,12 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "contains no token"),
+        (b"", "no token"),
         (f"bob:{BOB}".encode(), "half-written"),
         (f"bob:{BOB}\nal".encode(), "half-written"),
         (b"bob:\xff\xfe\n", "not ASCII"),
         (b"bob:short\n", "line 1"),
-        (None, "does not exist"),
+        (None, "dlm token"),
     ],
 )
 def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog, content, fault):
@@ -299,8 +299,7 @@ def test_one_client_above_its_streams_is_refused_and_others_are_not(gated, token
 def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, sharded):
     """Above client_in_flight it is refused; another is answered."""
     shard, server, _ = gated(tokens=str(tokens), client_in_flight=2, inline_queries=0, threads=4)
-    forget(shard.entered)
-    shard.gate.clear()
+    shard.hold()
     asked = sharded.questions.ask(np.random.default_rng(1), 0)
     alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
     waiting = [alice.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S) for _ in range(2)]
@@ -324,8 +323,7 @@ def test_a_stream_above_the_limit_gets_refusals_and_others_their_answers(
 ):
     """In the stream, by number, with the time after which to try again."""
     shard, server, _ = gated(tokens=str(tokens), client_in_flight=2, inline_queries=0, threads=4)
-    forget(shard.entered)
-    shard.gate.clear()
+    shard.hold()
     asked = sharded.questions.ask(np.random.default_rng(1), 0)
     alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
     messages = [asked.data + codec.exchange_tail(i, 0, 0) for i in range(1, 6)]

@@ -112,13 +112,13 @@ def test_bad_lines_are_named_by_number_and_never_shown(tmp_path, line, fault):
 
 def test_a_missing_file_is_told_with_the_command_that_makes_it(tmp_path):
     """The first start of a server with --tokens."""
-    with pytest.raises(ConfigError, match="tokens does not exist; `dlm token NAME --tokens "):
+    with pytest.raises(ConfigError, match=r"tokens .*`dlm token NAME --tokens "):
         read_tokens(tmp_path / "tokens")
 
 
 def test_none_and_too_many_are_refused(tmp_path):
     """An empty file is a half-written one; the time of a call grows with the number."""
-    with pytest.raises(ConfigError, match="contains no token"):
+    with pytest.raises(ConfigError, match="no token"):
         read_tokens(write(tmp_path, b"# nobody\n"))
     lines = [f"n{i}:{i:064x}\n" for i in range(MAX_TOKENS + 1)]
     assert len(read_tokens(write(tmp_path, "".join(lines[:-1]).encode())).names) == MAX_TOKENS

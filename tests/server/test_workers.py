@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import ROOT, WAIT_S, ProcessServer, children, gone, until
+import forked
+from cluster import WAIT_S, ProcessServer, children, gone, until
 from dlm.errors import ConfigError
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
@@ -55,7 +56,7 @@ def work(port, process, tell):
 notice = Notice(lambda ready: say("ready", ready.workers, ready.pid == os.getpid()))
 try:
     status = Supervisor(
-        ServerConfig(workers=2, drain_s=0.0), warm=warm, work=work, notice=notice
+        ServerConfig(workers=2, shutdown_timeout_s=0.0), warm=warm, work=work, notice=notice
     ).run()
 except ConfigError as exc:
     say("refused", exc)
@@ -66,10 +67,8 @@ sys.exit(status)
 
 def supervised(work: str, warm: str = "pass") -> subprocess.Popen[str]:
     """A supervisor of two such workers."""
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", SUPERVISED.format(work=work, warm=warm)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -212,7 +211,7 @@ def test_a_port_for_metrics_that_is_taken_ends_the_start(sharded, start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = start(0, workers=2, metrics_port=taken.getsockname()[1])
         assert server.wait() != 0
-    assert "cannot be bound for metrics" in server.errors
+    assert "--metrics-port" in server.errors
     assert "worker.started" not in server.errors
 
 
@@ -228,7 +227,7 @@ def test_workers_end_when_the_supervisor_is_killed(two):
 def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path):
     """A message in flight is answered; SIGTERM sent to the whole group counts once."""
     ready_file = tmp_path / "ready.json"
-    server = start(0, workers=2, inline_queries=0, drain_s=60.0, ready_file=ready_file)
+    server = start(0, workers=2, inline_queries=0, shutdown_timeout_s=60.0, ready_file=ready_file)
     server.ready()
     assert json.loads(ready_file.read_text()) == server.notice
     rng = np.random.default_rng(3)
@@ -253,7 +252,7 @@ def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path
 def test_a_second_server_on_the_port_is_refused(sharded, start, first, second):
     """Whether either has workers that would share it; test_app.py has the case of none."""
     port = start(0, workers=first).ready().notice["port"]
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound: another process"):
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} .*another process"):
         serve(ServerConfig(port=port, workers=second), [sharded.directory], 0)
 
 
@@ -353,9 +352,9 @@ def test_a_second_signal_ends_workers_that_do_not_drain():
     [
         ("raise ConfigError(f'worker {process.worker} has no socks')", "has no socks"),
         ("open('/no/such/file')", "No such file"),
-        ("os._exit(5)", "ended with status 5 before the server was ready"),
-        ("raise RuntimeError('bug')", "ended with status 1 before"),
-        ("return 'no status'", "ended with status 1 before"),
+        ("os._exit(5)", "ended with status 5"),
+        ("raise RuntimeError('bug')", "ended with status 1"),
+        ("return 'no status'", "ended with status 1"),
     ],
 )
 def test_a_worker_that_cannot_start_ends_the_whole_with_its_message(work, says):
@@ -388,7 +387,7 @@ def ask_until(address: str, data: bytes, holds: Callable[[], bool]) -> None:
     until(asked)
 
 
-@pytest.mark.parametrize("kind", ["shard", "low_orders"])
+@pytest.mark.parametrize("kind", [pytest.param("shard", marks=pytest.mark.slow), "low_orders"])
 def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     sharded, start, tmp_path, kind
 ):
@@ -398,7 +397,12 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     ready_file = tmp_path / "ready.json"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    config = {"workers": 2, "metrics_port": port, "drain_s": 5.0, "ready_file": ready_file}
+    config = {
+        "workers": 2,
+        "metrics_port": port,
+        "shutdown_timeout_s": 5.0,
+        "ready_file": ready_file,
+    }
     server = start(0, folder, **config).ready()
     asked = sharded.questions.ask(np.random.default_rng(8), 0, 60)
     entry = sharded.manifest.file(kind, 0 if kind == "shard" else None)
@@ -411,12 +415,13 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     }
     os.truncate(damaged, 0)
     ask_until(server.address, asked.data, lambda: "server.file.damaged" in server.errors)
-    said = f"{damaged} has 0 bytes, the manifest says {entry.bytes}"
+    said = f"{damaged} has 0 bytes"
     (line,) = (x for x in server.errors.splitlines() if "server.file.damaged" in x)
-    assert said in line and "Fetch it again" in line
+    assert said in line and f" {entry.bytes}" in line
     assert "signal=SIGBUS" in server.errors
     until(lambda: not ready_file.exists())
-    until(lambda: probe(port, "/readyz") == (503, f"not ready: {said}"))
+    says = f"not ready: {said}"
+    until(lambda: probe(port, "/readyz", len(says)) == (503, says))
     # The alert, too, which nobody would raise if the dead were left out of a scrape.
     alerting = {worker: (labels, 1.0) for worker, (labels, _) in calm.items()}
     until(lambda: trouble_by_worker(port) == alerting)
@@ -430,19 +435,19 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     (folder / "new").write_bytes(whole)
     (folder / "new").rename(damaged)
     # Those that live map the cut-off file still: they are replaced, touched or not.
+    until(ready_file.exists)  # first: a probe waits for seconds for workers that are not there
     until(lambda: probe(port, "/readyz")[0] == 200)
-    until(ready_file.exists)
     until(lambda: not set(first) & set(children(server.process.pid)))
     with one_of_each(server.address, 2) as callers:
         for caller in callers.values():
             sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
-    assert server.errors.count("server.file.whole_again") == 1
+    assert server.errors.count("server.file.recovered") == 1
     server.process.terminate()
     assert server.wait() == 0, server.errors
 
 
 def trouble_by_worker(port: int) -> dict[str, tuple[dict[str, str], float]]:
-    """Worker -> labels and value of its `dlm_server_trouble` for a damaged file."""
+    """Worker -> labels and value of its `dlm_server_not_ready` for a damaged file."""
     return {
         sample.labels["worker"]: (dict(sample.labels), sample.value)
         for family in text_string_to_metric_families(probe(port, "/metrics")[1])
@@ -451,13 +456,13 @@ def trouble_by_worker(port: int) -> dict[str, tuple[dict[str, str], float]]:
     }
 
 
-def probe(port: int, path: str) -> tuple[int, str]:
-    """Status and the beginning of what the metrics port answers."""
+def probe(port: int, path: str, length: int | None = None) -> tuple[int, str]:
+    """Status of what the metrics port answers, and its text, of an error so many characters."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as reply:
             return reply.status, reply.read().decode().strip()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode().split(": it is")[0]
+        return error.code, error.read().decode()[:length]
 
 
 def test_a_page_that_cannot_be_read_makes_the_next_worker_read_the_files(sharded, start, tmp_path):
@@ -525,7 +530,7 @@ def test_a_folder_that_holds_another_shard_set_after_a_fault_is_refused(
     until(lambda: "server.file.damaged" in server.errors)
     (line,) = (x for x in server.errors.splitlines() if "server.file.damaged" in x)
     assert other.manifest.shard_set in line and sharded.manifest.shard_set in line
-    assert "restart the server" in line
+    assert "restart" in line
 
 
 def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
@@ -551,7 +556,9 @@ def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
 
 def test_draining_workers_refuse_what_comes_late(sharded, start):
     """As one process does: DRAINING while something is in flight."""
-    server = start(0, workers=2, inline_queries=0, threads=1, linger_s=0.0, drain_s=60.0).ready()
+    server = start(
+        0, workers=2, inline_queries=0, threads=1, drain_grace_s=0.0, shutdown_timeout_s=60.0
+    ).ready()
     rng = np.random.default_rng(6)
     with one_of_each(server.address, 2) as callers:
         caller = callers[0]
@@ -682,7 +689,7 @@ def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named()
     )
     status, said = rest(process)
     assert status == 3
-    assert said.startswith("refused worker 1 gave no sign of life for 3 looks")
+    assert said.startswith("refused worker 1 ") and " 3 looks" in said
 
 
 @pytest.mark.slow

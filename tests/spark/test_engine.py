@@ -308,7 +308,7 @@ def test_a_killed_process_leaves_no_model_and_a_rerun_succeeds(
     done = run_to_end("killed")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [path.name for path in folder.iterdir()] == [next(folder.glob("run-*")).name]
-    with pytest.raises(ArpaError, match="has not finished"):
+    with pytest.raises(ArpaError, match=r"model\.json"):
         ArpaReader(folder)
     done = run_to_end("to the end")
     assert done.returncode == 0, done.stderr
@@ -330,33 +330,33 @@ def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> No
     (tmp_path / "cut.gz").write_bytes(gzip.compress(text.read_bytes())[:-9])
     pq.write_table(pa.table({"n": [1]}), tmp_path / "n.parquet")
     out = ("--output", tmp_path / "m")
-    with pytest.raises(ConfigError, match=r"is a file.*another --output"):
+    with pytest.raises(ConfigError, match=r"/file .*--output"):
         run(text, "--output", tmp_path / "file")
     with pytest.raises(ConfigError, match="other files"):
         run(text, "--output", tmp_path / "folder")
-    with pytest.raises(ConfigError, match="cannot write to standard output"):
+    with pytest.raises(ConfigError, match="standard output"):
         run(text, "--output", "-")
-    with pytest.raises(ConfigError, match="does not read standard input"):
+    with pytest.raises(ConfigError, match="standard input"):
         run("-", *out)
     with pytest.raises(ConfigError, match=r"(?i)path does not exist|path_not_found"):
         run(tmp_path / "nothing", *out)
-    with pytest.raises(ConfigError, match="names no file that Spark reads"):
+    with pytest.raises(ConfigError, match="/_hidden"):
         run(tmp_path / "folder/_hidden", *out)
-    with pytest.raises(ConfigError, match="does not read xz"):
+    with pytest.raises(ConfigError, match="xz"):
         run(tmp_path / "text.xz", *out)
-    with pytest.raises(ConfigError, match="does not read lz4"):
+    with pytest.raises(ConfigError, match="lz4"):
         run(tmp_path / "text.lz4", *out)
-    with pytest.raises(EstimationError, match=r"/cut\.gz.*because of.*end of input"):
+    with pytest.raises(EstimationError, match=r"/cut\.gz.*end of input"):
         run(tmp_path / "cut.gz", *out)
-    with pytest.raises(ConfigError, match="no column 'text'; it has n"):
+    with pytest.raises(ConfigError, match=r"'text'; .* n"):
         run(tmp_path / "n.parquet", *out)
-    with pytest.raises(ConfigError, match="is bigint, not text"):
+    with pytest.raises(ConfigError, match="bigint"):
         run(tmp_path / "n.parquet", "--text-column", "n", *out)
     with pytest.raises(ConfigError, match="--executor-memory"):
         run(text, "--memory", "4G", *out)
-    with pytest.raises(EstimationError, match="no line that can be counted"):
+    with pytest.raises(EstimationError, match="no line"):
         run(tmp_path / "empty", *out)
-    with pytest.raises(EstimationError, match=r"/bad, line 2 has one of <s>"):
+    with pytest.raises(EstimationError, match=r"/bad, line 2 .*<s>"):
         run(tmp_path / "bad", *out)
     assert not list(tmp_path.rglob("part-*"))
 

@@ -211,7 +211,7 @@ def test_text_that_changes_while_it_is_read_is_an_error() -> None:
     """A word that was not there when words were told is no other word."""
     table = table_of(pa.chunked_array([[b"a"]], pa.binary()))
     batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary())})
-    with pytest.raises(EstimationError, match="text changed while it was read"):
+    with pytest.raises(EstimationError, match="text changed"):
         list(tasks.counted([batch], 2, False, table))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_finished_column_survives_its_process(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole + b"1", b"1" + whole[1:]):
         path.write_bytes(damaged)
-        with pytest.raises(SpillError, match="has changed since it was written"):
+        with pytest.raises(SpillError, match=r"some\.column"):
             Column.open(tmp_path, manifest)
     path.unlink()
     with pytest.raises(SpillError, match="is missing"):
@@ -128,12 +129,20 @@ def test_a_file_that_ends_early_is_found(tmp_path: Path) -> None:
         column.read(0, 51)
 
 
+def open_below(folder: Path) -> int:
+    """How many files of a folder this process has open; threads of others open some elsewhere."""
+    count = 0
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += str(one.readlink()).startswith(f"{folder}/")
+    return count
+
+
 @pytest.mark.parametrize("kind", ["file", "path"])
 def test_a_column_that_is_let_go_closes_its_file(tmp_path: Path, kind: str) -> None:
     """Whoever failed in between."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
     column = column_of(kind, tmp_path)
     column.append(np.zeros(9, np.uint32))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    assert open_below(tmp_path) == 1
     del column
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_below(tmp_path) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -243,7 +244,7 @@ def test_two_sorters_of_other_names_share_a_folder(tmp_path: Path) -> None:
             sorter.add(zipf_rows(100, 2, seed=len(name)))
             kept.append(sorter.finish(durable=True))
     (tmp_path / ".bigrams-000007.run.1-0abc.partial").touch()
-    with pytest.raises(ConfigError, match="has runs named bigrams-"):
+    with pytest.raises(ConfigError, match="bigrams-"):
         Sorter(tmp_path, 2, 1, MEMORY, name="bigrams")
     discard(tmp_path, "bigrams")
     Sorter(tmp_path, 2, 1, MEMORY, name="bigrams")
@@ -253,15 +254,15 @@ def test_two_sorters_of_other_names_share_a_folder(tmp_path: Path) -> None:
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     """With what is expected, and before anything is written."""
-    with pytest.raises(ConfigError, match="needs at least 8,388,608"):
+    with pytest.raises(ConfigError, match="8,388,608"):
         Sorter(tmp_path / "new", 4, 2, MEMORY - 1)
     for width, key in ((0, 0), (2, 0), (2, 3), (1025, 1)):
-        with pytest.raises(ConfigError, match="expected 1 <= key <= width <= 1024"):
+        with pytest.raises(ConfigError, match="1 <= key <= width <= 1024"):
             Sorter(tmp_path / "new", width, key, MEMORY)
-    with pytest.raises(ConfigError, match="threads is 0; expected 1 or more"):
+    with pytest.raises(ConfigError, match="threads is 0"):
         Sorter(tmp_path / "new", 2, 1, MEMORY, threads=0)
     for name in ("", "a/b", "*", "a-b"):
-        with pytest.raises(ConfigError, match="is not a name for runs"):
+        with pytest.raises(ConfigError, match=re.escape(repr(name))):
             Sorter(tmp_path / "new", 2, 1, MEMORY, name=name)
     assert not (tmp_path / "new").exists()
 
@@ -333,7 +334,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, change: dict[str, ob
     with Sorter(tmp_path, 2, 1, MEMORY) as sorter:
         sorter.add(zipf_rows(100, 2))
         runs = sorter.finish(durable=True)
-    with pytest.raises(SpillError, match=r"manifest of the runs in .* build again"):
+    with pytest.raises(SpillError, match=f"manifest .*{tmp_path}"):
         SortedRuns.open(tmp_path, runs.manifest() | change, MEMORY)
 
 

@@ -44,7 +44,7 @@ def test_files_are_taken_as_they_are(authority, files):
 
 def test_a_key_of_another_certificate_is_refused(authority, files):
     """As when one file of the pair has been replaced and the other not yet; or a chain reversed."""
-    with pytest.raises(ConfigError, match="not a PEM certificate and its key"):
+    with pytest.raises(ConfigError, match="PEM"):
         read_certificates(**(files | {"key": str(authority.client.key)}))
     authority.server.cert.write_bytes(
         authority.ca.read_bytes() + authority.server.cert.read_bytes()
@@ -71,7 +71,7 @@ def test_a_key_with_a_password_is_refused_without_asking(authority, files):
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    with pytest.raises(ConfigError, match="without a password"):
+    with pytest.raises(ConfigError, match="password"):
         read_certificates(**files)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from dlm.errors import ProtocolError
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from server.calls import pack, seal
 
 SHARD_SET = bytes(range(16))
 IDS = st.integers(0, 2**32 - 1)
@@ -23,16 +25,6 @@ GROUPS = st.lists(
     st.tuples(st.lists(IDS, min_size=2, max_size=14), st.lists(IDS, min_size=1, max_size=9)),
     max_size=12,
 )
-
-
-def pack(groups: list[tuple[list[int], list[int]]]) -> QueryGroups:
-    """(context, words) pairs as arrays."""
-    return QueryGroups(
-        np.array([len(c) for c, _ in groups], np.uint8),
-        np.array([i for c, _ in groups for i in c], np.uint32),
-        np.array([len(w) for _, w in groups], np.uint32),
-        np.array([i for _, w in groups for i in w], np.uint32),
-    )
 
 
 def arrays(groups: QueryGroups) -> list[list[int]]:
@@ -50,19 +42,6 @@ def random_answers(seed: int, queries: int) -> Answers:
         rng.normal(size=queries).astype(np.float32),
         *(rng.integers(0, 6, queries, dtype=np.uint8) for _ in range(3)),
     )
-
-
-def seal(message: pb.ScoreRequest) -> bytes:
-    """The message with the checksum that its content gives, whatever the content."""
-    message.checksum = codec.checksum(
-        message.shard_set,
-        struct.pack("<I", message.shard),
-        message.context_lengths,
-        message.context_words,
-        message.word_counts,
-        message.words,
-    )
-    return message.SerializeToString()
 
 
 def example() -> pb.ScoreRequest:
@@ -119,20 +98,24 @@ def test_message_without_queries_is_legal():
     assert len(decode(data).groups.words) == 0
 
 
-def test_every_flipped_byte_of_a_request_is_noticed():
-    """Each byte of a request, in each of its 255 wrong values, is refused or changes nothing."""
-    data = seal(example())
-    expected = arrays(decode(data).groups)
+def flipped(data: bytes) -> Iterator[bytes]:
+    """The message with each byte in each of its 255 wrong values."""
     for place in range(len(data)):
         for change in range(1, 256):
-            broken = bytearray(data)
-            broken[place] ^= change
-            try:
-                request = decode(bytes(broken))
-            except ProtocolError:
-                continue
-            assert arrays(request.groups) == expected
-            assert (request.shard_set, request.shard) == (SHARD_SET, 3)
+            yield data[:place] + bytes([data[place] ^ change]) + data[place + 1 :]
+
+
+def test_every_flipped_byte_of_a_request_is_noticed():
+    """It is refused, or changes nothing."""
+    data = seal(example())
+    expected = arrays(decode(data).groups)
+    for broken in flipped(data):
+        try:
+            request = decode(broken)
+        except ProtocolError:
+            continue
+        assert arrays(request.groups) == expected
+        assert (request.shard_set, request.shard) == (SHARD_SET, 3)
 
 
 def test_every_flipped_byte_of_a_reply_is_noticed():
@@ -140,22 +123,14 @@ def test_every_flipped_byte_of_a_reply_is_noticed():
     request = decode(seal(example()))
     answers = random_answers(5, 3)
     data = codec.encode_score_reply(request, answers)
-    for place in range(len(data)):
-        for change in range(1, 256):
-            broken = bytearray(data)
-            broken[place] ^= change
-            try:
-                found = codec.decode_score_reply(
-                    bytes(broken),
-                    shard_set=SHARD_SET,
-                    shard=3,
-                    queries=3,
-                    request_checksum=request.checksum,
-                )
-            except ProtocolError:
-                continue
-            assert found.log10_prob.tobytes() == answers.log10_prob.tobytes()
-            assert found.matched_order.tolist() == answers.matched_order.tolist()
+    place = {"shard_set": SHARD_SET, "shard": 3, "queries": 3}
+    for broken in flipped(data):
+        try:
+            found = codec.decode_score_reply(broken, **place, request_checksum=request.checksum)
+        except ProtocolError:
+            continue
+        assert found.log10_prob.tobytes() == answers.log10_prob.tobytes()
+        assert found.matched_order.tolist() == answers.matched_order.tolist()
 
 
 def test_truncated_messages_are_refused():
@@ -182,12 +157,12 @@ def test_random_bytes_are_refused():
         ({"words": bytes(13)}, "field words has 13 bytes"),
         ({"context_words": bytes(19)}, "field context_words has 19 bytes"),
         ({"word_counts": bytes(7)}, "field word_counts has 7 bytes"),
-        ({"context_lengths": bytes([2, 2, 1])}, "3 context lengths but 2 word counts"),
-        ({"context_lengths": bytes([2, 2])}, "context lengths add up to 4"),
-        ({"word_counts": struct.pack("<2I", 2, 2)}, "word counts add up to 4"),
-        ({"word_counts": struct.pack("<2I", 3, 0)}, "no words to score"),
+        ({"context_lengths": bytes([2, 2, 1])}, "3 context lengths .*2 word counts"),
+        ({"context_lengths": bytes([2, 2])}, "context lengths .* 4"),
+        ({"word_counts": struct.pack("<2I", 2, 2)}, "word counts .* 4"),
+        ({"word_counts": struct.pack("<2I", 3, 0)}, "no words"),
         # 2**32 - 1 + 4 wraps to 3 in 32 bits, which is the number of words sent.
-        ({"word_counts": struct.pack("<2I", 2**32 - 1, 4)}, "add up to 4294967299"),
+        ({"word_counts": struct.pack("<2I", 2**32 - 1, 4)}, "4294967299"),
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(change, says):
@@ -206,7 +181,7 @@ def test_context_lengths_that_wrap_are_refused():
     message.word_counts = struct.pack("<129I", *[1] * 129)
     message.words = struct.pack("<129I", *range(129))
     message.context_words = struct.pack("<2I", 1, 2)
-    with pytest.raises(ProtocolError, match="add up to 258"):
+    with pytest.raises(ProtocolError, match="258"):
         decode(seal(message))
 
 

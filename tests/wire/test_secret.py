@@ -57,7 +57,7 @@ def test_a_secret_is_its_owners_alone(tmp_path, owner, mode, fine):
     if fine:
         assert read_secret(path) == b"x\n"
     else:
-        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*to its owner: chmod 600"):
+        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*chmod 600"):
             read_secret(path)
 
 
@@ -74,13 +74,13 @@ def test_what_root_hands_to_a_group_may_be_read_by_it(tmp_path, owner, monkeypat
         assert read_secret(path) == b"x\n"
     for mode in (0o460, 0o444, 0o644, 0o660):
         path.chmod(mode)
-        with pytest.raises(ConfigError, match=r"holds a secret.*chmod 640"):
+        with pytest.raises(ConfigError, match="chmod 640"):
             read_secret(path)
 
 
 def test_a_secret_that_is_missing_or_too_large_is_refused(tmp_path):
     """With the path, without the content."""
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         read_secret(tmp_path / "none")
     path = tmp_path / "large"
     path.touch(0o600)
@@ -110,7 +110,7 @@ def test_half_written_and_odd_files_are_refused_without_their_content(content):
 )
 def test_a_clients_file_holds_one_token(content):
     """Nothing, two, or what is none: refused, and not repeated."""
-    with pytest.raises(ConfigError, match="one line with one token") as caught:
+    with pytest.raises(ConfigError, match="`dlm token NAME`") as caught:
         parse_token_file(content, Path("f"))
     assert "aaaa" not in str(caught.value)
 
@@ -120,7 +120,7 @@ def test_what_is_no_file_is_not_opened(tmp_path, make):
     """A pipe that nobody writes to would be opened for ever."""
     path = tmp_path / "secret"
     make(path)
-    with pytest.raises(ConfigError, match="not a regular file"):
+    with pytest.raises(ConfigError, match="regular file"):
         read_secret(path)
 
 

@@ -34,7 +34,7 @@ class KenlmConfig:
     arpa_complain  accepted for compatibility; has no effect
     show_progress  whether opening a model reports to standard error the progress of sharding an
                    ARPA file and the compilation of kernels
-    client         a `ClientConfig` for servers; None: `ClientConfig(partial=True)`
+    client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
     """
 
     def __init__(self) -> None:

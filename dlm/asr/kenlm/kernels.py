@@ -17,8 +17,6 @@ from dlm.asr.kenlm.row_kernels import (
     ask_ahead,
     bits_of_float32,
     load32,
-    of,
-    of_word,
     put_word_at,
     search,
     search_longer,
@@ -36,9 +34,7 @@ from dlm.index.packed.kernels import (
     prefetch,
     two_fields,
 )
-from dlm.index.packed.low import PAIR_FLAG_BITS
-from dlm.index.search import view as at
-from dlm.index.search.kernels import open_list
+from dlm.index.search.step_kernels import alone, ask_alone, key_of, low_of, of, open_list
 from dlm.jit import inlined, kernel
 
 # Places in a table, an array of int64.
@@ -231,12 +227,7 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
     Trusts  rows in use, ids below the vocabulary's size
     """
     view = of(table, VIEW)
-    key_bits = of(view, at.KEY_BITS)
-    key_mask, multiplier = mask_of(key_bits), of(view, at.MULTIPLIER)
-    word_bits = of(view, at.WORD_PROB_BITS) + _1
-    value_bits = (
-        of(view, at.PAIR_PROB_BITS) + np.int64(PAIR_FLAG_BITS) + of(view, at.PAIR_BACKOFF_BITS)
-    )
+    low = low_of(view)
     width = words.shape[1]
     keys = np.empty(width, np.int64)
     alone_prob = np.empty(width, np.float32)
@@ -248,12 +239,12 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
         here = words[k if len(words) > 1 else 0]
         if k == 0 or len(words) > 1:
             for i in range(width):
-                prefetch(of(view, at.WORD_VALUE) + ((np.int64(here[i]) * word_bits) >> _3))
+                ask_alone(low, np.int64(here[i]))
             for i in range(width):
-                keys[i] = (np.int64(here[i]) * multiplier) & key_mask
-                prob, alone = of_word(view, np.int64(here[i]))
+                keys[i] = key_of(low, np.int64(here[i]))
+                prob, reaches = alone(low, np.int64(here[i]))
                 alone_prob[i] = prob
-                alone_reach[i] = np.uint8(alone)
+                alone_reach[i] = np.uint8(reaches)
         row = of(table, ROWS) + rows[k] * of(table, STRIDE)
         contexts = row + of(table, CONTEXTS)
         length = load32(row)
@@ -266,18 +257,18 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
                 log10_prob[k, i] = np.float32(weight + alone_prob[i])
                 reach[k, i] = alone_reach[i]
             continue
-        step, first, rest = open_list(bit, size, key_bits)
+        step, first, rest = open_list(bit, size, low.key_bits)
         for begin in range(0, width, BLOCK):
             asked = min(width - begin, BLOCK)
             for i in range(asked):
                 prefetch((bit + (keys[begin + i] >> rest) * step) >> _3)
             for i in range(asked):
-                low, high = _0, size
+                before, until = _0, size
                 if step:
-                    low, high = two_fields(bit + (keys[begin + i] >> rest) * step, step)
-                lows[i] = low
-                sizes[i] = high - low
-                bits[i] = first + low * (rest + value_bits)
+                    before, until = two_fields(bit + (keys[begin + i] >> rest) * step, step)
+                lows[i] = before
+                sizes[i] = until - before
+                bits[i] = first + before * (rest + low.pair_bits)
                 prefetch(bits[i] >> _3)
             for i in range(asked):
                 column = begin + i
@@ -286,7 +277,7 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
                     log10_prob[k, column] = np.float32(weight + alone_prob[column])
                     reach[k, column] = alone_reach[column]
                     continue
-                value_at = bits[i] + sizes[i] * rest + place * value_bits
+                value_at = bits[i] + sizes[i] * rest + place * low.pair_bits
                 _, matched, longest, best = search_longer(
                     view, contexts, length, size, lows[i] + place, value_at
                 )

@@ -167,7 +167,7 @@ class KenlmModel:
         Returns
             (K, W) float32 log10 P, and the states after: `after[k, w]`
         Raises
-            QueryError, FamilyMismatch
+            QueryError, ModelMismatch
         """
         return score_batch(self._opened, states, words)
 
@@ -201,10 +201,10 @@ class KenlmModel:
         """Counts for this model in this process, since it was opened.
 
         queries  words scored;  cached  how many of them came from the cache
-        asked    words that the low orders on this machine could not answer
-        fetched  contexts fetched with everything stored after them, one message each
-        partial  how many of `asked` 2-grams answered, because no shard did in time
-        small    words scored with the small model, while servers failed
+        cache_misses     words that the low orders on this machine could not answer
+        contexts_fetched  contexts fetched with everything stored after them, one message each
+        bigram_fallback  how many of `cache_misses` 2-grams answered, because no shard did in time
+        local_fallback   words scored with the local fallback, while servers failed
         """
         return self._opened.stats()
 

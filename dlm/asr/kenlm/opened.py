@@ -18,9 +18,9 @@ from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, ModelTable, Step
 from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
 from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig
-from dlm.client.api.states import FULL_KIND
-from dlm.errors import DlmError, FamilyMismatch
-from dlm.ngram.query import PARTIAL
+from dlm.client.api.states import FULL_MODEL
+from dlm.errors import DlmError, ModelMismatch
+from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
 from dlm.wire.secret import signature
@@ -70,13 +70,13 @@ class OpenedModel:
         self, named: bytes, config: ClientConfig | None, unpacks: bool, tell: Tell
     ) -> None:
         # Decoders cannot handle server errors: 2-grams answer what no shard does in time.
-        config = replace(ClientConfig(), partial=True) if config is None else config
+        config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
         self.client = open_model(named, config=config, tell=tell)
         self.counts = ModelCounts()
         self._mark = object()  # of its tables, which do not keep it alive
         utterance = self.client.utterance()
         local = utterance.local_model
-        self._is_fixed = local is not None and utterance.family.kind == FULL_KIND
+        self._is_fixed = local is not None and utterance.model_info.kind == FULL_MODEL
         self.table: ModelTable
         if local is not None and self._is_fixed and unpacks and fits(local):
             ngrams = sum(local.manifest.counts)
@@ -100,7 +100,7 @@ class OpenedModel:
             utterance = self.client.utterance(wait_s=0.0)
         except DlmError:
             return  # the sentence begins on the previous model, and its 2-grams answer
-        if utterance.family != self.table.family:
+        if utterance.model_info != self.table.model_info:
             self.table.count()
             self.table = StepTable(utterance, self.counts, self._mark)
 
@@ -109,7 +109,7 @@ class OpenedModel:
 
         Raises
             TypeError       not a state of dlm
-            FamilyMismatch  (a TypeError) a state of another model
+            ModelMismatch  (a TypeError) a state of another model or shard set
         """
         if not isinstance(state, KenlmState):
             found = f"{type(state).__module__}.{type(state).__qualname__}"
@@ -120,13 +120,15 @@ class OpenedModel:
         other = state._table
         if other is None:
             return self.table, NULL
-        if other.family == self.table.family:
+        if other.model_info == self.table.model_info:
             return self.entered(self.table, other.words(state._row))
         if not isinstance(other, PickledStates) and other.owner is self._mark:
             return other, state._row  # a sentence that began on the previous model
-        raise FamilyMismatch(
-            f"found a state of the model {other.family.model}, expected one of "
-            f"{self.table.family.model}; a sentence cannot mix scores of two models"
+        theirs, ours = other.model_info, self.table.model_info
+        raise ModelMismatch(
+            f"found a state of the model {theirs.model} (shard set {theirs.shard_set}), expected "
+            f"one of {ours.model} (shard set {ours.shard_set}); a sentence cannot mix scores of "
+            "two models, or of two shard sets of one model"
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
@@ -165,9 +167,9 @@ class OpenedModel:
         """
         asked = queries if source is None else source.size
         self.counts.queries += asked
-        self.counts.asked += asked
+        self.counts.cache_misses += asked
         if source is not None:
-            self.counts.partial += int((source == PARTIAL).sum())
+            self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
 
     def stats(self) -> dict[str, int]:
         """See `Model.stats`."""

@@ -16,19 +16,38 @@ from numba.extending import intrinsic
 from dlm.index.packed.kernels import (
     field,
     find_key,
-    get,
     load64,
     load_float32,
     mask_of,
-    offset_at,
     prefetch,
     rank_bits,
-    read_head,
     two_fields,
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
-from dlm.index.search.kernels import find_near, log10_backoff_of, log10_prob_of, open_list, share
+from dlm.index.search.step_kernels import (
+    alone,
+    ask_alone,
+    below,
+    find_child,
+    find_pair,
+    find_root,
+    first_level,
+    has_prob,
+    list_after,
+    log10_prob_of,
+    low_of,
+    matters,
+    node_backoff,
+    node_list,
+    of,
+    open_list,
+    open_ranks,
+    pair_backoff,
+    pair_prob,
+    record_bits,
+    word_backoff,
+)
 from dlm.jit import inlined
 
 # A row: the number of its words, whether something is stored under the last two, and the words,
@@ -85,12 +104,6 @@ def bits_of_float32(typingctx, value):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def of(numbers, place):  # type: ignore[no-untyped-def]
-    """The number at a place of an array of int64 behind an address."""
-    return load64(numbers + (np.int64(place) << _3))
-
-
-@inlined
 def word_at(row, i):  # type: ignore[no-untyped-def]
     """The word so many before the newest one."""
     return load32(row + np.int64(HEAD_BYTES) + (i << _2))
@@ -111,44 +124,6 @@ def put_context(context, bit, size, weight):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def find_pair(view, first_word, word):  # type: ignore[no-untyped-def]
-    """Where two words stand among the pairs.
-
-    Returns
-        (place in the list of the first, -1 where the pair is not there; address of its value in
-        bits; entries of the list; the address of the list in bits; the number of its first pair)
-    """
-    begin_bits = of(view, at.BEGIN_BITS)
-    place_bits = of(view, at.PLACE_BITS)
-    entry_bits = begin_bits + place_bits + of(view, at.WORD_BACKOFF_BITS)
-    entry = (of(view, at.WORD_ENTRY) << _3) + first_word * entry_bits
-    first = field(entry, begin_bits)
-    size = field(entry + entry_bits, begin_bits) - first
-    bit = (of(view, at.LIST) << _3) + field(entry + begin_bits, place_bits)
-    place, value = place_of(view, bit, size, word)
-    return place, value, size, bit, first
-
-
-@inlined
-def place_of(view, bit, size, word):  # type: ignore[no-untyped-def]
-    """The place of a word in a list of those that follow one word, -1 where it is not; and the
-    address of its value in bits."""
-    value_bits = (
-        of(view, at.PAIR_PROB_BITS) + np.int64(PAIR_FLAG_BITS) + of(view, at.PAIR_BACKOFF_BITS)
-    )
-    key_bits = of(view, at.KEY_BITS)
-    key = (word * of(view, at.MULTIPLIER)) & mask_of(key_bits)
-    step, keys, rest = open_list(bit, size, key_bits)
-    low, high = _0, size
-    if step:
-        low, high = two_fields(bit + (key >> rest) * step, step)
-    bit = keys + low * (rest + value_bits)
-    place = find_key(bit, rest, _0, high - low, key & mask_of(rest))
-    value = bit + (high - low) * rest + place * value_bits
-    return low + place if place >= 0 else np.int64(-1), value
-
-
-@inlined
 def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
     """Writes the contexts of a row, and whether something is stored under its last two words.
 
@@ -160,54 +135,34 @@ def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
         put_context(contexts + np.int64(k * CONTEXT_BYTES), _0, _0, np.float32(0.0))
     if length == 0:
         return
+    low = low_of(view)
     last = word_at(row, _0)
-    begin_bits, place_bits = of(view, at.BEGIN_BITS), of(view, at.PLACE_BITS)
-    backoff_bits = of(view, at.WORD_BACKOFF_BITS)
-    entry_bits = begin_bits + place_bits + backoff_bits
-    entry = (of(view, at.WORD_ENTRY) << _3) + last * entry_bits
-    size = field(entry + entry_bits, begin_bits) - field(entry, begin_bits)
-    code = field(entry + begin_bits + place_bits, backoff_bits)
-    put_context(
-        contexts,
-        (of(view, at.LIST) << _3) + field(entry + begin_bits, place_bits),
-        size,
-        log10_backoff_of(code, of(view, at.WORD_BACKOFF_TABLE)),
-    )
+    _, size, bit = list_after(low, last)
+    put_context(contexts, bit, size, word_backoff(low, last))
     if length == 1:
         return
-    place, value, _, _, first = find_pair(view, word_at(row, _1), last)
+    first, pairs, bit = list_after(low, word_at(row, _1))
+    place, value = find_pair(low, pairs, bit, last)
     if place < 0:
         return
-    near_bits = of(view, at.PAIR_PROB_BITS) + np.int64(PAIR_FLAG_BITS)
-    code = field(value + near_bits, of(view, at.PAIR_BACKOFF_BITS))
     context = contexts + np.int64(CONTEXT_BYTES)
-    weight = log10_backoff_of(code, of(view, at.PAIR_BACKOFF_TABLE))
+    weight = pair_backoff(low, value)
     put_context(context, _0, _0, weight)
     if order < 3 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
         return
     store32(row + _4, _1)
-    node = root_of(view, first + place)
-    level = np.int64(at.LEVEL)
+    node = find_root(low, first + place)
+    level = first_level(view)
     k = _2
     while node >= 0:
         if k > 2:
-            bits = of(view, level + at.N_BACKOFF_BITS)
-            code = get(of(view, level + at.N_BACKOFF), node * bits, bits)
-            weight = log10_backoff_of(code, of(view, level + at.N_BACKOFF_TABLE))
-        bit = (of(view, level + at.N_LIST) << _3) + offset_at(
-            of(view, level + at.N_PLACE),
-            of(view, level + at.N_PLACE_BASE),
-            of(view, level + at.N_PLACE_DELTA),
-            of(view, level + at.N_PLACE_WIDE),
-            node,
-        )
-        size, head = read_head(bit, size)
-        put_context(context, bit + head, size, weight)
+            weight = node_backoff(level, node)
+        size, bit, _, _, _ = open_ranks(node_list(level, node), size)
+        put_context(context, bit, size, weight)
         if k == length:
             return
-        target = (word_at(row, k) * of(view, at.MULTIPLIER)) & mask_of(of(view, at.KEY_BITS))
-        node = child_of(view, level, node, target)
-        level += at.LEVEL_PLACES
+        node = find_child(low, level, node, word_at(row, k))
+        level = below(level)
         context += np.int64(CONTEXT_BYTES)
         k += _1
 
@@ -215,10 +170,9 @@ def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
 @inlined
 def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
     """Prefetches what a search and the walk after it will read, where that is known already."""
-    word_bits = of(view, at.WORD_PROB_BITS) + _1
-    prefetch(of(view, at.WORD_VALUE) + ((word * word_bits) >> _3))
-    entry_bits = of(view, at.BEGIN_BITS) + of(view, at.PLACE_BITS) + of(view, at.WORD_BACKOFF_BITS)
-    prefetch(of(view, at.WORD_ENTRY) + ((word * entry_bits) >> _3))
+    low = low_of(view)
+    ask_alone(low, word)
+    prefetch((low.entry + word * low.entry_bits) >> _3)
     for k in range(1, load32(row)):
         prefetch(load64(contexts + np.int64(k * CONTEXT_BYTES)) >> _3)
 
@@ -234,29 +188,22 @@ def search(view, row, contexts, word):  # type: ignore[no-untyped-def]
         as `index.search.kernels.score_groups`, a list at a time
     Trusts  an id below the vocabulary's size
     """
+    low = low_of(view)
     length = load32(row)
     found, matched, reach = _1, _1, _0
     best = np.float32(0.0)
     if length >= 1:
         size = load32(contexts + np.int64(8))
-        rank, value_at = place_of(view, load64(contexts), size, word)
+        rank, value_at = find_pair(low, size, load64(contexts), word)
         if rank >= 0:
             found, matched, reach, best = search_longer(
                 view, contexts, length, size, rank, value_at
             )
     if matched == 1:
-        best, alone = of_word(view, word)
+        best, reaches = alone(low, word)
         if found == 1:
-            reach = alone
+            reach = reaches
     return np.float32(weight_from(contexts, length, matched) + best), found, reach
-
-
-@inlined
-def of_word(view, word):  # type: ignore[no-untyped-def]
-    """Of a 1-gram: log10 P, and 1 if it matters to the right."""
-    word_bits = of(view, at.WORD_PROB_BITS) + _1
-    value = get(of(view, at.WORD_VALUE), word * word_bits, word_bits)
-    return log10_prob_of(value >> _1, of(view, at.WORD_PROB_TABLE)), value & _1
 
 
 @inlined
@@ -280,15 +227,15 @@ def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore
         (longest n-gram found with blanks, longest with a probability, words that matter to the
         right, that log10 P, which means nothing where the second is 1)
     """
-    near_bits = of(view, at.PAIR_PROB_BITS) + np.int64(PAIR_FLAG_BITS)
-    value = field(value_at, near_bits)
+    low = low_of(view)
+    value = field(value_at, low.near_bits)
     found, matched = _2, _1
     reach = value & np.int64(STATE_LENGTH)
     best = np.float32(0.0)
     if value & np.int64(BLANK) == 0:
         matched = _2
-        best = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), of(view, at.PAIR_PROB_TABLE))
-    level = np.int64(at.LEVEL)
+        best = pair_prob(low, value)
+    level = first_level(view)
     context = contexts
     for k in range(2, length + 1):
         shorter = size
@@ -297,55 +244,26 @@ def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore
         if size == 0:
             break
         bit = load64(context)
-        flag_bits = of(view, level + at.N_FLAG_BITS)
-        record = of(view, level + at.N_PROB_BITS) + flag_bits
-        width = rank_bits(size, shorter)
-        low, high = _0, size
-        if (width == 0 and size > 1) or size == shorter:
+        flag_bits, record = record_bits(level)
+        begin, end = _0, size
+        if size == shorter:
             place = rank  # all words of the shorter context follow: ranks are places
         else:
-            step, keys, rest = open_list(bit, size, width)
+            step, keys, rest = open_list(bit, size, rank_bits(size, shorter))
             if step:
-                low, high = two_fields(bit + (rank >> rest) * step, step)
-            bit = keys + low * (rest + record)
-            place = find_key(bit, rest, _0, high - low, rank & mask_of(rest))
-            bit += (high - low) * rest
+                begin, end = two_fields(bit + (rank >> rest) * step, step)
+            bit = keys + begin * (rest + record)
+            place = find_key(bit, rest, _0, end - begin, rank & mask_of(rest))
+            bit += (end - begin) * rest
         if place < 0:
             break
         value = field(bit + place * record, record)
         found = np.int64(k) + _1
-        if flag_bits and value & _1:
+        if matters(value, flag_bits):
             reach = found
-        if flag_bits < 2 or value & _2 == 0:
+        if has_prob(value, flag_bits):
             matched = found
-            best = log10_prob_of(value >> flag_bits, of(view, level + at.N_PROB_TABLE))
-        rank = low + place
-        level += at.LEVEL_PLACES
+            best = log10_prob_of(value >> flag_bits, of(level, at.N_PROB_TABLE))
+        rank = begin + place
+        level = below(level)
     return found, matched, reach, best
-
-
-@inlined
-def root_of(view, pair):  # type: ignore[no-untyped-def]
-    """The root of a pair of words, -1 where the view holds none."""
-    if of(view, at.LEVELS) == 0 or of(view, at.ROOTS) == 0:
-        return np.int64(-1)
-    key_bits, bucket_bits = of(view, at.ROOT_KEY_BITS), of(view, at.ROOT_BUCKET_BITS)
-    bucket = pair >> key_bits
-    low = get(of(view, at.ROOT_BUCKET), bucket * bucket_bits, bucket_bits)
-    high = get(of(view, at.ROOT_BUCKET), (bucket + _1) * bucket_bits, bucket_bits)
-    return find_key(of(view, at.ROOT_KEY) << _3, key_bits, low, high, pair & mask_of(key_bits))
-
-
-@inlined
-def child_of(view, level, node, target):  # type: ignore[no-untyped-def]
-    """The child of a node with this key, -1 where it has none."""
-    key_bits = of(view, at.KEY_BITS)
-    child, base = of(view, level + at.N_CHILD), of(view, level + at.N_CHILD_BASE)
-    delta, wide = of(view, level + at.N_CHILD_DELTA), of(view, level + at.N_CHILD_WIDE)
-    first = offset_at(child, base, delta, wide, node)
-    last = offset_at(child, base, delta, wide, node + _1)
-    if last <= first:
-        return np.int64(-1)
-    keys = of(view, level + at.LEVEL_PLACES + at.N_KEY) << _3
-    guess = first + share(target, last - first, key_bits)
-    return find_near(keys, key_bits, first, last, guess, target)

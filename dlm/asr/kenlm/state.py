@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dlm.asr.kenlm.table import NULL, ModelTable
-from dlm.client import Family
+from dlm.client import ModelInfo
 
 
 class PickledStates:
     """An unpickled state, as a table of one row, until a model uses it."""
 
-    def __init__(self, family: Family, words: tuple[int, ...]) -> None:
-        self.family = family
+    def __init__(self, model_info: ModelInfo, words: tuple[int, ...]) -> None:
+        self.model_info = model_info
         self._words = words
 
     def words(self, row: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class KenlmState:
             return False
         if not words or self._table is None or other._table is None:
             return True
-        return self._table.family == other._table.family
+        return self._table.model_info == other._table.model_info
 
     def _key(self) -> tuple[int, tuple[int, ...]]:
         words = self._words()
@@ -82,11 +82,11 @@ class KenlmState:
         return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        family = None if self._table is None else self._table.family
-        return _unpickled, (family, self._words())
+        model_info = None if self._table is None else self._table.model_info
+        return _unpickled, (model_info, self._words())
 
 
-def _unpickled(family: Family | None, words: tuple[int, ...]) -> KenlmState:
+def _unpickled(model_info: ModelInfo | None, words: tuple[int, ...]) -> KenlmState:
     made = KenlmState()
-    made._table = None if family is None else PickledStates(family, words)
+    made._table = None if model_info is None else PickledStates(model_info, words)
     return made

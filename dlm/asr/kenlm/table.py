@@ -15,9 +15,9 @@ from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.asr.kenlm.scorer import TextScorer
-from dlm.client import ContextBlocks, Family, States, Utterance
-from dlm.client.api.states import SMALL_KIND
-from dlm.ngram.query import PARTIAL, Answers
+from dlm.client import ContextBlocks, ModelInfo, States, Utterance
+from dlm.client.api.states import LOCAL_MODEL
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.ngram.vocab import as_bytes
 
 # Limits, in memory that is allocated as needed: 5 MB of states of a model of order 5, and 4 MB of
@@ -53,10 +53,10 @@ class ModelCounts:
 
     queries: int = 0
     cached: int = 0
-    asked: int = 0
-    fetched: int = 0
-    partial: int = 0
-    small: int = 0
+    cache_misses: int = 0
+    contexts_fetched: int = 0
+    bigram_fallback: int = 0
+    local_fallback: int = 0
 
 
 class ModelTable(ABC):
@@ -91,7 +91,7 @@ class ModelTable(ABC):
         view: NDArray[np.int64],
     ) -> None:
         self.utterance = utterance
-        self.family: Family = utterance.family
+        self.model_info: ModelInfo = utterance.model_info
         self.order = utterance.order
         self.owner = owner
         self._counts = counts
@@ -125,7 +125,7 @@ class ModelTable(ABC):
         asked += self.scorer.take_count()
         self._counts.queries += asked
         self._counts.cached += cached
-        self._counts.small += asked * (self.family.kind == SMALL_KIND)
+        self._counts.local_fallback += asked * (self.model_info.kind == LOCAL_MODEL)
 
 
 class StepTable(ModelTable):
@@ -185,7 +185,7 @@ class StepTable(ModelTable):
         found = self._rows[rows, : self._width]
         # Most recent last, and at the right.
         return States(
-            self.family,
+            self.model_info,
             np.ascontiguousarray(_cleared(found[:, 2:], found[:, 0])[:, ::-1][:, :width]),
             found[:, 0].astype(np.uint8),
         )
@@ -222,8 +222,8 @@ class StepTable(ModelTable):
         found = self._blocks.get(row)
         if found is None:
             found = self.utterance.context_blocks(self.states(np.array([row])))
-            self._counts.fetched += 1
-            if found.source[0] != PARTIAL:  # partial answers are never remembered
+            self._counts.contexts_fetched += 1
+            if found.source[0] != BIGRAM_FALLBACK:  # bigram-fallback answers are never remembered
                 self._held += BLOCK_WORDS + int(found.sizes[0])
                 if self._held > MAX_WORDS:
                     self._blocks = {}
@@ -234,17 +234,19 @@ class StepTable(ModelTable):
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
         """Counts and keeps the servers' answers to consecutive words; False if there is no room.
 
-        Answers after a partial one are not kept: its next row has fewer words than the answers were
-        computed for.
+        Answers after a bigram-fallback one are not kept: its next row has fewer words than the
+        answers were computed for.
         """
         count = len(words)
-        partial = np.zeros(count, bool) if answers.source is None else answers.source == PARTIAL
+        degraded = (
+            np.zeros(count, bool) if answers.source is None else answers.source == BIGRAM_FALLBACK
+        )
         self._counts.queries += count
-        self._counts.asked += count
-        self._counts.partial += int(partial.sum())
-        if self.utterance.family != self.family:
+        self._counts.cache_misses += count
+        self._counts.bigram_fallback += int(degraded.sum())
+        if self.utterance.model_info != self.model_info:
             return True
-        kept = int(partial.argmax()) if partial.any() else count
+        kept = int(degraded.argmax()) if degraded.any() else count
         rows = zip(
             words[:kept],
             answers.log10_prob.tolist(),
@@ -265,13 +267,13 @@ class StepTable(ModelTable):
     def ask(self, row: int, word: int) -> tuple[float, int]:
         """Like `kernels.step`, from the servers that have what the low orders lack.
 
-        Raises  UnavailableError, ProtocolError, if the client has no partial model
+        Raises  UnavailableError, ProtocolError, if the client has no bigram fallback
         """
         blocks = self._blocks_of(row)
         answers = blocks.answers(0, np.array([word], np.uint32))
-        is_partial = bool(blocks.source[0] == PARTIAL)
-        self._counts.asked += 1
-        self._counts.partial += is_partial
+        is_fallback = bool(blocks.source[0] == BIGRAM_FALLBACK)
+        self._counts.cache_misses += 1
+        self._counts.bigram_fallback += is_fallback
         log10_prob, answer = compiled().enter_step(
             self.address,
             row,
@@ -279,7 +281,7 @@ class StepTable(ModelTable):
             float(answers.log10_prob[0]),
             int(answers.ngram_length[0]),
             int(answers.state_length[0]),
-            not is_partial,
+            not is_fallback,
         )
         return log10_prob, answer
 

@@ -1,1 +1,1 @@
-"""What a program calls: clients, their handles and settings."""
+"""What a program calls: clients, their utterances and settings."""

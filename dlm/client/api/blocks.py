@@ -20,7 +20,7 @@ from dlm.client.deliver.call import UNKNOWN
 from dlm.errors import ProtocolError
 from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.shard import LowOrders
-from dlm.ngram.query import FULL, PARTIAL, Answers
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 from dlm.ngram.vocab import UNK_ID
 
 
@@ -123,7 +123,7 @@ class ContextBlocks:
         number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
         log10_prob, length = block.score_word(number)
         words = (*block.words_before, number)
-        return log10_prob, State(self.states.family, words[len(words) - length :])
+        return log10_prob, State(self.states.model_info, words[len(words) - length :])
 
     def distribution(self) -> NDArray[np.float32]:
         """(K, V) log10 P of every word of the vocabulary, by id."""
@@ -229,7 +229,7 @@ def _block(
     """The block of one context; `whole`: the answers to every word, if those were requested."""
     if whole is not None:
         if source_of(whole).any():  # no shard gave all of it in time
-            return ContextBlock.low_only(low, context, PARTIAL)
+            return ContextBlock.low_only(low, context, BIGRAM_FALLBACK)
         every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
         return ContextBlock(low, context, ContextBlock.low_only(low, context).sums, every, whole)
     parts, source = fetched.parts, fetched.source

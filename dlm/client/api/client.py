@@ -19,22 +19,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from dlm.client.api.cluster_file import ClusterFile, Endpoint, FixedEndpoints
-from dlm.client.api.config import ClientConfig
-from dlm.client.api.handle import FINISH, check_deadline
-from dlm.client.api.metrics import ClientCollector, Stats
+from dlm.client.api.base_utterance import FINISH, check_deadline
+from dlm.client.api.core import Core
+from dlm.client.api.metrics import ClientCollector
 from dlm.client.api.scorer import LocalScorer, Scorer, open_local
-from dlm.client.api.states import FULL_KIND, SMALL_KIND
+from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
 from dlm.client.api.utterance import AsyncUtterance, Opened, Utterance
-from dlm.client.deliver.security import check_address
+from dlm.client.config.cluster_file import ClusterFile, Endpoint, FixedEndpoints
+from dlm.client.config.security import check_address
+from dlm.client.config.settings import ClientConfig
+from dlm.client.deliver.counts import Stats
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
-from dlm.client.plan.core import Core
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
-from dlm.ngram.query import SMALL
+from dlm.ngram.query import LOCAL_FALLBACK
 from dlm.ngram.vocab import Vocabulary
 
 log = EventLog(__name__)
@@ -51,7 +52,7 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
         _check_path(cluster)
         endpoints = ClusterFile(cluster, config)
         security = endpoints.started.security
-        config = replace(config, small=endpoints.started.small)
+        config = replace(config, local_fallback=endpoints.started.local_fallback)
     else:
         _check_addresses(cluster)
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
@@ -89,9 +90,9 @@ def _check_addresses(cluster: Any) -> None:
             ) from exc
 
 
-def open_small(directory: Path) -> LocalScorer:
-    """Opens a client's small model and compiles its kernels; raises what `open_local` does."""
-    scorer = open_local(directory, SMALL, what="the small model")
+def open_local_fallback(directory: Path) -> LocalScorer:
+    """Opens a client's local fallback and compiles its kernels; raises what `open_local` does."""
+    scorer = open_local(directory, LOCAL_FALLBACK, what="the local fallback")
     Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
     return scorer
 
@@ -107,36 +108,39 @@ class _Face:
                 f"servers, or {name}.local(DIR) for a shard set on this machine"
             )
         self._core: Scorer = core
-        small = core.config.small
-        self._small = None if small is None else open_small(small)
+        fallback = core.config.local_fallback
+        self._fallback = None if fallback is None else open_local_fallback(fallback)
 
     def _connect(self) -> None:
-        """Finds the servers; if there are none, starts on the small model if there is one."""
+        """Finds the servers; if there are none, starts on the local fallback if there is one."""
         try:
             self._core.snapshot()
         except UnavailableError:
-            if self._small is None:
+            if self._fallback is None:
                 raise
-            log.warning("client.small.begun", extra={"small": str(self._core.config.small)})
-            self._core.begin_small()
+            log.warning(
+                "client.local_fallback.started",
+                extra={"local_fallback": str(self._core.config.local_fallback)},
+            )
+            self._core.begin_local_fallback()
         self._core.watch()
 
     def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
-        """The arguments of a new handle.
+        """The arguments of a new utterance.
 
         Args
             wait_s  for the next model, if servers no longer hold the one in use
         """
-        core, small = self._core, self._small
+        core, fallback = self._core, self._fallback
         if deadline_s is not None:
             check_deadline(deadline_s)
         core.check_open()
         if not core.begun:
             self._connect()
-        if small is not None and core.mode() is Mode.SMALL:
+        if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
-            return small, small.snapshot(), limit_s, SMALL_KIND, on_switch
-        return core, core.current(wait_s), deadline_s, FULL_KIND, on_switch
+            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch
+        return core, core.current(wait_s), deadline_s, FULL_MODEL, on_switch
 
     def _connect_now(self) -> None:
         """Before a property: a copy of a client connects when it is first used."""
@@ -147,7 +151,7 @@ class _Face:
     def cascade(self) -> CascadeStatus:
         """The state of the servers, and which model new utterances are scored with.
 
-        Without a small model the mode stays `full`, even while every server is down: `servers`
+        Without a local fallback the mode stays `full`, even while every server is down: `servers`
         shows the state of each.
 
         Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
@@ -175,7 +179,7 @@ class _Face:
     @property
     def metrics(self) -> ClientCollector:
         """The same and more for Prometheus: ``registry.register(client.metrics)``."""
-        return ClientCollector(self._core, self._small)
+        return ClientCollector(self._core, self._fallback)
 
     def __repr__(self) -> str:
         known = self._core.known()
@@ -191,7 +195,7 @@ class _Face:
 class Client(_Face):
     """A client of servers, or of a shard set in this process; any thread may use it.
 
-    Create one with `connect` or `local`; `utterance` returns a handle that scores, and `with`
+    Create one with `connect` or `local`; `utterance` returns an utterance that scores, and `with`
     closes the client. `AsyncClient` has the same methods, awaited.
     """
 
@@ -204,16 +208,16 @@ class Client(_Face):
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
             model    the first 6 hex digits or more of the id of a model, or of its shard set, as
-                     `dlm info` prints them. By default, new handles get the model that cluster.toml
-                     names at the time, or else the servers' default
+                     `dlm info` prints them. By default, new utterances get the model that
+                     cluster.toml names at the time, or else the servers' default
         Raises
             ConfigError          no such file; a cache that cannot be written; certificates or a
                                  token that cannot be read; the servers hold no such model, or
                                  several
             AuthenticationError  the servers rejected the client's credentials
-            UnavailableError     no server answers, and there is no small model
+            UnavailableError     no server answers, and there is no local fallback
             ProtocolError        servers answer, but not as proto/README.md says
-            ShardFormatError     the small model is damaged
+            ShardFormatError     the local fallback is damaged
         """
         client = cls(_core(cluster, config, model))
         client._connect()
@@ -241,16 +245,16 @@ class Client(_Face):
         on_switch: str = FINISH,
         wait_s: float | None = None,
     ) -> Utterance:
-        """A new handle, pinned to the model in use: the full one, or the small one while the
-        servers fail (`Utterance.family`).
+        """A new utterance, pinned to the model in use: the full one, or the local fallback while
+        the servers fail (`Utterance.model_info`).
 
         Args
             deadline_s  for each of its calls
-            on_switch   if the client switches to the small model before the utterance ends:
+            on_switch   if the client switches to the local fallback before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
                         with "rescore" its next call raises `ModelSwitched`
             wait_s      how long to wait for the next model if servers no longer hold the one in
-                        use; by default `connect_s`. With 0, the handle gets the one in use
+                        use; by default `connect_s`. With 0, the utterance gets the one in use
         Raises
             ClientClosed  the client is closed
             QueryError    a deadline that is not a number of seconds above 0
@@ -339,9 +343,9 @@ class AsyncClient(_Face):
         """See `Client.utterance`.
 
         An unpickled copy of a client has not connected yet, and must not block the event loop while
-        it does. Either await its first handle, ``await client.utterance()``, or let the handle's
-        first call connect, within the call's deadline; until then, the handle has no states and no
-        words. A handle of a connected client may be awaited, too.
+        it does. Either await its first utterance, ``await client.utterance()``, or let the
+        utterance's first call connect, within the call's deadline; until then, the utterance has no
+        states and no words. An utterance of a connected client may be awaited, too.
         """
         self._core.check_open()
         if self._core.begun:

@@ -1,6 +1,6 @@
 """Checks callers' input (words, contexts, sentences, states) and turns it into arrays of ids.
 
-A large call becomes several `Queries`, so that its handle can look at the clock between them.
+A large call becomes several `Queries`, so that its utterance can look at the clock between them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.states import State, States, family_of
+from dlm.client.api.states import State, States, model_info_of
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan import kernels
-from dlm.errors import FamilyMismatch, QueryError
+from dlm.errors import ModelMismatch, QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 from dlm.units import counted
@@ -93,19 +93,20 @@ def _check_states(states: Any) -> None:
 
 
 class Inputs:
-    """Checks what callers pass to a handle that is open on one model.
+    """Checks what callers pass to an utterance that is open on one model.
 
     Args
-        before   the handle's previous model, if servers no longer hold it
+        before   the utterance's previous model, if servers no longer hold it
     Attributes
         width    most words in a context, order - 1
-        settled  the handle stays on this model: an id of it was used or looked up, or it answered
+        settled  the utterance stays on this model: an id of it was used or looked up, or it
+                 answered
     """
 
     def __init__(self, snapshot: Snapshot, kind: str, before: Inputs | None = None) -> None:
         manifest = snapshot.topology.manifest
         self.snapshot = snapshot
-        self.family = family_of(kind, manifest.model, manifest.shard_set)
+        self.model_info = model_info_of(kind, manifest.model, manifest.shard_set)
         self.vocabulary_size = manifest.vocabulary_size
         self.width = max(manifest.order - 1, 0)
         self.settled = False
@@ -166,38 +167,38 @@ class Inputs:
 
     def begin(self) -> State:
         """See `Utterance.begin`."""
-        return State(self.family, (self.words.begin_id,) if self.width else ())
+        return State(self.model_info, (self.words.begin_id,) if self.width else ())
 
     def null(self) -> State:
         """See `Utterance.null`."""
-        return State(self.family, ())
+        return State(self.model_info, ())
 
     def states(self, states: States | Sequence[State]) -> States:
-        """Any sequence of states as one flat array; checks their family."""
+        """Any sequence of states as one flat array; checks their model."""
         if isinstance(states, States):
-            self.family.check(states.family)
+            self.model_info.check(states.model_info)
             return states if states._lengths.ndim == 1 else states.reshape(-1)
         _check_states(states)
         dense = np.zeros((len(states), self.width), np.uint32)
         lengths = np.zeros(len(states), np.uint8)
         for row, state in enumerate(states):
             if not isinstance(state, State):
-                raise FamilyMismatch(f"expected a State, found {type(state).__name__}")
-            if state.family != self.family:
+                raise ModelMismatch(f"expected a State, found {type(state).__name__}")
+            if state.model_info != self.model_info:
                 state = self._moved(state)
             count = len(state._words)
             dense[row, self.width - count :] = state._words
             lengths[row] = count
-        return States(self.family, dense, lengths)
+        return States(self.model_info, dense, lengths)
 
     def _moved(self, state: State) -> State:
-        """The `begin` or `null` of the model that the handle had before, as this one's."""
+        """The `begin` or `null` of the model that the utterance had before, as this one's."""
         before = self._before
         if before is not None and state == before.begin() and state._words:
             return self.begin()
         if before is not None and state == before.null():
             return self.null()
-        self.family.check(state.family)
+        self.model_info.check(state.model_info)
         return state
 
     def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
@@ -216,12 +217,12 @@ class Inputs:
             kept = self.ids(last, name)
             dense[row, self.width - len(kept) :] = kept
             lengths[row] = len(kept)
-        return States(self.family, dense, lengths)
+        return States(self.model_info, dense, lengths)
 
     def after(self, queries: Queries, answers: Answers) -> States:
         """The minimised state after each query's word."""
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
-        return States(self.family, *kernels.next_states(*map(np.ascontiguousarray, given)))
+        return States(self.model_info, *kernels.next_states(*map(np.ascontiguousarray, given)))
 
     # -- calls --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""Scorers of batches of ids: servers (`plan.core.Core`), or a shard set in this process.
+"""Scorers of batches of ids: servers (`api.core.Core`), or a shard set in this process.
 
 Handles and clients use either through `Scorer`, without knowing which it is. So a decoder can be
-written and tested offline with `Client.local(DIR)`; the small model of a client is opened the same
-way.
+written and tested offline with `Client.local(DIR)`; the local fallback of a client is opened the
+same way.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.config import MAX_DEADLINE_S, ClientConfig
-from dlm.client.api.metrics import ClientMetrics, Counted, Stats
+from dlm.client.api.metrics import Counted
+from dlm.client.config.settings import MAX_DEADLINE_S, ClientConfig
 from dlm.client.deliver.asks import SCORES, Asks, BlockPart
 from dlm.client.deliver.call import Call, EndedCall
+from dlm.client.deliver.counts import ClientMetrics, Stats
 from dlm.client.deliver.runtime import Snapshot, closed_error
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
+from dlm.client.health.topology import Topology
 from dlm.client.plan.lowgrams import LowGrams, check_queries
-from dlm.client.plan.topology import Topology
 from dlm.errors import ConfigError, DlmError
 from dlm.index.search.local import LocalModel
-from dlm.ngram.query import FULL, SMALL, QueryGroups
+from dlm.ngram.query import FULL, LOCAL_FALLBACK, QueryGroups
 
 Asked: TypeAlias = Call | EndedCall
 
@@ -48,8 +49,8 @@ class Scorer(Counted, Protocol):
     def begun(self) -> bool:
         """Whether servers were found, or are being watched for."""
 
-    def begin_small(self) -> None:
-        """Starts on the small model, since no server answers."""
+    def begin_local_fallback(self) -> None:
+        """Starts on the local fallback, since no server answers."""
 
     def check_open(self) -> None:
         """Raises ClientClosed if it is closed."""
@@ -66,7 +67,7 @@ class Scorer(Counted, Protocol):
         Raises  ConfigError  nothing watches them
         """
 
-    # -- for handles
+    # -- for utterances
 
     def snapshot(self) -> Snapshot:
         """The shard set in use; finds it first if it is not known yet.
@@ -75,7 +76,7 @@ class Scorer(Counted, Protocol):
         """
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """The snapshot for a new handle; see `Table.current`."""
+        """The snapshot for a new utterance; see `Table.current`."""
 
     def mode(self) -> Mode:
         """The model that new utterances use."""
@@ -105,8 +106,8 @@ class LocalScorer(Scorer):
     """Answers each call at once, from the mapped shards; there are no servers to watch or wait for.
 
     Args
-        source  the `source` of the answers; a `SMALL` one keeps the deadlines of a client of
-                servers
+        source  the `source` of the answers; a `LOCAL_FALLBACK` one keeps the deadlines of a client
+                of servers
     """
 
     def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
@@ -123,7 +124,7 @@ class LocalScorer(Scorer):
     def begun(self) -> bool:
         return True
 
-    def begin_small(self) -> None:
+    def begin_local_fallback(self) -> None:
         raise NotImplementedError  # `snapshot` never fails here
 
     def check_open(self) -> None:
@@ -151,7 +152,7 @@ class LocalScorer(Scorer):
         return Mode.FULL
 
     def limit_s(self, deadline_s: float) -> float:
-        return deadline_s if self.source == SMALL else MAX_DEADLINE_S
+        return deadline_s if self.source == LOCAL_FALLBACK else MAX_DEADLINE_S
 
     def watch(self) -> None:
         return None

@@ -1,7 +1,7 @@
-"""Input and output of handles: states, and scores with the states after them.
+"""Input and output of utterances: states, and scores with the states after them.
 
-Each carries its family (the model and shard set it belongs to), so the scores of two models are
-never mixed in one sentence.
+Each carries its `ModelInfo` (the model and shard set it belongs to), so the scores of two models
+are never mixed in one sentence.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import FamilyMismatch, QueryError
+from dlm.errors import ModelMismatch, QueryError
 
-FULL_KIND, SMALL_KIND = "full", "small"
+FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelInfo:
     """The model that a score belongs to, and the shard set on which it was opened.
 
-    kind  "full", or "small" for the local model of a client whose servers fail
+    kind  "full", or "local_fallback" for the local model of a client whose servers fail
     """
 
     kind: str
     model: str
     shard_set: str
 
-    def check(self, found: Family) -> None:
-        """Raises `FamilyMismatch` unless a state of family `found` belongs to this one."""
+    def check(self, found: ModelInfo) -> None:
+        """Raises `ModelMismatch` unless a state of model `found` belongs to this one."""
         if found is not self and found != self:
-            raise FamilyMismatch(
+            raise ModelMismatch(
                 f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
-                f"was given to a handle of the {self.kind} model {self.model} "
+                f"was given to an utterance of the {self.kind} model {self.model} "
                 f"(shard set {self.shard_set}); a sentence cannot mix the scores of two models"
             )
 
 
 @lru_cache(maxsize=64)
-def family_of(kind: str, model: str, shard_set: str) -> Family:
-    """The same object for all handles of a family, so that comparing two is quick."""
-    return Family(kind, model, shard_set)
+def model_info_of(kind: str, model: str, shard_set: str) -> ModelInfo:
+    """The same object for all utterances on a model, so that comparing two is quick."""
+    return ModelInfo(kind, model, shard_set)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The words so far that still matter; opaque, hashable, picklable.
 
-    Two states of one family are equal exactly if every continuation scores the same by the n-grams
+    Two states of one model are equal exactly if every continuation scores the same by the n-grams
     the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
     weight), so hypotheses with equal states can be recombined.
     """
 
-    family: Family
+    model_info: ModelInfo
     _words: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -65,14 +65,14 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """States of one family in an array of any shape; index it to get a `State` or a part.
+    """States of one model_info in an array of any shape; index it to get a `State` or a part.
 
     Shapes
         _contexts  shape + (order - 1,)  uint32  right-aligned, zero where unused
         _lengths   shape                 uint8
     """
 
-    family: Family
+    model_info: ModelInfo
     _contexts: NDArray[np.uint32]
     _lengths: NDArray[np.uint8]
 
@@ -94,28 +94,28 @@ class States:
         contexts = self._contexts[(*inner, slice(None))]
         if np.ndim(lengths) == 0:
             width = contexts.shape[-1]
-            return State(self.family, tuple(contexts[width - int(lengths) :].tolist()))
-        return States(self.family, contexts, lengths)
+            return State(self.model_info, tuple(contexts[width - int(lengths) :].tolist()))
+        return States(self.model_info, contexts, lengths)
 
     @classmethod
     def joined(cls, parts: Sequence[States]) -> States:
         """The states of all arrays, one after the other, in one dimension.
 
-        Raises  FamilyMismatch, QueryError (no parts)
+        Raises  ModelMismatch, QueryError (no parts)
         """
         if not parts:
             raise QueryError("found no arrays of states to join; expected at least one")
         for part in parts:
-            parts[0].family.check(part.family)
+            parts[0].model_info.check(part.model_info)
         flat = [part.reshape(-1) for part in parts]
         return cls(
-            parts[0].family,
+            parts[0].model_info,
             np.concatenate([part._contexts for part in flat]),
             np.concatenate([part._lengths for part in flat]),
         )
 
     def keys(self) -> list[bytes]:
-        """A bytes key for each state of the flattened array: within a family, two keys are equal
+        """A bytes key for each state of the flattened array: within a model, two keys are equal
         exactly if their states are. Many times faster than making a `State` for each."""
         flat = self.reshape(-1)
         words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
@@ -126,7 +126,9 @@ class States:
         """The same states in another shape."""
         lengths = self._lengths.reshape(*shape)
         return States(
-            self.family, self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]), lengths
+            self.model_info,
+            self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]),
+            lengths,
         )
 
     def contexts(self) -> list[tuple[int, ...]]:
@@ -146,8 +148,9 @@ class Extension:
         matched_order  (K, W)  uint8   order of the longest n-gram found
         ngram_length   (K, W)  uint8   the same as KenLM counts it
         states         (K, W)          the state after each word
-        source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time; all
-                                       `SMALL` if the small model answered
+        source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in
+                       time; all
+                                       `LOCAL_FALLBACK` if the local fallback answered
         oov            (K, W)  bool    true if the vocabulary lacks the word; it was then scored as
                                        the unknown word
     """
@@ -169,7 +172,8 @@ class SentenceScore:
     oovs         tokens that the vocabulary lacks
     log10_oovs   their share of log10_prob
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
-    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `PARTIAL` or `SMALL`
+    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `BIGRAM_FALLBACK` or
+    `LOCAL_FALLBACK`
     """
 
     log10_prob: float

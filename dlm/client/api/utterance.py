@@ -1,6 +1,6 @@
 """Handles on one utterance, which decoders call: synchronous, and for asyncio.
 
-A handle is pinned to a model family, and its states carry that family: a state given to a handle of
+An utterance is pinned to a model, and its states carry that model: a state given to an utterance of
 another model is a type error, never a wrong score.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client.api.base_utterance import Asking, BaseUtterance, Steps
 from dlm.client.api.blocks import ContextBlocks
-from dlm.client.api.handle import Asking, Handle, Steps
 from dlm.client.api.inputs import Sentence, Word
 from dlm.client.api.scorer import Scorer
 from dlm.client.api.states import Extension, SentenceScore, State, States
@@ -26,7 +26,7 @@ from dlm.ngram.query import Answers
 T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
-# The arguments of a handle, see `Handle`.
+# The arguments of an utterance, see `BaseUtterance`.
 Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
 
 
@@ -34,7 +34,7 @@ def _no_memory(cause: MemoryError) -> DlmError:
     return DlmError(f"this process has no memory for the call ({cause!r}); make smaller calls")
 
 
-class Utterance(Handle):
+class Utterance(BaseUtterance):
     """A synchronous handle; made by `Client.utterance`. Any thread may use it."""
 
     def _run(
@@ -71,7 +71,7 @@ class Utterance(Handle):
         Args
             contexts    Q contexts, most recent word last, of any length; ids or strings
             words       Q words
-            deadline_s  seconds; by default the handle's own
+            deadline_s  seconds; by default the utterance's own
         Raises
             QueryError, UnavailableError, ProtocolError
         """
@@ -89,7 +89,7 @@ class Utterance(Handle):
             words  W words for all states, or K rows of W words: strings, bytes or ids. A string is
                    one word, even with spaces in it; `oov` marks those that the model lacks
         Raises
-            FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
+            ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._extend, deadline_s, states, words)
 
@@ -145,15 +145,15 @@ class Utterance(Handle):
         the vocabulary.
 
         Raises
-            FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
+            ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._context_blocks, deadline_s, states)
 
 
-class AsyncUtterance(Handle):
+class AsyncUtterance(BaseUtterance):
     """An asynchronous handle; made by `AsyncClient.utterance`. It has the methods of `Utterance`.
 
-    Awaiting the handle returns it; if its client has not connected yet, it connects first.
+    Awaiting the utterance returns it; if its client has not connected yet, it connects first.
     """
 
     _open_later: Callable[[], Opened] | None = None
@@ -163,7 +163,7 @@ class AsyncUtterance(Handle):
     def later(
         cls, opened: Callable[[], Opened], core: Scorer, deadline_s: float | None
     ) -> AsyncUtterance:
-        """A handle of `core` whose first call gets, in a thread, what `opened` returns."""
+        """An utterance of `core` whose first call gets, in a thread, what `opened` returns."""
         handle = cls.__new__(cls)
         handle._core, handle._deadline_s = core, deadline_s
         handle._open_later = opened
@@ -198,7 +198,7 @@ class AsyncUtterance(Handle):
         if self._open_later is None or name.startswith("__"):
             raise AttributeError(name)
         raise ConfigError(
-            "the client has not connected yet, so this handle has no model; open it with "
+            "the client has not connected yet, so this utterance has no model; open it with "
             "`await client.utterance()`"
         )
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks, BlockPart
 from dlm.client.deliver.ending import Ending
-from dlm.client.plan import kernels, partial
+from dlm.client.plan import bigram_fallback, kernels
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.client.plan.router import CallPlan, Piece
 from dlm.errors import DlmError, StaleShardSet, UnknownCall
-from dlm.ngram.query import PARTIAL, Answers
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.tracing import Span
 
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
@@ -85,14 +85,15 @@ class Call:
         future    ends with the call; None is its result, and `result` makes the answers
         parts     all that go to shards; replaced as a whole
         let_in    it can no longer be refused
-        moves_on  its handle can switch to another model, so it fails if its own is no longer held
+        moves_on  its utterance can switch to another model, so it fails if its own is no longer
+                  held
         messages  that carried a part of it
         span      if it is traced
     """
 
     asks: ClassVar[Asks] = SCORES
     __slots__ = (
-        *("_found", "_grams", "_late", "_left", "_partial_scored", "_plan", "deadline", "future"),
+        *("_found", "_grams", "_late", "_left", "_bigram_scored", "_plan", "deadline", "future"),
         *("let_in", "messages", "model", "moves_on", "parts", "span"),
     )
 
@@ -108,7 +109,7 @@ class Call:
         self._plan = plan
         self._left = 0
         self._grams: LowGrams | None = None
-        self._partial_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
+        self._bigram_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
         self._late: DlmError | None = None
         self._found: Any = None
 
@@ -130,12 +131,12 @@ class Call:
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
     ) -> None:
-        """Lets the partial model answer queries that no shard answers in time.
+        """Lets the bigram fallback answer queries that no shard answers in time.
 
         Args
             scored  called with the number of queries it answered, why, and the shard that did not
         """
-        self._grams, self._partial_scored = grams, scored
+        self._grams, self._bigram_scored = grams, scored
 
     # -- on the loop --------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Call:
             self._ended()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """No shard answers this part: the partial model does, or the call fails."""
+        """No shard answers this part: the bigram fallback does, or the call fails."""
         if part.ended:
             return
         if not self._may_miss(error):
@@ -181,7 +182,7 @@ class Call:
             self.future.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:
-        """No time is left, or no server can be asked: the partial model answers the rest, or the
+        """No time is left, or no server can be asked: the bigram fallback answers the rest, or the
         call fails."""
         if self._may_miss(error):
             self._late = self._late or error
@@ -195,7 +196,7 @@ class Call:
 
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
-        return self._grams is not None and not moves_on and partial.allows_fallback(error)
+        return self._grams is not None and not moves_on and bigram_fallback.allows_fallback(error)
 
     # -- in the caller's thread ---------------------------------------------------------------
 
@@ -239,14 +240,14 @@ class Call:
             if error is None:
                 raise
             mine = own_copy(error)
-            mine.add_note(f"the partial model failed too: {exc!r}")
+            mine.add_note(f"the bigram fallback failed too: {exc!r}")
             raise mine from exc
         if missed:
-            self._tell_partial(missed)
+            self._tell_fallback(missed)
         return answers
 
     def _put(self, found: list[tuple[Part, Any]]) -> Answers:
-        """The answers to all queries; the partial model's where no shard answered."""
+        """The answers to all queries; the bigram fallback's where no shard answered."""
         plan = self._plan
         assert plan is not None
         source: NDArray[np.uint8] | None = None
@@ -256,9 +257,9 @@ class Call:
             if answers is None:
                 if source is None:
                     source = np.zeros(len(plan.log10_prob), np.uint8)
-                source[part.at] = PARTIAL
+                source[part.at] = BIGRAM_FALLBACK
                 assert self._grams is not None
-                answers, where = partial.score(self._grams, part.groups), slice(None)
+                answers, where = bigram_fallback.score(self._grams, part.groups), slice(None)
             at, log10_prob, matched, ngram, state = columns
             at.append(part.at)
             log10_prob.append(answers.log10_prob[where])
@@ -271,9 +272,9 @@ class Call:
             out, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
         )
 
-    def _tell_partial(self, missed: list[Part]) -> None:
-        """Reports the queries that the partial model answers instead of shards."""
-        if self._partial_scored is None:
+    def _tell_fallback(self, missed: list[Part]) -> None:
+        """Reports the queries that the bigram fallback answers instead of shards."""
+        if self._bigram_scored is None:
             return
         told: dict[tuple[str, int], tuple[int, DlmError]] = {}
         for part in missed:
@@ -282,7 +283,7 @@ class Call:
                 kind = type(error).__name__, part.shard
                 told[kind] = told.get(kind, (0, error))[0] + part.queries, error
         for (_, shard), (queries, error) in told.items():
-            self._partial_scored(self, queries, error, shard)
+            self._bigram_scored(self, queries, error, shard)
 
 
 class EndedCall:
@@ -315,7 +316,7 @@ class BlockCall(Call):
 
     Its result is a `BlockPart` per context, in order, and the source of each as an array of uint8.
     A part is None if the low orders have everything (`FULL`), if no shard answered in time
-    (`PARTIAL`), or if no server knows this call (`UNKNOWN`).
+    (`BIGRAM_FALLBACK`), or if no server knows this call (`UNKNOWN`).
     """
 
     asks: ClassVar[Asks] = BLOCKS
@@ -336,7 +337,9 @@ class BlockCall(Call):
         source = np.zeros(len(stored), np.uint8)
         for part, answers in found:
             if answers is None:
-                source[part.at] = UNKNOWN if isinstance(part.error, UnknownCall) else PARTIAL
+                source[part.at] = (
+                    UNKNOWN if isinstance(part.error, UnknownCall) else BIGRAM_FALLBACK
+                )
                 continue
             here = np.arange(len(answers))[part.where].tolist()
             for place, to in zip(here, part.at.tolist(), strict=True):

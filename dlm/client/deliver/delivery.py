@@ -1,8 +1,8 @@
 """Delivery: calls come in, messages go to servers, and replies end them.
 
 All of it runs on the loop, one step after another (`inbox`). Parts of calls wait in `lanes`,
-`sender` sends messages to servers, `retries` handles failed and late ones, and `message.Ends` ends
-them. This module joins them: it starts messages and handles their replies.
+`sender` sends messages to servers, `retries` does what `after` decides about failed and late ones,
+and `message.Ends` ends them. This module joins them: it starts messages and handles their replies.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dlm.client.api.config import ClientConfig
-from dlm.client.api.metrics import CANCELLED, result_of
+from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
+from dlm.client.deliver.after import is_moving
 from dlm.client.deliver.call import Call
+from dlm.client.deliver.counts import CANCELLED, result_of
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
 from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error
-from dlm.client.deliver.retries import LOST_S, Retries, is_moving
+from dlm.client.deliver.retries import LOST_S, Retries
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.client.deliver.sender import Outcomes, Sender
-from dlm.client.plan.partial import Outage
-from dlm.client.plan.table import Table, other_model
+from dlm.client.deliver.table import Table, other_model
+from dlm.client.plan.bigram_fallback import Outage
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, Overloaded, ShardDown
 from dlm.logs import EventLog
 from dlm.tracing import Tracer
@@ -69,20 +70,22 @@ class Delivery:
         """Sends a call's parts; its future ends."""
         self.tell(self._lanes.take, call)
 
-    def count_partial(self, call: Call, queries: int, error: DlmError, shard: int | None) -> None:
-        """Counts queries that the partial model answered.
+    def count_bigram_fallback(
+        self, call: Call, queries: int, error: DlmError, shard: int | None
+    ) -> None:
+        """Counts queries that the bigram fallback answered.
 
         Args
             shard  that did not answer
         """
         self._links.runtime.counts.fell_back(queries)
-        self.tell(self._note_partial, call.model, queries, error, shard)
+        self.tell(self._note_fallback, call.model, queries, error, shard)
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def _note_partial(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
-        """Logs partial scores once, when they begin, and once more if it turns out that they will
-        not end."""
+    def _note_fallback(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
+        """Logs bigram-fallback scores once, when they begin, and once more if it turns out that
+        they will not end."""
         runtime, now, known_now = self._links.runtime, self._clock(), self._table.known
         if known_now is not None and self._table.of(model) is None:
             # Whatever happened to the message, asking again would not help.
@@ -91,13 +94,13 @@ class Delivery:
         kind, outage = type(error).__name__, runtime.outage
         if outage is None:
             runtime.outage = Outage(now, now, queries, kind)
-            log.warning("client.partial.began", extra={"shard": shard, "error": kind})
+            log.warning("client.bigram_fallback.started", extra={"shard": shard, "error": kind})
             return
         runtime.outage = outage.extended(queries, now)
         if outage.lasts(error):
             runtime.outage = runtime.outage._replace(error=kind)
             fields = {"shard": shard, "before": outage.error, "error": kind}
-            log.warning("client.partial.changed", extra=fields)
+            log.warning("client.bigram_fallback.changed", extra=fields)
 
     def _send(self, runtime: Runtime) -> None:
         message = self._lanes.next(runtime)
@@ -111,7 +114,12 @@ class Delivery:
         runtime.retrying.earn()
         runtime.hedging.earn()
         watched = watch is not None and self._table.known is message.snapshot
-        if watch is not None and watched and message.shard in watch.gone and self._config.partial:
+        if (
+            watch is not None
+            and watched
+            and message.shard in watch.gone
+            and self._config.bigram_fallback
+        ):
             # Better to spend the time left on a fallback.
             self._ends.fail(message, ShardDown("no heartbeat was answered"))
             return

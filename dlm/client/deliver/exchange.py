@@ -157,7 +157,7 @@ class Exchange:
             try:
                 again = refused and self._again(self.mark, sent, lost)
             except Exception as exc:  # noqa: BLE001 - the other messages must end, too
-                log.error("client.again.failed", extra={"error": type(exc).__name__})
+                log.error("client.retry.failed", extra={"error": type(exc).__name__})
                 again = False
             if not again:
                 tell(sent.reply, None, error)

@@ -54,7 +54,7 @@ class Inbox:
                 fork.wake(self)
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """See `loop.Steps`."""
+        """See `cascade.Steps`."""
         (self.step if self._home.is_here() else self.tell)(step, *args)
 
     # -- across forks -------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Inbox:
     # -- on the loop --------------------------------------------------------------------------
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """See `loop.Steps`."""
+        """See `cascade.Steps`."""
         fork.add(self)  # its loop is started again after a fork
         self._home.later(delay_s, self.step, step, *args)
 
@@ -143,7 +143,7 @@ class Inbox:
             error, subject = as_dlm_error(exc), args[0] if args else None
             if isinstance(subject, Call):
                 subject.give_up(error)
-                subject.fail(error)  # unless the partial model has ended it
+                subject.fail(error)  # unless the bigram fallback has ended it
             elif isinstance(subject, Attempt):
                 self._cut_off(subject.message, error)
             elif isinstance(subject, Message):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from dlm.client.api.config import ClientConfig
+from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.asks import SCORES, Asks
 from dlm.client.deliver.call import Call, Part, Place
 from dlm.client.deliver.inbox import Inbox
@@ -18,8 +18,8 @@ from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.message import Ends, Message, as_dlm_error
 from dlm.client.deliver.pace import PATIENCE, late_after
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot, closed_error
+from dlm.client.deliver.table import Table, other_model
 from dlm.client.plan import router
-from dlm.client.plan.table import Table, other_model
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded
 
 
@@ -78,7 +78,7 @@ class Lanes:
                 if queries is not None and lane.refuses(queries, part.deadline, now):
                     late = part.deadline - now
                     refused[part.shard] = _too_much(part.shard, lane, queries, late)
-            if refused and not self._config.partial:
+            if refused and not self._config.bigram_fallback:
                 # The answers of one shard are useless if another refuses.
                 call.fail(next(iter(refused.values())))
                 return

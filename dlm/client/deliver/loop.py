@@ -31,16 +31,6 @@ POLLER_S = 0.2
 WAKE_S = 0.05
 
 
-class Steps(Protocol):
-    """Carries out steps on the loop, one after another."""
-
-    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """Runs a step, from any thread: at once on the loop, otherwise soon."""
-
-    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """On the loop: runs a step after `delay_s` seconds."""
-
-
 class Home(Protocol):
     """Where all of a client's steps run."""
 

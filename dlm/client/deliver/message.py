@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from dlm.client.api.config import ClientConfig
+from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.asks import Asks
 from dlm.client.deliver.call import Part, Place, own_copy
 from dlm.client.deliver.lane import Lane
@@ -16,7 +16,7 @@ from dlm.client.deliver.pace import late_after
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.transport import Withdraw
 from dlm.client.plan import router
-from dlm.client.plan.partial import allows_fallback
+from dlm.client.plan.bigram_fallback import allows_fallback
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ShardDown
 from dlm.logs import EventLog
 
@@ -137,7 +137,7 @@ class Ends:
         if outage is not None and outage.is_over(self._clock()):
             runtime.outage = None
             fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
-            log.info("client.partial.ended", extra=fields)
+            log.info("client.bigram_fallback.ended", extra=fields)
         if runtime.watch is not None:
             runtime.watch.count(failed=False)
         message.lane.usual_s = late_after((runtime.usual[a] for a in message.replicas), now)
@@ -188,7 +188,7 @@ class Ends:
         if watch is None:
             return
         had_s = time.perf_counter() - queued
-        if not isinstance(error, DeadlineExceeded) or had_s >= self._config.switching.fair_s:
+        if not isinstance(error, DeadlineExceeded) or had_s >= self._config.failover_config.fair_s:
             watch.count(failed=allows_fallback(error))
 
 
@@ -213,7 +213,7 @@ def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
     """The error for a message if something other than a `DlmError` was raised; logs it."""
     if isinstance(error, DlmError):
         return error
-    # If a partial model answers instead, this is the only report.
+    # If a bigram fallback answers instead, this is the only report.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
     wrapped = DlmError(f"{where}a message could not be encoded or decoded: {error!r}")

@@ -1,11 +1,11 @@
-"""Chooses the server of a shard, and decides whether another may be asked again, or as well.
+"""Chooses the server of a shard, and limits how many messages are sent again, or to two.
 
 Plain data, owned by the loop; randomness is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from dlm.client.deliver.pace import UNKNOWN_S
@@ -77,26 +77,6 @@ class TokenBucket:
             return False
         self.saved -= 1.0
         return True
-
-
-def may_hedge(
-    replicas: Sequence[str],
-    tried: Collection[str],
-    avoided: Set[str],
-    bucket: TokenBucket,
-    *,
-    all_slow: bool,
-) -> bool:
-    """Whether a late message (`pace.late_after`) goes to a second server as well; if so, it takes a
-    token.
-
-    Args
-        replicas  addresses of the servers that hold the shard; tried, those that have the message
-        avoided   those that are not well, or slower than another
-        bucket    limits how many are sent twice: a small share of all, plus a burst
-        all_slow  whether every server of the shard is slow: more work would not make it faster
-    """
-    return not all_slow and bool(set(replicas) - avoided - set(tried)) and bucket.spend()
 
 
 class Heard(NamedTuple):

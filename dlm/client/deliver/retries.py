@@ -1,4 +1,4 @@
-"""Handles messages that failed, are late or lost: sends them again, moves them, or ends them.
+"""Carries out what `after` decides about messages that failed, are late or are lost.
 
 Runs on the loop, except for fetching a fresh table, on the helper thread.
 """
@@ -8,31 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
-from dlm.client.api.config import ClientConfig
+from dlm.client.config.settings import ClientConfig
+from dlm.client.deliver.after import (
+    Decision,
+    Elsewhere,
+    Failed,
+    GiveUp,
+    Late,
+    Later,
+    Look,
+    Looked,
+    Move,
+    NotYet,
+    after,
+)
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
 from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error, naming_shard
-from dlm.client.deliver.pace import LEAST_S
-from dlm.client.deliver.replicas import Heard, may_hedge, may_take_over
+from dlm.client.deliver.replicas import Heard
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
 from dlm.client.deliver.sender import Sender
+from dlm.client.deliver.table import Table, other_model
 from dlm.client.health.cascade import MOVING_S
-from dlm.client.plan.table import Table, other_model
-from dlm.errors import (
-    AuthenticationError,
-    DeadlineExceeded,
-    DlmError,
-    ProtocolError,
-    ShardDown,
-    StaleShardSet,
-    UnavailableError,
-)
-from dlm.wire.status import MOVING_REASONS
+from dlm.errors import DeadlineExceeded, DlmError, StaleShardSet
 
 MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
-# Between two rounds of a message that waits for a replica that is about to be ready.
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 # A message is lost this long after its deadline: connections end messages by their deadline, plus
 # the time that a busy machine needs.
 LOST_S = 1.0
@@ -51,81 +53,124 @@ class Retries:
     _sender: Sender
     _ends: Ends
 
+    # -- what happened ------------------------------------------------------------------------
+
     def failed(self, message: Message, error: DlmError) -> None:
-        """Tries another server or a fresh table for a failed message if that helps, or ends it."""
-        if message.ended or message.out:
-            return  # another server still has it
+        """A server did not answer a message, or none could be asked."""
         runtime, now = message.runtime, self._clock()
-        if self._ask_another(message, error, now) or self._ask_later(message, error, now):
-            return
-        due, gone = self._may_look(runtime), isinstance(error, ShardDown)
-        try:
-            self._links.check_open()
-            if isinstance(error, StaleShardSet) or (due and gone and not message.untried):
-                runtime.helper.submit(self._look_for, message, error)
-                return
-            if due and (gone or isinstance(error, DeadlineExceeded)):
-                # It may have returned elsewhere; the next calls will know.
-                runtime.looked = now
-                runtime.helper.submit(self._table.refresh_quietly, message.snapshot)
-        except (RuntimeError, ShardDown):
-            if self._links.closed:
-                error = closed_error()
-        self._ends.fail(message, error)
+        outcome = Failed(
+            error,
+            retries=runtime.retrying.saved,
+            moving=self._is_moving(message, now),
+            due=self._may_look(runtime),
+            closed=self._links.closed,
+        )
+        self._carry_out(after(outcome, message, now), message, error)
 
-    def _ask_another(self, message: Message, error: DlmError, now: float) -> bool:
-        """Sends a failed message to another replica, once; whether it did.
-
-        If the server is draining or warming up, it tries one replica after another, outside the
-        budget: that is not a failure, and there are only so many.
-        It also retries after a damaged reply: the server's host, or the way to it, may be at fault;
-        and if it is refused: that server may have old tokens.
-        The message keeps its place in the lane. A Score changes nothing, so it does no harm if the
-        first is answered after all.
-        """
+    def _is_moving(self, message: Message, now: float) -> bool:
+        """Whether a server of its shard is draining or warming up, or was lately."""
         runtime = message.runtime
-        if (
-            not isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
-            or (len(message.tried) != 1 and not is_moving(error))
-            or not message.untried
-            or now >= message.deadline
-            or self._links.closed
-            or not (is_moving(error) or runtime.retrying.spend())
-        ):
-            return False
-        runtime.counts.stats.retries += 1
-        self._sender.send(message)
-        return True
-
-    def _ask_later(self, message: Message, error: DlmError, now: float) -> bool:
-        """Sends a message that no server takes again soon, if there is time; whether it does.
-
-        Only if a server of the shard is draining or warming up, or was lately: they are being
-        rolled, and one that has just become ready may not be known yet. If servers are silent,
-        callers get the error at once.
-        """
-        runtime = message.runtime
-        pause = min(FIRST_PAUSE_S * 2.0**message.rounds, MAX_PAUSE_S)
-        if not isinstance(error, ShardDown) or now + pause >= message.deadline:
-            return False
         moving = {a for a, at in runtime.moving.items() if now - at < MOVING_S}
         if runtime.watch is not None:
             moving |= runtime.watch.moving
-        if self._links.closed or moving.isdisjoint(message.replicas):
-            return False
-        message.tried, message.rounds = [], message.rounds + 1
-        self._inbox.later(pause, self._ask_now, message, error)
-        return True
-
-    def _ask_now(self, message: Message, error: DlmError) -> None:
-        """After a pause: sends a message again, by the current table."""
-        if not message.ended and self._may_look(message.runtime):
-            self._table.refresh_later()
-        self._ask_untried(message, error)
+        return not moving.isdisjoint(message.replicas)
 
     def _may_look(self, runtime: Runtime) -> bool:
         """Whether the last look for the servers is long enough ago."""
         return self._clock() - runtime.looked >= LOOK_AGAIN_S
+
+    def _looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
+        """The servers were asked again, if they could be, or a pause is over."""
+        fresh = self._table.of(message.snapshot.model)
+        wanted = not (self._links.closed or all(part.call.done() for part in message.parts))
+        same = fresh is not None and fresh.shard_set == message.snapshot.shard_set
+        if fresh is not None and same and wanted and not (stale or message.ended):
+            message.snapshot = fresh
+        self._carry_out(after(Looked(stale, same, wanted), message, self._clock()), message, error)
+
+    def _late(self, attempt: Attempt) -> None:
+        """A server has had a message for long; the first answer counts."""
+        message, now = attempt.message, self._clock()
+        runtime, watch = message.runtime, message.runtime.watch
+        _, avoided, slow = self._sender.unwell(message)
+        outcome = Late(
+            since=attempt.since,
+            # A part whose time is over no longer waits.
+            until=min([p.deadline for p in message.parts if p.deadline > now], default=now),
+            hedges=runtime.hedging.saved if self._config.hedging else 0.0,
+            avoided=avoided,
+            slow=slow,
+            all_slow=watch is not None and message.shard in watch.slow_shards,
+            heard=lambda others: {one: self._heard(runtime, one, now) for one in others},
+            closed=self._links.closed,
+        )
+        decision = after(outcome, message, now)
+        if isinstance(decision, NotYet):
+            attempt.late_at = decision.at
+        elif isinstance(decision, Elsewhere):
+            self._ask(decision, message)
+
+    def _heard(self, runtime: Runtime, address: str, now: float) -> Heard:
+        """What is known about the answers of a server."""
+        usual, watch = runtime.usual[address], runtime.watch
+        within_s = usual.within_s(now)
+        if within_s is None:
+            within_s = inf if watch is None else watch.delay_s(address)
+        oldest = min(
+            (a.since for m in runtime.under_way for a in m.out if a.sent and a.address == address),
+            default=now,
+        )
+        return Heard(within_s, now - max(oldest, usual.at), usual.misses(now))
+
+    # -- what is done -------------------------------------------------------------------------
+
+    def _carry_out(self, decision: Decision, message: Message, error: DlmError) -> None:
+        """Does what was decided; `error` is why."""
+        runtime = message.runtime
+        if isinstance(decision, Elsewhere):
+            self._ask(decision, message)
+        elif isinstance(decision, Later):
+            message.tried, message.rounds = [], message.rounds + 1
+            self._inbox.later(decision.pause_s, self._ask_again, message, error)
+        elif isinstance(decision, Move):
+            self._move(message, error)
+        elif isinstance(decision, Look):
+            if not self._help(self._look_for, message, error):
+                self._give_up(message, error)
+        elif isinstance(decision, GiveUp):
+            if decision.look:
+                runtime.looked = self._clock()
+                self._help(self._table.refresh_quietly, message.snapshot)
+            self._give_up(message, error)
+
+    def _help(self, step: Callable[..., None], *args: Any) -> bool:
+        """Runs a step on the helper thread; False if no thread can be started, or it has ended."""
+        try:
+            self._links.runtime.helper.submit(step, *args)
+        except RuntimeError:
+            return False
+        return True
+
+    def _give_up(self, message: Message, error: DlmError) -> None:
+        self._ends.fail(message, closed_error() if self._links.closed else error)
+
+    def _ask(self, how: Elsewhere, message: Message) -> None:
+        """Sends a message to another server. It keeps its place in the lane."""
+        runtime = message.runtime
+        if how.limited:
+            (runtime.hedging if how.hedge else runtime.retrying).spend()
+        if how.hedge:
+            runtime.counts.stats.hedges += 1
+        else:
+            runtime.counts.stats.retries += 1
+        message.taken_over = message.taken_over or how.among is not None
+        self._sender.send(message, hedge=how.hedge, among=how.among)
+
+    def _ask_again(self, message: Message, error: DlmError) -> None:
+        """After a pause: sends a message again, by the current table."""
+        if not message.ended and self._may_look(message.runtime):
+            self._table.refresh_later()
+        self._looked(message, error)
 
     def _look_for(self, message: Message, error: DlmError) -> None:
         """On the helper thread: fetches the table, and sends the parts by it."""
@@ -142,30 +187,10 @@ class Retries:
                 error.add_note(f"looking for the servers again failed too: {exc}")
             self._inbox.tell(self._ends.fail, message, error)
         else:
-            self._inbox.tell(self._move if stale else self._ask_untried, message, error)
-
-    def _ask_untried(self, message: Message, error: DlmError) -> None:
-        """Sends a message to a server that it was not sent to, if the current table has one."""
-        if message.ended:
-            return
-        if self._links.closed or all(part.call.done() for part in message.parts):
-            self._ends.fail(message, error)
-            return
-        fresh = self._table.of(message.snapshot.model)
-        if fresh is None or fresh.shard_set != message.snapshot.shard_set:
-            self._move(message, error)
-            return
-        message.snapshot = fresh
-        if message.untried:
-            message.runtime.counts.stats.retries += 1
-            self._sender.send(message)
-        else:
-            self._ends.fail(message, error)
+            self._inbox.tell(self._looked, message, error, stale)
 
     def _move(self, message: Message, error: DlmError) -> None:
         """Frees the place of a message, and sends its parts by the current table."""
-        if message.ended:
-            return
         fresh = self._table.of(message.snapshot.model)
         for part in message.parts:
             try:
@@ -205,53 +230,3 @@ class Retries:
                 attempt.withdraw()
             self._sender.outcomes.replied(attempt, None, lost)
         self._ends.fail(message, lost)
-
-    def _late(self, attempt: Attempt) -> None:
-        """Sends a late message to another server as well: at once if few are late, otherwise after
-        half of its time. The first answer counts."""
-        message, now = attempt.message, self._clock()
-        if message.ended or len(message.out) != 1 or self._links.closed or now >= message.deadline:
-            return
-        runtime, watch = message.runtime, message.runtime.watch
-        _, avoided, slow = self._sender.unwell(message)
-        all_slow = watch is not None and message.shard in watch.slow_shards
-        unwell, bucket = avoided | slow, runtime.hedging
-        if self._config.hedging and may_hedge(
-            message.replicas, message.tried, unwell, bucket, all_slow=all_slow
-        ):
-            runtime.counts.stats.hedges += 1
-            self._sender.send(message, hedge=True)
-            return
-        if message.taken_over:
-            return  # once per message
-        # A part whose time is over no longer waits.
-        deadline = min([p.deadline for p in message.parts if p.deadline > now])
-        attempt.late_at = (attempt.since + deadline) / 2
-        if now < attempt.late_at:
-            return
-        unasked = message.untried.difference(avoided)
-        heard = {address: self._heard(runtime, address, now) for address in unasked}
-        others = may_take_over(heard, deadline - now)
-        if others:
-            attempt.late_at, message.taken_over = inf, True
-            runtime.counts.stats.retries += 1
-            self._sender.send(message, among=others)
-        else:  # one of them may answer again soon
-            attempt.late_at = now + max((deadline - now) / 2, LEAST_S)
-
-    def _heard(self, runtime: Runtime, address: str, now: float) -> Heard:
-        """What is known about the answers of a server."""
-        usual, watch = runtime.usual[address], runtime.watch
-        within_s = usual.within_s(now)
-        if within_s is None:
-            within_s = inf if watch is None else watch.delay_s(address)
-        oldest = min(
-            (a.since for m in runtime.under_way for a in m.out if a.sent and a.address == address),
-            default=now,
-        )
-        return Heard(within_s, now - max(oldest, usual.at), usual.misses(now))
-
-
-def is_moving(error: DlmError) -> bool:
-    """Whether a server refused because it is stopping or starting."""
-    return getattr(error, "reason", None) in MOVING_REASONS

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dlm.client.api.metrics import ClientMetrics, Stats
 from dlm.client.deliver import loop
 from dlm.client.deliver.call import Part, Place
+from dlm.client.deliver.counts import ClientMetrics, Stats
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.pace import Usual
 from dlm.client.deliver.replicas import TokenBucket
-from dlm.client.deliver.transport import Connection
+from dlm.client.deliver.transport import Connect, Connection
 from dlm.client.health.cascade import CascadeMonitor
+from dlm.client.health.topology import Topology
+from dlm.client.plan.bigram_fallback import Outage
 from dlm.client.plan.lowgrams import LowGrams
-from dlm.client.plan.partial import Outage
-from dlm.client.plan.topology import Connect, Topology
 from dlm.errors import ClientClosed
 from dlm.logs import EventLog
 
@@ -115,7 +115,7 @@ class Runtime:
         self.usual: defaultdict[str, Usual] = defaultdict(Usual)  # by address
         self.missed: dict[str, float] = {}  # address -> when a message last failed to reach it
         self.moving: dict[str, float] = {}  # address -> when it was last draining or warming
-        self.outage: Outage | None = None  # the current period of partial scores
+        self.outage: Outage | None = None  # the current period of bigram-fallback scores
         # of any thread, as single values:
         self.watch: CascadeMonitor | None = None
         self.before: CascadeMonitor | None = None

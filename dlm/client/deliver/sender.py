@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from dlm.client.api.config import ClientConfig
+from dlm.client.config.credentials import Metadata
+from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.message import Attempt, Message, as_dlm_error
 from dlm.client.deliver.pace import late_after
 from dlm.client.deliver.replicas import choose
 from dlm.client.deliver.runtime import Links
-from dlm.client.deliver.security import Metadata
 from dlm.client.deliver.transport import Connection, Withdraw
 from dlm.client.health.membership import behind
-from dlm.client.plan.topology import dedupe_faults
+from dlm.client.plan.census import dedupe_faults
 from dlm.errors import DlmError, ShardDown
 from dlm.tracing import Tracer
 
@@ -107,8 +107,10 @@ class Sender:
         missed = avoided = frozenset(a for a, at in runtime.missed.items() if now - at < AVOID_S)
         usual = {a: runtime.usual[a] for a in message.replicas}
         medians = {a: one.median_s for a, one in usual.items() if one.known(now)}
-        least, beating = min(medians.values(), default=0.0), self._config.beating
-        slow = frozenset(a for a, median in medians.items() if behind(median, least, beating))
+        least, heartbeat_config = min(medians.values(), default=0.0), self._config.heartbeat_config
+        slow = frozenset(
+            a for a, median in medians.items() if behind(median, least, heartbeat_config)
+        )
         if (watch := runtime.watch) is not None:
             avoided, slow = avoided | watch.avoided, slow | watch.slow
         return missed, avoided, slow

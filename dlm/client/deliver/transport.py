@@ -19,19 +19,15 @@ from typing import Any, Protocol
 
 import grpc
 
+from dlm.client.config.credentials import Metadata, certificates_of, read_token
+from dlm.client.config.security import PLAIN, ClientSecurity
 from dlm.client.deliver import fork, loop
+from dlm.client.deliver.after import Alone, GiveUp, after_stream
+from dlm.client.deliver.beats import Beats, SentBeat
+from dlm.client.deliver.channels import open_aio_channel, open_channel
 from dlm.client.deliver.exchange import SERVICE, Exchange, Reply, Sent, error_of_call, tell
 from dlm.client.deliver.fork import inside
-from dlm.client.deliver.security import (
-    PLAIN,
-    ClientSecurity,
-    Metadata,
-    certificates_of,
-    open_aio_channel,
-    open_channel,
-    read_token,
-)
-from dlm.client.health.beats import Beats, SentBeat
+from dlm.client.health.cascade import BeatReply
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -69,7 +65,6 @@ OPTIONS = (
 Chunks = Generator[pb.DownloadChunk, None, None]
 Withdraw = Callable[[], None]
 Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
-BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 
 
 class Connection(Protocol):
@@ -113,6 +108,9 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Closes the connection."""
+
+
+Connect = Callable[[str], Connection]  # makes one to an address
 
 
 def _mark(token: Metadata) -> bytes:
@@ -344,21 +342,19 @@ class GrpcConnection:
         return _mark(self._token() if self._token else ())
 
     def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
-        """Sends a message again if the server ended its stream, since a Score changes nothing: if
-        the token has changed since that stream was opened; otherwise once, as a separate call, if
-        gRPC lost the reason, which that call will show."""
-        if not sent.wanted:
-            return False
-        changed = self._mark() != mark
+        """Whether it sends a message again after the server ended its stream."""
         left_s = sent.deadline - time.monotonic()
-        if changed:
-            try:
-                self._post(sent, ())
-            except DlmError:
-                return False
-        elif lost and left_s > 0:
+        how = after_stream(sent.wanted, left_s, changed=self._mark() != mark, lost=lost)
+        if isinstance(how, GiveUp):
+            return False
+        if isinstance(how, Alone):
             threading.Thread(target=self._send_alone, args=(sent, ()), daemon=True).start()
-        return changed or (lost and left_s > 0)
+            return True
+        try:
+            self._post(sent, ())
+        except DlmError:
+            return False
+        return True
 
     def _all_streams(self) -> list[Exchange]:
         return [*self._retired, *(s for s in self._streams if s is not None)]

@@ -1,7 +1,7 @@
-"""Carries out what `membership` and `modes` decide: heartbeats, canaries, and the mode of a client.
+"""Carries out what `membership` and `modes` decide: heartbeats, probes, and the mode of a client.
 
 Everything runs on the loop, one step after another: ticks, which are timers of the loop, and events
-in between (an answer to a heartbeat, the end of a canary, a message that did not reach its server).
+in between (an answer to a heartbeat, the end of a probe, a message that did not reach its server).
 So the state machines need no lock. Values for other threads (`mode`, `avoided`, `gone`, `slow`) are
 replaced as a whole.
 
@@ -21,12 +21,11 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from dlm.client.deliver import loop
-from dlm.client.deliver.transport import BeatReply
+from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health import membership, modes
-from dlm.client.health.membership import Beating, Liveness, Member, behind
-from dlm.client.health.modes import Cascade, Mode, Switching
-from dlm.client.plan.topology import Topology
+from dlm.client.health.membership import Liveness, Member, behind
+from dlm.client.health.modes import Cascade, Mode
+from dlm.client.health.topology import Topology
 from dlm.errors import AuthenticationError, DlmError
 from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb
@@ -44,6 +43,7 @@ STOOD_STILL_S = 0.25
 # with compiled kernels takes. Seconds.
 MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
+BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 _MOVING: dict[object, membership.Moving] = {
     Reason.DRAINING: "draining",
     Reason.NOT_READY: "warming",
@@ -73,11 +73,11 @@ class ServerHealth:
 class CascadeStatus:
     """State of a client's servers, and the model it uses.
 
-    mode      which model new utterances are scored with; always `full` without a small model,
+    mode      which model new utterances are scored with; always `full` without a local fallback,
               even while every server is down
     reason    why the mode was entered: "failures", "delay" or "recovered"; "" if the client, or
               the parent it was forked from, started in it
-    small     whether there is a small model to switch to
+    local_fallback  whether there is a local fallback to switch to
     for_s     seconds since the mode was entered
     messages  logical messages in the window of the failure rate; failed: those that failed
     switches  times that each mode was entered, and why: (mode, reason) -> times
@@ -91,14 +91,24 @@ class CascadeStatus:
     switches: dict[tuple[Mode, str], int]
     servers: tuple[ServerHealth, ...]
     reason: str = ""
-    small: bool = False
+    local_fallback: bool = False
+
+
+class Steps(Protocol):
+    """Carries out steps on the loop, one after another."""
+
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """Runs a step, from any thread: at once on the loop, otherwise soon."""
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """On the loop: runs a step after `delay_s` seconds."""
 
 
 class Host(Protocol):
     """The actions of a cascade, given by its client; they run on the loop and do not wait."""
 
     @property
-    def steps(self) -> loop.Steps:
+    def steps(self) -> Steps:
         """Where the cascade runs. Asked for each time: a stored one would keep the client alive."""
 
     def known(self) -> Topology | None:
@@ -119,7 +129,7 @@ class Host(Protocol):
     def follow(self) -> None:
         """The same if the operator may have named another default; cheap to call."""
 
-    def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+    def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """Sends queries to every shard, all the way; `done` gets whether all of them answered."""
 
 
@@ -130,7 +140,7 @@ class CascadeMonitor:
 
     Args
         host       held weakly: a client that nobody closed is still collected
-        may_switch whether there is a small model to switch to
+        may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
     """
@@ -138,8 +148,8 @@ class CascadeMonitor:
     def __init__(
         self,
         host: Host,
-        beating: Beating,
-        switching: Switching,
+        heartbeat_config: HeartbeatConfig,
+        failover_config: FailoverConfig,
         *,
         may_switch: bool,
         before: CascadeMonitor | None = None,
@@ -148,22 +158,24 @@ class CascadeMonitor:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._host = weakref.ref(host)
-        self._beating = beating
-        # Without a small model, failures are counted but have no effect.
-        self._switching = switching if may_switch else replace(switching, failing=1.0)
+        self._beating = heartbeat_config
+        # Without a local fallback, failures are counted but have no effect.
+        self._failover_config = (
+            failover_config if may_switch else replace(failover_config, failing=1.0)
+        )
         self._may_switch = may_switch
         self._clock, self._chance = clock, chance
         now = clock()
         if before is not None:
-            # Only the mode's state: a canary in flight was the parent's.
+            # Only the mode's state: a probe in flight was the parent's.
             old: Cascade = before._cascade
-            due = now + old.wait_s if old.mode is Mode.SMALL else old.due
+            due = now + old.wait_s if old.mode is Mode.LOCAL_FALLBACK else old.due
             first = old._replace(until=float("-inf"), due=due, passed=0)
-        elif mode is Mode.SMALL:
-            wait = switching.wait_s
-            first = Cascade(Mode.SMALL, since=now, wait_s=wait, due=now + wait)
+        elif mode is Mode.LOCAL_FALLBACK:
+            wait = failover_config.wait_s
+            first = Cascade(Mode.LOCAL_FALLBACK, since=now, wait_s=wait, due=now + wait)
         else:
-            first = Cascade(since=now - switching.stable_s)
+            first = Cascade(since=now - failover_config.stable_s)
         self._cascade: Cascade = first
         # Not `since`, so that the first stay counts as a stable one.
         self._entered: float = now if before is None else before._entered
@@ -183,7 +195,7 @@ class CascadeMonitor:
         self.gone: frozenset[int] = frozenset()
         self.moving: frozenset[str] = frozenset()  # draining or warming up by their last report
         self.switches: Counter[tuple[Mode, str]] = Counter()
-        self.canaries: Counter[bool] = Counter()
+        self.probes: Counter[bool] = Counter()
         self.pause_s = TICK_S
         self._stopped = False
 
@@ -314,7 +326,7 @@ class CascadeMonitor:
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
-            # They may have returned elsewhere; while the small model answers, no message asks.
+            # They may have returned elsewhere; while the local fallback answers, no message asks.
             self._looked = now
             host.refresh_later()
         host.follow()
@@ -349,7 +361,7 @@ class CascadeMonitor:
         if any(isinstance(action, membership.Changed) for action in actions):
             self._publish()
         for action in actions:
-            if isinstance(action, membership.Probe):
+            if isinstance(action, membership.Ping):
                 self._beat(host, address, action.sequence)
             elif isinstance(action, membership.Renew):
                 log.info("client.connection.renewed", extra={"address": address})
@@ -405,7 +417,7 @@ class CascadeMonitor:
         self._here(self._member, address, event)
 
     def _switch(self, host: Host, event: modes.Event, now: float) -> None:
-        self._cascade, actions = modes.step(self._cascade, event, now, self._switching)
+        self._cascade, actions = modes.step(self._cascade, event, now, self._failover_config)
         for action in actions:
             if isinstance(action, modes.Switch):
                 self.mode = action.to
@@ -423,20 +435,20 @@ class CascadeMonitor:
                 else:
                     log.warning("client.mode.changed", extra=fields)
             else:
-                self._canary(host, action.number)
+                self._probe(host, action.number)
 
-    def _canary(self, host: Host, number: int) -> None:
+    def _probe(self, host: Host, number: int) -> None:
         try:
-            host.ask_canary(self._switching.canary_timeout_s, partial(self._canary_done, number))
+            host.ask_probe(self._failover_config.probe_timeout_s, partial(self._probe_done, number))
         except DlmError:
-            self._canary_done(number, False)
+            self._probe_done(number, False)
 
-    def _canary_done(self, number: int, answered: bool) -> None:
-        """Records the end of a canary, from any thread."""
-        self._here(self._canary_ended, modes.CanaryDone(number, answered))
+    def _probe_done(self, number: int, answered: bool) -> None:
+        """Records the end of a probe, from any thread."""
+        self._here(self._probe_ended, modes.ProbeDone(number, answered))
 
-    def _canary_ended(self, host: Host, event: modes.CanaryDone, now: float) -> None:
-        self.canaries[event.answered] += 1
+    def _probe_ended(self, host: Host, event: modes.ProbeDone, now: float) -> None:
+        self.probes[event.answered] += 1
         self._switch(host, event, now)
 
     def _here(self, step: Callable[..., None], *args: Any) -> None:

@@ -17,7 +17,7 @@ DOWN     `up_after` answered in a row       UP
 DOWN     a beat is missed                   DOWN; answers are counted anew
 any      `down_after` missed in a row, and  Renew: the connection is made anew
          each `RENEW_AFTER` after that
-any      a beat is due, none is out         Probe
+any      a beat is due, none is out         Ping
 any      another process answers            Restarted, and as an answered beat
 =======  =================================  ===================================================
 
@@ -31,8 +31,8 @@ replaced when its server is down.
 *Delay* is the shortest of the last five round trips. A lost packet, a new connection, a busy core
 or a thread that holds the interpreter makes some of them a hundred times as long; a slow way makes
 all of them long. (A mean would stay long for half a minute after each, and the more a client
-computes, as with its small model, the slower its servers would seem.) It is compared with its own
-baseline, which follows it with a time constant of minutes. So a way that has permanently become
+computes, as with its local fallback, the slower its servers would seem.) It is compared with its
+own baseline, which follows it with a time constant of minutes. So a way that has permanently become
 twice as long is slow for some minutes, and then normal: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
@@ -45,7 +45,7 @@ from enum import StrEnum
 from math import expm1, inf
 from typing import Literal, NamedTuple, TypeAlias
 
-from dlm.errors import ConfigError
+from dlm.client.config.settings import HeartbeatConfig
 
 
 class Liveness(StrEnum):
@@ -54,54 +54,6 @@ class Liveness(StrEnum):
     UP = "up"
     SUSPECT = "suspect"
     DOWN = "down"
-
-
-@dataclass(frozen=True, slots=True)
-class Beating:
-    """How often heartbeats are sent, and how their answers are judged."""
-
-    # Seconds between heartbeats, 0.01 to 60. 0.5: a dead host is known in two to three seconds;
-    # a thousand clients send a server 2,000 beats per second, some percent of a core.
-    interval_s: float = 0.5
-
-    # Seconds that a beat may take, 0.01 to 60. 1: a lost packet is sent again after 0.2 to 0.4 s.
-    timeout_s: float = 1.0
-
-    # Share of the interval by which each is randomly longer or shorter, 0 to 0.9: so that clients
-    # that started together do not beat together.
-    jitter: float = 0.2
-
-    # Beats missed in a row until a server is DOWN, 1 to 100. 3: one lost packet is not enough.
-    down_after: int = 3
-
-    # Beats answered in a row until a server that was DOWN is UP, 1 to 100. 2: one that flaps at
-    # the pace of the beats stays DOWN.
-    up_after: int = 2
-
-    # Delay above this many times its baseline is slow, above 1 to 100. 2: the paper's "doubles".
-    slow_ratio: float = 2.0
-
-    # ... if it is also longer by this many seconds, 0 to 10. 0.02: a delay of 0.2 ms doubles
-    # whenever a core is busy, and a working client adds some 10 ms; no decoder notices.
-    slow_floor_s: float = 0.02
-
-    # Seconds in which the baseline goes two thirds of the way to the delay, 1 to 86,400. 600.
-    baseline_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("interval_s", 0.01, 60.0),
-            ("timeout_s", 0.01, 60.0),
-            ("jitter", 0.0, 0.9),
-            ("down_after", 1, 100),
-            ("up_after", 1, 100),
-            ("slow_ratio", 1.0, 100.0),
-            ("slow_floor_s", 0.0, 10.0),
-            ("baseline_s", 1.0, 86_400.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"beating.{name} is {value}; it must be from {low} to {high}")
 
 
 TRIPS = 5  # whose shortest is the delay: slow only if all agree, not slow if one is short
@@ -129,7 +81,7 @@ class Tick:
 class Beat:
     """A heartbeat was answered.
 
-    sequence  of the Probe; answers to any but the current one are ignored
+    sequence  of the Ping; answers to any but the current one are ignored
     instance  drawn by the server process at its start
     refuses   why it does not answer queries; None if it does
     """
@@ -154,7 +106,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Ping:
     """Action: send a heartbeat, and report its answer by `Beat`."""
 
     sequence: int
@@ -180,7 +132,7 @@ class Restarted:
 
 
 Event: TypeAlias = Tick | Beat | Unreachable | Refused
-Action: TypeAlias = Probe | Renew | Changed | Restarted
+Action: TypeAlias = Ping | Renew | Changed | Restarted
 
 
 class Member(NamedTuple):
@@ -234,18 +186,20 @@ class Member(NamedTuple):
         """Delay over its baseline; 1 while unknown."""
         return self.delay_s / self.baseline_s if self.beats >= FIRST_BEATS else 1.0
 
-    def is_slow(self, config: Beating) -> bool:
+    def is_slow(self, config: HeartbeatConfig) -> bool:
         """Whether the way to it has become slow."""
         return self.beats >= FIRST_BEATS and behind(self.delay_s, self.baseline_s, config)
 
 
-def behind(delay_s: float, least_s: float, config: Beating) -> bool:
+def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
     """Whether a way with this delay is slow compared with one with `least_s`, by the same criterion
     as a way that has become slow."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
-def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Member, list[Action]]:
+def step(
+    state: Member, event: Event, now: float, config: HeartbeatConfig
+) -> tuple[Member, list[Action]]:
     """The next state and what to do, in order; see the table above."""
     actions: list[Action] = []
     before = state.condition
@@ -287,13 +241,13 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
             state = state._replace(
                 sequence=state.sequence + 1, sent=now, due=now + config.interval_s * spread
             )
-            actions.append(Probe(state.sequence))
+            actions.append(Ping(state.sequence))
     if state.condition != before:
         actions.append(Changed(before, state.condition, reason))
     return state, actions
 
 
-def _missed(state: Member, now: float, config: Beating) -> Member:
+def _missed(state: Member, now: float, config: HeartbeatConfig) -> Member:
     if state.health is Liveness.DOWN:
         return state._replace(run=0, sent=-inf)
     # The first one only shows that more should be known soon.
@@ -305,7 +259,7 @@ def _missed(state: Member, now: float, config: Beating) -> Member:
     )
 
 
-def measured(state: Member, trip_s: float, now: float, config: Beating) -> Member:
+def measured(state: Member, trip_s: float, now: float, config: HeartbeatConfig) -> Member:
     """The state with another round trip in its delay and its baseline."""
     beats = state.beats + 1
     trips = (*state.trips, trip_s)[-TRIPS:]

@@ -18,6 +18,7 @@ from dlm.client.plan import kernels
 from dlm.client.plan.lowgrams import LowGrams, check_queries
 from dlm.errors import QueryError
 from dlm.index.layout import Manifest
+from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 
 # With more contexts than this, repeats are searched for without the GIL: that takes longer than
@@ -212,3 +213,31 @@ def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64]
     elif shared := kernels.repeats(*joined[:2]):
         *groups, place = kernels.regroup(*joined)
     return (QueryGroups(*groups), place) if shared else (QueryGroups(*joined), None)
+
+
+# Of a probe: contexts per shard, words per context, as for one position of an utterance.
+PROBE_CONTEXTS, PROBE_WORDS = 8, 5
+_DRAWN = 1 << 14
+
+
+def probe_queries(manifest: Manifest) -> QueryGroups:
+    """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
+
+    Empty for a model of order 2 or less, which the low orders answer. A shard that owns so few
+    slots that none was drawn is left out.
+    """
+    none = np.zeros(0, np.uint32)
+    if manifest.order <= 2:
+        return QueryGroups(none.astype(np.uint8), none, none, none)
+    rng = np.random.default_rng()
+    pairs = rng.integers(0, manifest.vocabulary_size, (_DRAWN, 2), dtype=np.uint32)
+    shard = manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])]
+    chosen = [np.flatnonzero(shard == s)[:PROBE_CONTEXTS] for s in range(manifest.shards)]
+    contexts = pairs[np.concatenate(chosen)]
+    words = rng.integers(0, manifest.vocabulary_size, len(contexts) * PROBE_WORDS, dtype=np.uint32)
+    return QueryGroups(
+        np.full(len(contexts), 2, np.uint8),
+        contexts.reshape(-1),
+        np.full(len(contexts), PROBE_WORDS, np.uint32),
+        words,
+    )

@@ -51,7 +51,10 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
         counts[n, i] = value
 
 
-@kernel
+@kernel(
+    "int64, uint32[:, :], out uint32[:, :], int64[:], int64[:], uint8[:], int64[:], "
+    "out int64[:, :], bool"
+)
 def close(depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
     """Finishes the open nodes after the last key.
 
@@ -62,7 +65,11 @@ def close(depth, words, counts, used, actual, outside, thresholds, statistics, a
     _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, at_end)
 
 
-@kernel
+@kernel(
+    "uint32[:, :], int64, int64, out uint32[:], out uint32[:, :], out uint32[:, :], "
+    "out uint32[:, :], out int64[:], int64[:], out int64[:], out uint8[:], uint8[:], int64[:], "
+    "out int64[:, :]"
+)
 def grow(  # type: ignore[no-untyped-def]
     rows, begin, depth, path, words, counts, children, used, base, actual, outside, known,
     thresholds, statistics,
@@ -131,7 +138,7 @@ def grow(  # type: ignore[no-untyped-def]
     return row, depth
 
 
-@kernel
+@kernel("out uint32[:, :], out uint32[:, :], out uint32[:, :], out int64[:], out int64[:], int64")
 def keep_open(words, counts, children, used, base, depth):  # type: ignore[no-untyped-def]
     """Leaves the open nodes alone in the arrays, at their beginning.
 

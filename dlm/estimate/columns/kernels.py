@@ -16,7 +16,7 @@ from dlm.jit import kernel
 NO_ROW = np.uint32(0xFFFFFFFF)
 
 
-@kernel
+@kernel("uint32[:, :]")
 def first_unsorted(ids):  # type: ignore[no-untyped-def]
     """The first row that is not after the one before it, and whether it equals that one.
 
@@ -36,7 +36,7 @@ def first_unsorted(ids):  # type: ignore[no-untyped-def]
     return n, False
 
 
-@kernel
+@kernel("uint32[:, :], int64, out int64[:]")
 def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
     """Where the rows of each word begin, were they sorted by one column; whether they are.
 
@@ -58,7 +58,7 @@ def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
     return rising
 
 
-@kernel
+@kernel("uint32[:, :], int64, out int64[:], uint32[:], out uint32[:]")
 def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
     """A stable pass of a counting sort: the rows `place`, sorted by one column.
 
@@ -73,7 +73,10 @@ def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
         begin[word] += 1
 
 
-@kernel
+@kernel(
+    "uint32[:], uint32[:, :], float32[:], float32[:], out uint32[:, :], out float32[:], "
+    "out float32[:]"
+)
 def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backoff):  # type: ignore[no-untyped-def]
     """The rows `place`, in that order, in the last three arrays."""
     order = ids.shape[1]
@@ -85,7 +88,7 @@ def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backof
         new_backoff[i] = log10_backoff[row]
 
 
-@kernel
+@kernel("uint32[:, :], uint32[:, :], out uint32[:], out uint32[:]")
 def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped-def]
     """The row of the prefix of each n-gram, and the first n-gram that has each prefix.
 
@@ -150,7 +153,7 @@ def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel
+@kernel("uint32[:, :], uint32[:], uint32[:], uint32[:, :], uint32[:], out uint32[:], int64, int64")
 def link_suffixes(  # type: ignore[no-untyped-def]
     ids, first_child, context_suffix, shorter, shorter_child, suffix, begin, end
 ):
@@ -187,7 +190,7 @@ def link_suffixes(  # type: ignore[no-untyped-def]
                 suffix[row] = NO_ROW
 
 
-@kernel
+@kernel("uint32[:], uint32[:], uint32[:], uint32[:, :], out uint32[:]")
 def find_children(rows, words, first_child, ids, found):  # type: ignore[no-untyped-def]
     """The row of each n-gram, given the row of its prefix and its last word.
 
@@ -210,7 +213,7 @@ def find_children(rows, words, first_child, ids, found):  # type: ignore[no-unty
                 found[i] = low
 
 
-@kernel
+@kernel("bool[:], out uint32[:]")
 def places_of(keep, before):  # type: ignore[no-untyped-def]
     """How many rows are kept before each row, and in all.
 
@@ -225,7 +228,7 @@ def places_of(keep, before):  # type: ignore[no-untyped-def]
     before[len(keep)] = count
 
 
-@kernel
+@kernel("uint32[:, :], bool[:], out uint32[:, :]")
 def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
     """The rows of ids that are kept, in `out`."""
     at = 0
@@ -236,7 +239,7 @@ def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@kernel
+@kernel("float32[:], bool[:], out float32[:]")
 def take_values(values, keep, out):  # type: ignore[no-untyped-def]
     """The values that are kept, in `out`."""
     at = 0
@@ -246,7 +249,7 @@ def take_values(values, keep, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@kernel
+@kernel("uint32[:], bool[:], uint32[:], out uint32[:]")
 def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
     """The links of the rows that are kept, to where their targets now are.
 
@@ -266,7 +269,7 @@ def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@kernel
+@kernel("uint32[:], out uint32[:]")
 def count_children(prefix, first_child):  # type: ignore[no-untyped-def]
     """first_child of an order, from the prefixes of the order above it.
 

@@ -38,7 +38,7 @@ _LOW_BITS = np.uint64(_RADIX - 1)
 _U1 = np.uint64(1)
 
 
-@kernel
+@kernel("uint8[:], int64, uint8[:], out int64[:]")
 def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     """Whether text[:end] can be taken as it is, or must be checked line by line.
 
@@ -70,7 +70,10 @@ def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     facts[LONGEST_LINE], facts[LONGEST_WORD] = longest_line, longest_word
 
 
-@kernel
+@kernel(
+    "uint8[:], int64, int64, uint8[:], int64, out uint64[:], out int64[:], out uint8[:], "
+    "out int64[:], out uint32[:], int64"
+)
 def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes, state, tokens, n):  # type: ignore[no-untyped-def]
     """Lines of text[at:end] as ids; words that are new get the next ones.
 
@@ -178,7 +181,7 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
     return tokens[at]
 
 
-@kernel
+@kernel("uint32[:], uint32[:], int64, out int64[:]")
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
     """How often each word occurs `depth` before an end.
 
@@ -193,7 +196,7 @@ def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
         counts[word_at(tokens, ends[i], depth)] += 1
 
 
-@kernel
+@kernel("uint32[:], uint32[:], int64, out int64[:], uint32[:], out uint32[:]")
 def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: ignore[no-untyped-def]
     """Moves ends into the bucket of the word `depth` before, keeping their order there.
 
@@ -219,7 +222,7 @@ def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: i
         begin[bucket] = to + 1
 
 
-@kernel
+@kernel("uint32[:], int64, int64, out uint32[:]")
 def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
     """The key that ends at `end`, into the first `order` entries of row uint32."""
     at = np.int64(end)
@@ -229,7 +232,10 @@ def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
             at -= 1
 
 
-@kernel
+@kernel(
+    "uint32[:], uint32[:], int64, int64, out uint64[:], out uint64[:], out uint32[:], "
+    "out int64[:], out uint32[:, :]"
+)
 def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):  # type: ignore[no-untyped-def]
     """The different keys at some ends, sorted, and how often each occurs.
 

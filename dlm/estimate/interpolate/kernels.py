@@ -24,7 +24,10 @@ _AHEAD = 16
 LOG10_ZERO = -99.0
 
 
-@kernel
+@kernel(
+    "uint32[:], uint32[:], int64, uint32[:], uint32[:], int64, int64, uint32[:], int64, int64, "
+    "uint32[:], float64[:], out float64[:, :], out uint32[:]"
+)
 def add_up(  # type: ignore[no-untyped-def]
     contexts, children, first_child, words, counts, low, high, searched, first_searched,
     first_context, searched_words, discounts, sums, links,
@@ -88,7 +91,7 @@ def add_up(  # type: ignore[no-untyped-def]
             sums_[2 * at + 1] += number
 
 
-@kernel
+@kernel("uint32[:], uint32[:], int64, int64, float64[:], out float64[:, :]")
 def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[no-untyped-def]
     """As `add_up` for order 2, whose contexts are words.
 
@@ -106,7 +109,7 @@ def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[n
             sums[word - low, 1] += number
 
 
-@kernel
+@kernel("out float64[:, :], out float32[:]")
 def weights(sums, backoffs):  # type: ignore[no-untyped-def]
     """The backoff weight of each context, and what its counts are divided by.
 
@@ -123,7 +126,10 @@ def weights(sums, backoffs):  # type: ignore[no-untyped-def]
         backoffs[i] = np.float32(sums[i, 0])
 
 
-@kernel
+@kernel(
+    "uint32[:], int64, uint32[:], uint32[:], float32[:], int64, int64, float64[:, :], "
+    "float64[:], out float32[:]"
+)
 def probabilities(children, first_child, counts, links, lower, low, high, sums, discounts, out):  # type: ignore[no-untyped-def]
     """The interpolated probabilities of n-grams whose contexts are low <= c < high.
 
@@ -159,7 +165,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
             out_[i] = np.float32(own + sums_[at] * below)
 
 
-@kernel
+@kernel("float32[:], out float32[:]")
 def as_log10(values, out):  # type: ignore[no-untyped-def]
     """Logarithms as ARPA has them: at most 0, and LOG10_ZERO for nothing.
 
@@ -175,7 +181,7 @@ def as_log10(values, out):  # type: ignore[no-untyped-def]
             out[i] = np.float32(LOG10_ZERO)
 
 
-@kernel
+@kernel("uint32[:, :], uint32[:], int64, uint32[:], out uint32[:, :]")
 def lengthen(parents, children, begin, words, out):  # type: ignore[no-untyped-def]
     """The words of n-grams, from those of their parents.
 

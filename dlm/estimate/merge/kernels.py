@@ -44,7 +44,10 @@ def _open_lists(models, context, row, first, first_base, word_base, at, stop):  
             stop[i] = word_base[i] + np.int64(first[place + 1])
 
 
-@kernel
+@kernel(
+    "uint32[:, :], uint8[:, :], uint32[:], int64[:], int64[:], uint32[:], out int64[:], int64, "
+    "int64"
+)
 def count_children(row, own, first, first_base, word_base, words, count, begin, end):  # type: ignore[no-untyped-def]
     """How many words follow each context in any of the models that have it.
 
@@ -75,7 +78,11 @@ def count_children(row, own, first, first_base, word_base, words, count, begin, 
         count[c] = found
 
 
-@kernel
+@kernel(
+    "uint32[:, :], uint8[:, :], uint32[:], int64[:], int64[:], uint32[:], uint8[:, :], "
+    "uint32[:], uint32[:, :], out uint32[:, :], out uint32[:], out uint32[:, :], "
+    "out uint8[:, :], int64, int64"
+)
 def place_children(  # type: ignore[no-untyped-def]
     row, own, first, first_base, word_base, words, known, first_child, ids_above,
     ids, prefix, child_row, child_own, begin, end,
@@ -133,7 +140,10 @@ def _power(log10_value):  # type: ignore[no-untyped-def]
     return math.exp(np.float64(log10_value) * LN_10)
 
 
-@kernel
+@kernel(
+    "float64[:], uint32[:, :], uint8[:, :], float32[:], int64[:], int64, out float64[:, :], "
+    "out float64[:]"
+)
 def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed):  # type: ignore[no-untyped-def]
     """Order 1: the probability of each word in each model, and in the mixture.
 
@@ -157,7 +167,11 @@ def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed)
     return total
 
 
-@kernel
+@kernel(
+    "float64[:], int64, int64, uint8[:, :], uint32[:], uint32[:, :], uint8[:], float32[:], "
+    "int64[:], float64[:, :], float64[:], uint32[:, :], uint32[:], uint32[:, :], uint8[:], "
+    "float32[:], int64[:], out float64[:, :], out float64[:], out float64[:], int64, int64"
+)
 def mix_order(  # type: ignore[no-untyped-def]
     weights, begin_id, vocabulary_size, known,
     first_child, context_row, context_real, log10_backoff, backoff_base, prob_below, mixed_below,
@@ -258,7 +272,7 @@ def mix_order(  # type: ignore[no-untyped-def]
     return lacking, scaled
 
 
-@kernel
+@kernel("float64[:], out float32[:]")
 def store(values, out):  # type: ignore[no-untyped-def]
     """out = log10 of values, LOG10_ZERO for 0.
 
@@ -270,7 +284,7 @@ def store(values, out):  # type: ignore[no-untyped-def]
             out[j] = max(np.float32(math.log(values[j]) / LN_10), LOG10_ZERO)
 
 
-@kernel
+@kernel("float64[:, :], float64[:], out float64[:]")
 def expect(prob, weights, share):  # type: ignore[no-untyped-def]
     """A step of EM: how much of the tokens each model answers for.
 

@@ -1,10 +1,11 @@
 """Relative-entropy pruning: a model without the n-grams that matter least."""
 
+from dlm.estimate.goal import Goal
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
-from dlm.estimate.prune.files import PrunedFile, prune_file, read_goal
+from dlm.estimate.prune.files import PrunedFile, prune_file
 from dlm.estimate.prune.measure import PerplexityChange, measure
 from dlm.estimate.prune.renormalise import new_weights
-from dlm.estimate.prune.run import Goal, PruneResult, file_bytes, least_bytes, needed_bytes, prune
+from dlm.estimate.prune.run import PruneResult, file_bytes, least_bytes, needed_bytes, prune
 
 __all__ = [
     "Goal",
@@ -21,5 +22,4 @@ __all__ = [
     "prune",
     "prune_file",
     "raised_scores",
-    "read_goal",
 ]

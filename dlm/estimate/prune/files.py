@@ -8,25 +8,12 @@ from pathlib import Path
 
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
+from dlm.estimate.goal import Goal
 from dlm.estimate.prune.measure import PerplexityChange, measure
-from dlm.estimate.prune.run import Goal, PruneResult, file_bytes, least_bytes, needed_bytes, prune
+from dlm.estimate.prune.run import PruneResult, file_bytes, least_bytes, needed_bytes, prune
 from dlm.ngram.arpa import ArpaReader, is_reopenable, provenance_line
-from dlm.resources import available_bytes, check_disk, parse_size
+from dlm.resources import available_bytes, check_disk
 from dlm.spill.arrays import IN_MEMORY, Storage
-
-
-def read_goal(threshold: float | None, ngrams: str | None, size: str | None) -> Goal:
-    """The goal that `--threshold`, `--ngrams` or `--bytes` gives; exactly one is given.
-
-    Raises  ConfigError  none or several, or not a number or a size
-    """
-    by_order = _numbers(ngrams)
-    return Goal(
-        threshold=threshold,
-        text_bytes=None if size is None else parse_size(size),
-        ngrams=None if by_order is None or len(by_order) > 1 else by_order[0],
-        by_order=None if by_order is None or len(by_order) == 1 else by_order,
-    )
 
 
 @dataclass(frozen=True)
@@ -124,15 +111,3 @@ def _counts(path: Path) -> tuple[int, ...]:
         )
     with ArpaReader(path) as reader:
         return tuple(reader.counts)
-
-
-def _numbers(text: str | None) -> tuple[int | None, ...] | None:
-    """The numbers of `--ngrams`, None for `-`."""
-    if text is None:
-        return None
-    try:
-        return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
-    except ValueError as exc:
-        raise ConfigError(
-            f"--ngrams is {text!r}; expected a number, or numbers and - separated by commas"
-        ) from exc

@@ -35,7 +35,10 @@ def chain(log10_prob, prefix, ln_shorter, ln_history):  # type: ignore[no-untype
         ln_history[row] = ln_shorter[prefix[row]] + LN_10 * log10_prob[row]
 
 
-@kernel
+@kernel(
+    "int64, int64, uint32[:], float64[:], uint32[:, :], float32[:], uint32[:], float32[:], "
+    "int64[:], float64[:], int64, out float32[:]"
+)
 def score_contexts(  # type: ignore[no-untyped-def]
     begin,
     end,
@@ -129,7 +132,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
             score[row] = np.float32(grown if grown > 0.0 else 0.0)
 
 
-@kernel
+@kernel("float32[:], uint32[:], out float32[:]")
 def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
     """No n-gram scores less than those that need it, by prefix or by suffix.
 
@@ -144,7 +147,7 @@ def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
             shorter[to] = score[row]
 
 
-@kernel
+@kernel("uint32[:], int64, int64, out int64[:]")
 def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
     """Counts scores by some bits of theirs: those whose upper bits are `leading`.
 
@@ -162,7 +165,7 @@ def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
             count[value & 0xFFFF] += 1
 
 
-@kernel
+@kernel("float32[:], float32, int64, out bool[:]")
 def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
     """Marks the scores above `least`, and the first `ties` that equal it.
 
@@ -179,7 +182,11 @@ def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
     return kept, ties
 
 
-@kernel
+@kernel(
+    "int64, int64, uint32[:], uint32[:, :], float32[:], float32[:], uint32[:], bool[:], "
+    "bool[:], float64[:], int64[:], float64[:], bool[:], int64, float64[:], out float32[:], "
+    "out float64[:]"
+)
 def weigh_contexts(  # type: ignore[no-untyped-def]
     begin,
     end,
@@ -265,7 +272,10 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
     return without
 
 
-@kernel
+@kernel(
+    "float32[:], uint32[:], uint32[:], bool[:], float32[:], float64[:], int64[:], float64[:], "
+    "out float64[:]"
+)
 def new_probs(  # type: ignore[no-untyped-def]
     log10_prob, prefix, suffix, keep, weight, log10_shorter, orphan, orphan_log10, out
 ):
@@ -287,14 +297,14 @@ def new_probs(  # type: ignore[no-untyped-def]
             out[row] = np.float64(weight[prefix[row]]) + shorter
 
 
-@kernel
+@kernel("float64[:], uint32[:], out float64[:]")
 def gather(values, rows, out):  # type: ignore[no-untyped-def]
     """The value of each row; 0 for NO_ROW."""
     for i in range(len(rows)):
         out[i] = values[rows[i]] if rows[i] != NO_ROW else 0.0
 
 
-@kernel
+@kernel("float32[:], bool[:]")
 def sum_dropped(score, keep):  # type: ignore[no-untyped-def]
     """Sum of the scores of what is not kept."""
     total = np.float64(0.0)

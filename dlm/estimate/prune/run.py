@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from dlm.estimate.columns import (
     ModelColumns,
     memory_bytes,
 )
+from dlm.estimate.goal import Goal
 from dlm.estimate.prune import kernels, target
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
 from dlm.estimate.prune.renormalise import new_weights
@@ -27,43 +27,6 @@ BYTES_TOLERANCE = 0.001
 _MOST_TRIES = 24
 # The interpreter, its libraries and compiled kernels.
 _PROGRAM_BYTES = 192 << 20
-
-
-@dataclass(frozen=True)
-class Goal:
-    """How much to prune; exactly one is given.
-
-    threshold   relative growth of perplexity for which an n-gram stays, at least 0; for instance
-                1e-8, which takes a quarter of a 3-gram model of some million words
-    ngrams      how many stay, of all orders together, words counted
-    by_order    how many stay of each order from 1 up, None for all; words always stay
-    text_bytes  of the ARPA text, not compressed
-    """
-
-    threshold: float | None = None
-    ngrams: int | None = None
-    by_order: tuple[int | None, ...] | None = None
-    text_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        given = (self.threshold, self.ngrams, self.by_order, self.text_bytes)
-        if sum(value is not None for value in given) != 1:
-            raise ConfigError(
-                "give one of --threshold, --ngrams and --bytes (in a configuration: threshold, "
-                "ngrams, bytes)"
-            )
-        if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise ConfigError(f"threshold is {self.threshold}; expected 0 or more")
-        for number, what in ((self.ngrams, "n-grams"), (self.text_bytes, "bytes")):
-            if number is not None and number < 1:
-                raise ConfigError(f"{number} {what} were requested; expected 1 or more")
-        for number in self.by_order or ():
-            if number is not None and number < 0:
-                raise ConfigError(f"{number} is negative; expected 0 or more")
-
-    def facts(self) -> dict[str, float | int | tuple[int | None, ...]]:
-        """What is given, by name, for a model's provenance."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True)

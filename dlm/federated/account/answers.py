@@ -49,7 +49,7 @@ def sensitivity_of(
     name: str,
     rounds: int,
     gap: int,
-    max_part: int,
+    max_participations: int,
     *,
     blt: Any = None,
     bands: int | None = None,
@@ -74,15 +74,15 @@ def sensitivity_of(
         )
     if not (column_norm > 0 and math.isfinite(column_norm)):
         raise ConfigError(f"the column norm is {column_norm}; it must be finite and above 0")
-    times = check_participation(rounds, gap, max_part)
+    times = check_participation(rounds, gap, max_participations)
     if name in ("gaussian", "tree", "tree-restart", "tree-full"):
-        value = named_sensitivity(name, rounds, gap, max_part, tuple(restarts))
+        value = named_sensitivity(name, rounds, gap, max_participations, tuple(restarts))
         return Sensitivity(value, True, "")
     if name == "blt":
         from dlm.federated.noise.blt import Blt, nearest_production
 
         parameters = nearest_production(gap) if blt is None else blt
-        value = Blt(rounds, parameters).sensitivity(gap=gap, max_part=max_part)
+        value = Blt(rounds, parameters).sensitivity(gap=gap, max_participations=max_participations)
         return Sensitivity(value, True, parameters.made_for)
     if coefficients is not None:
         bands = len(coefficients)
@@ -105,10 +105,15 @@ def sensitivity_of(
         from dlm.federated.noise.make import make_mechanism
 
         made = make_mechanism(
-            name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=progress
+            name,
+            rounds=rounds,
+            gap=gap,
+            max_participations=max_participations,
+            bands=width,
+            progress=progress,
         )
-    exact = made.sensitivity_is_exact(gap=gap, max_part=max_part)
-    value = made.sensitivity(gap=gap, max_part=max_part)
+    exact = made.sensitivity_is_exact(gap=gap, max_participations=max_participations)
+    value = made.sensitivity(gap=gap, max_participations=max_participations)
     return Sensitivity(column_norm * value, exact, made_for)
 
 
@@ -119,23 +124,23 @@ def guarantee_of(
     noise_multiplier: float,
     rounds: int,
     gap: int,
-    max_part: int,
+    max_participations: int,
     delta: float,
 ) -> dict[str, Any]:
     """zCDP and epsilon of a mechanism's noise, with notes for readers.
 
     `epsilon` is what a run reports for this rho: its noise is discrete, so it is the bound that
     holds for every mechanism of that rho. (The run's grid adds at most 0.1 % to rho, or the run is
-    refused.) `epsilon_gaussian` is for exact Gaussian noise, as in simulations and in the papers.
+    refused.) `epsilon_gaussian` is for exact Gaussian noise, as in the papers.
     """
     rho = rho_of(found.value, noise_multiplier)
     most = most_participations(rounds, gap)
     notes = []
-    if max_part < most:
+    if max_participations < most:
         notes.append(
             f"{most} participations fit into {rounds} rounds with this separation: the numbers "
-            f"hold only if no user took part more than {max_part} times, which must be enforced "
-            "or measured"
+            f"hold only if no user took part more than {max_participations} times, which must be "
+            "enforced or measured"
         )
     if not found.is_exact:
         notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
@@ -143,9 +148,9 @@ def guarantee_of(
         "mechanism": name,
         "made_for": found.made_for,
         "rounds": rounds,
-        "min_sep": gap - 1,
+        "min_separation": gap - 1,
         "gap": gap,
-        "max_part": max_part,
+        "max_participations": max_participations,
         "noise_multiplier": noise_multiplier,
         "delta": delta,
         "sensitivity": found.value,
@@ -163,8 +168,8 @@ def sampled_guarantee_of(
     """zCDP without amplification, and epsilon, of independent noise on Poisson-sampled cohorts.
 
     `epsilon` is what a run reports for its discrete noise: by Renyi divergences of whole orders.
-    The others are for exact Gaussian noise: by privacy loss distributions, as a simulation reports,
-    by Renyi divergences, and by the moments accountant of DP-FedAvg's tables.
+    The others are for exact Gaussian noise: by privacy loss distributions, by Renyi divergences,
+    and by the moments accountant of DP-FedAvg's tables.
 
     Raises
         ConfigError  noise that is correlated over rounds; no rounds
@@ -172,7 +177,7 @@ def sampled_guarantee_of(
     if name != "gaussian":
         raise ConfigError(
             f"sampling amplifies the privacy of independent noise only; the noise of {name} is "
-            "correlated over rounds. Give --min-sep and --max-part"
+            "correlated over rounds. Give --min-separation and --max-participations"
         )
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; it must be 1 or more")
@@ -180,9 +185,8 @@ def sampled_guarantee_of(
     found = dict.fromkeys(names, math.inf)
     if noise_multiplier != 0:  # without noise there is nothing to account for
         run = StageRecord(
-            name, name, noise_multiplier, rounds, 1, rounds, sampling="poisson", sampling_rate=q,
-            noise="discrete",
-        )  # fmt: skip
+            name, name, noise_multiplier, rounds, 1, rounds, sampling="poisson", sampling_rate=q
+        )
         found = {
             "rho": run.rho,
             "epsilon": compose([run], delta).epsilon,
@@ -202,9 +206,9 @@ def sampled_guarantee_of(
     }
 
 
-def losses_of(made: Any, name: str, *, gap: int, max_part: int) -> dict[str, Any]:
+def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dict[str, Any]:
     """The losses of a `noise.mechanism.Mechanism` at this participation."""
-    asked = {"gap": gap, "max_part": max_part}
+    asked = {"gap": gap, "max_participations": max_participations}
     return {
         "mechanism": name,
         "rounds": made.rounds,
@@ -218,7 +222,8 @@ def losses_of(made: Any, name: str, *, gap: int, max_part: int) -> dict[str, Any
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_part) -> sensitivity, for a mechanism that does not depend on the gap.
+    """(rounds, gap, max_participations) -> sensitivity, for a mechanism that does not depend on
+    the gap.
 
     Raises
         ConfigError  a mechanism that changes with the gap
@@ -230,10 +235,10 @@ def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
         )
 
     @functools.cache  # many report goals share a gap
-    def sensitivity(rounds: int, gap: int, max_part: int) -> float:
+    def sensitivity(rounds: int, gap: int, max_participations: int) -> float:
         if name != "blt":
-            return named_sensitivity(name, rounds, gap, max_part)
-        return toeplitz_sensitivity(coefs(rounds), rounds, gap, max_part)
+            return named_sensitivity(name, rounds, gap, max_participations)
+        return toeplitz_sensitivity(coefs(rounds), rounds, gap, max_participations)
 
     @functools.cache
     def coefs(rounds: int) -> NDArray[np.float64]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.account.sampled import make_accountant, refuse_unless_poisson
-from dlm.federated.account.zcdp import gaussian_epsilon, joined_noise, rho_of, zcdp_epsilon
+from dlm.federated.account.zcdp import joined_noise, rho_of, zcdp_epsilon
 
 SAMPLINGS = ("poisson", "fixed", "timer")
-NOISES = ("float", "discrete")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +28,8 @@ class StageRecord:
         noise_multiplier  of the independent draws over the clip norm; None without noise
         rounds            rounds released
         gap               smallest difference between rounds of a user's participations, observed or
-                          enforced (`gap_from_min_sep` converts the papers' MinS)
-        max_part          most participations of a user, observed or enforced; never
+                          enforced (`gap_from_min_separation` converts the papers' MinS)
+        max_participations          most participations of a user, observed or enforced; never
                           rounds / gap rounded down, which can be too small
         sensitivity       the mechanism's for that participation and a clip norm of 1; required for
                           all but "gaussian" and trees
@@ -40,8 +39,7 @@ class StageRecord:
         clip_noise        for an adaptive clip norm: standard deviation on the clip counts;
                           `noise_multiplier` is then only that of the updates
         norm_inflation    norm after rounding for secure aggregation over the clip norm
-        noise             "float", or "discrete": whole steps of a grid
-        rounding          of "discrete": factor by which the grid raises the sensitivity, at least 1
+        rounding          factor by which the grid raises the sensitivity, at least 1
         simulated         the noise came from a configured seed, so it protects nobody
         extras            further facts for the report; not accounted for
     """
@@ -51,7 +49,7 @@ class StageRecord:
     noise_multiplier: float | None
     rounds: int
     gap: int = 1
-    max_part: int = 1
+    max_participations: int = 1
     sensitivity: float | None = None
     sampling: str = "timer"
     sampling_rate: float | None = None
@@ -59,7 +57,6 @@ class StageRecord:
     norm_inflation: float = 1.0
     matrix: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     simulated: bool = False
-    noise: str = "float"
     rounding: float = 1.0
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -83,15 +80,15 @@ class StageRecord:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"stage {self.stage}: {name} is {value}, not a finite number > 0")
-        if self.noise not in NOISES:
-            raise ConfigError(f"stage {self.stage}: noise is {self.noise!r}, not one of {NOISES}")
         if not (self.norm_inflation >= 1 and self.rounding >= 1):
             raise ConfigError(
                 f"stage {self.stage}: norm_inflation is {self.norm_inflation}, rounding is "
                 f"{self.rounding}; both must be 1 or more"
             )
-        if min(self.rounds, self.gap, self.max_part) < 1:
-            raise ConfigError(f"stage {self.stage}: rounds, gap and max_part must be 1 or more")
+        if min(self.rounds, self.gap, self.max_participations) < 1:
+            raise ConfigError(
+                f"stage {self.stage}: rounds, gap and max_participations must be 1 or more"
+            )
 
     @property
     def raw(self) -> bool:
@@ -124,7 +121,7 @@ class StageRecord:
             self.mechanism,
             self.rounds,
             self.gap,
-            self.max_part,
+            self.max_participations,
             tuple(self.matrix.get("restarts", ())),
         )
 
@@ -152,10 +149,8 @@ class PrivacyNumbers:
 
     Args
         rho        zCDP, without amplification by sampling; infinite with a raw stage
-        epsilons   by accountant: "gaussian" (exact, without sampling) or "pld" (with sampling),
-                   "rdp" (with sampling), "zcdp" (holds for any noise); discrete noise has neither
-                   "gaussian" nor "pld"
-        epsilon    the smallest of the tight ones
+        epsilons   by accountant: "zcdp" (holds for any noise), and "rdp" with sampling
+        epsilon    the smallest of them
         notes      what a reader must know before trusting them
     """
 
@@ -170,10 +165,9 @@ class PrivacyNumbers:
 def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     """The guarantee of `stages` together, counting each user as being in all of them.
 
-    Gaussian stages compose into one Gaussian whose rho is the sum, even if a later stage is chosen
-    after an earlier one was released; sampled ones are composed with it numerically. With discrete
-    noise rho adds up in the same way; epsilon is then the bound for every mechanism of that rho,
-    and for sampled stages by Renyi divergences of whole orders, which equal the Gaussian's.
+    Rho adds up over stages, even if a later stage is chosen after an earlier one was released.
+    Epsilon is the bound for every mechanism of that rho; with sampled stages it is also computed
+    by Renyi divergences of whole orders, at which discrete noise has those of the Gaussian.
 
     Raises
         ConfigError   no stage
@@ -198,32 +192,24 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
                 f"stage {stage.stage}: rounding for secure aggregation raises norms by a factor of "
                 f"{stage.norm_inflation:.6g}, which is accounted for"
             )
-        if not stage.raw and stage.noise == "discrete":
-            notes.append(discrete_note(stage))
+        if not stage.raw:
+            notes.append(noise_note(stage))
     rho = math.fsum(stage.rho for stage in stages)
-    discrete = any(stage.noise == "discrete" and not stage.raw for stage in stages)
     if math.isinf(rho):
-        none = dict.fromkeys(("gaussian", "zcdp"), math.inf)
+        none = {"zcdp": math.inf}
         return PrivacyNumbers(math.inf, math.inf, delta, none, tuple(stages), tuple(notes))
     sampled = [stage for stage in stages if stage.sampling_rate is not None]
     epsilons = {"zcdp": zcdp_epsilon(rho, delta)}
-    if not sampled and discrete:
-        tight = epsilons["zcdp"]
-    elif not sampled:
-        epsilons["gaussian"] = gaussian_epsilon(rho, delta)
-        tight = epsilons["gaussian"]
-    else:
+    if sampled:
         notes.append(
             "amplified by Poisson sampling in stage " + ", ".join(stage.stage for stage in sampled)
         )
-        for name in ("rdp",) if discrete else ("pld", "rdp"):
-            epsilons[name] = _numerical(name, stages, delta, whole_orders=discrete)
-        tight = min(epsilons["rdp" if discrete else "pld"], epsilons["zcdp"])
-    return PrivacyNumbers(rho, tight, delta, epsilons, tuple(stages), tuple(notes))
+        epsilons["rdp"] = _numerical(stages, delta)
+    return PrivacyNumbers(rho, min(epsilons.values()), delta, epsilons, tuple(stages), tuple(notes))
 
 
-def discrete_note(stage: StageRecord) -> str:
-    """The grid, the generator and the cost of discrete noise, in one sentence."""
+def noise_note(stage: StageRecord) -> str:
+    """The grid, the generator and the cost of a stage's noise, in one sentence."""
     grid = stage.extras.get("grid", "an unknown grid")
     generator = stage.extras.get("generator", "an unknown generator")
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"
@@ -233,13 +219,11 @@ def discrete_note(stage: StageRecord) -> str:
     )
 
 
-def _numerical(
-    accountant: str, stages: Sequence[StageRecord], delta: float, *, whole_orders: bool
-) -> float:
+def _numerical(stages: Sequence[StageRecord], delta: float) -> float:
     """Epsilon by dp-accounting: sampled stages round by round, all others as one Gaussian."""
     from dp_accounting import dp_event
 
-    ledger = make_accountant(accountant, whole_orders=whole_orders)
+    ledger = make_accountant("rdp", whole_orders=True)
     rest = math.fsum(stage.rho for stage in stages if stage.sampling_rate is None)
     if rest:
         ledger.compose(dp_event.GaussianDpEvent(1 / math.sqrt(2 * rest)))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from dlm.errors import ConfigError
 from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of, zcdp_epsilon
-from dlm.federated.noise.participation import min_sep_from_gap, most_participations
+from dlm.federated.noise.participation import min_separation_from_gap, most_participations
 
-# (rounds, gap, max_part) -> sensitivity, which does not rise with the gap
+# (rounds, gap, max_participations) -> sensitivity, which does not rise with the gap
 Sensitivity = Callable[[int, int, int], float]
 GRID = 200  # report goals shown between the least and the most
 
@@ -25,17 +25,18 @@ class Extrapolated:
     """One setting and its guarantee.
 
     Shapes
-        gap, min_sep, max_part  in rounds; min_sep is the papers' MinS, one less than the gap
-        epsilon                 as reported by a run of this rho with discrete noise
-        epsilon_gaussian        for exact Gaussian noise, as in a simulation
+        gap, min_separation, max_participations  in rounds; min_separation is the papers' MinS, one
+                                                 less than the gap
+        epsilon                 as reported by a run of this rho
+        epsilon_gaussian        for exact Gaussian noise, as papers print it
     """
 
     report_goal: int
     noise_multiplier: float
     rounds: int
     gap: int
-    min_sep: int
-    max_part: int
+    min_separation: int
+    max_participations: int
     rho: float
     epsilon: float
     epsilon_gaussian: float
@@ -80,10 +81,11 @@ def extrapolate(
     gap = min(population // report_goal, rounds)
     if gap < 1:
         raise ConfigError(f"{report_goal} users per round exceed the population of {population}")
-    max_part = most_participations(rounds, gap)
-    rho = rho_of(sensitivity(rounds, gap, max_part), noise_multiplier)
+    max_participations = most_participations(rounds, gap)
+    rho = rho_of(sensitivity(rounds, gap, max_participations), noise_multiplier)
     return Extrapolated(
-        report_goal, noise_multiplier, rounds, gap, min_sep_from_gap(gap), max_part, rho,
+        report_goal, noise_multiplier, rounds, gap, min_separation_from_gap(gap),
+        max_participations, rho,
         zcdp_epsilon(rho, delta), gaussian_epsilon(rho, delta),
     )  # fmt: skip
 
@@ -141,7 +143,7 @@ def make_plan(
         chosen = extrapolate(population, rounds, best, noise, delta, sensitivity)
     else:
         last = considered[-1]
-        reach = sensitivity(rounds, last.gap, last.max_part)
+        reach = sensitivity(rounds, last.gap, last.max_participations)
         noise = noise_for(reach, target_rho)
         chosen = dataclasses.replace(
             last,

@@ -19,7 +19,7 @@ from dlm.errors import DlmError
 
 if TYPE_CHECKING:
     from dlm.federated.account.compose import StageRecord
-    from dlm.federated.provenance import Guarantee, Provenance
+    from dlm.record.provenance import Guarantee, Provenance
 
 TOLERANCE = 1e-6  # relative; accounting of the same stages agrees far better
 # What a record must state of a matrix so that its sensitivity can be recomputed.
@@ -79,7 +79,7 @@ def recheck(record: Provenance) -> Recheck:
         if value is not None and not math.isclose(claimed, value, rel_tol=TOLERANCE):
             differing.append(
                 f"stage {stage.stage} states a sensitivity of {claimed:.6g}, and {stage.mechanism} "
-                f"has {value:.6g} for gap {stage.gap} and {stage.max_part} participations"
+                f"has {value:.6g} for gap {stage.gap} and {stage.max_participations} participations"
             )
     if differing:
         return Recheck(False, f"{DIFFERS}: {'; '.join(differing)}")
@@ -119,7 +119,7 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
         return None
     # The sensitivity for fewer rounds than were run could be too small.
     rounds = max(matrix.get("rounds", 1), stage.rounds)
-    times = check_participation(rounds, stage.gap, stage.max_part)
+    times = check_participation(rounds, stage.gap, stage.max_participations)
     if stage.mechanism == "bandmf" and matrix["bands"] > stage.gap and times > 1:
         return None  # columns overlap, and it depends on their entries
     blt = None
@@ -128,7 +128,8 @@ def sensitivity_of_stage(stage: StageRecord) -> float | None:
 
         blt = BltParameters(tuple(matrix["decay"]), tuple(matrix["scale"]))
     return sensitivity_of(
-        stage.mechanism, rounds, stage.gap, stage.max_part, blt=blt, bands=matrix.get("bands"),
+        stage.mechanism, rounds, stage.gap, stage.max_participations, blt=blt,
+        bands=matrix.get("bands"),
         coefficients=matrix.get("coefficients"), restarts=matrix.get("restarts", ()),
     ).value  # fmt: skip
 

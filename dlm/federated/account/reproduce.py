@@ -65,7 +65,11 @@ def account_command(stage: StageRecord, delta: float) -> str:
     if stage.sampling_rate is not None:
         options["sampling-probability"] = stage.sampling_rate
     else:
-        options |= {"gap": stage.gap, "max-part": stage.max_part, **stage.matrix}
+        options |= {
+            "gap": stage.gap,
+            "max-participations": stage.max_participations,
+            **stage.matrix,
+        }
     options["delta"] = delta
     given = [f"--{name} {_value(value)}" for name, value in options.items() if value != []]
     return " ".join(["dlm privacy account", *given])

@@ -17,12 +17,11 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord, compose
-from dlm.federated.lineage import Stages, ledger_of, shared_ledgers, stages_of
-from dlm.federated.provenance import Guarantee, Provenance, digest_of
+from dlm.record.lineage import Stages, ledger_of, shared_ledgers, stages_of
+from dlm.record.provenance import Guarantee, Provenance, digest_of, take_digest
 
 PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's report
 
@@ -82,10 +81,10 @@ def read_run(path: Path) -> ReportedRun:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = dict(body)
         if found.get("format") == PIPELINE_REPORT:
-            _check_digest(path, found)
+            take_digest(found, path)
             found = dict(found["privacy"])
         if "checklist" in found:  # a report, which has a digest of its own
-            _check_digest(path, found)
+            take_digest(found, path)
         delta = float(found["delta"]) if "delta" in found else None
         books = found["ledgers"].values() if "checklist" in found else ()
         own = frozenset(str(book["digest"]) for book in books)
@@ -94,16 +93,6 @@ def read_run(path: Path) -> ReportedRun:
     return ReportedRun(
         str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta, own
     )
-
-
-def _check_digest(path: Path, found: dict[str, Any]) -> None:
-    """Removes the digest from a report, and rejects a changed report."""
-    digest = found.pop("digest")
-    if digest != digest_of(found):
-        raise PrivacyError(
-            f"{path} was changed after it was written: its digest does not match. Get it from the "
-            "run again; this one guarantees nothing"
-        )
 
 
 def compose_runs(
@@ -140,7 +129,7 @@ def compose_runs(
     labels = [f"run {place} ({run.name})" for place, run in enumerate(runs, 1)]
     known = stages_of({label: run.record for label, run in zip(labels, runs, strict=True)})
     owners = _owners(known, labels, runs)
-    notes = (*_notes(runs, disjoint), *known.notes, *_floating(known, owners, bool(disjoint)))
+    notes = (*_notes(runs, disjoint), *_floating(known, owners, bool(disjoint)))
     if any(run.record.guarantee is None and run.record.simulated is None for run in runs):
         return Together(None, None, tuple(reasons), (), notes)
     worst: tuple[int, ...] = ()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
@@ -18,9 +17,9 @@ from scipy.optimize import minimize
 
 from dlm.errors import ConfigError
 from dlm.federated.noise.cache import cached
-from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds
+from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import banded_sensitivity
-from dlm.federated.noise.toeplitz import ring_step, square_root_coefs
+from dlm.federated.noise.toeplitz import square_root_coefs
 
 # Above this, an optimisation takes more than a few gigabytes and hours.
 MOST_ROUNDS = 5_000
@@ -39,9 +38,6 @@ class BandMF(Base):
         self.rows = np.asarray(rows, np.float64)
         self.rounds = check_rounds(len(rows))
         self.buffer_count = rows.shape[1] - 1
-
-    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
-        return ring_step(state, jnp.asarray(self.rows, jnp.float32)[state.round])
 
     def truncated(self, rounds: int) -> BandMF:
         """The same noise, for a shorter run."""
@@ -68,13 +64,13 @@ class BandMF(Base):
             )
         return out
 
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
+    def sensitivity(self, *, gap: int, max_participations: int) -> float:
         """Exact for gaps of at least half the bands; an upper bound for smaller ones."""
-        return banded_sensitivity(self.gram(), gap, max_part)[0]
+        return banded_sensitivity(self.gram(), gap, max_participations)[0]
 
-    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+    def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
         """See `sensitivity`."""
-        return banded_sensitivity(self.gram(), gap, max_part)[1]
+        return banded_sensitivity(self.gram(), gap, max_participations)[1]
 
     def prefix_variances(self) -> Floats:
         """Row by row of A C^-1."""
@@ -116,7 +112,7 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
     rows = np.zeros((rounds, bands))
     for d in range(bands):
         rows[d:, d] = columns[d, : rounds - d]
-    return {"rows": rows, "loss": BandMF(rows).rms_loss(gap=bands, max_part=1)}
+    return {"rows": rows, "loss": BandMF(rows).rms_loss(gap=bands, max_participations=1)}
 
 
 def _solve(

@@ -11,15 +11,13 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
 from dlm.errors import ConfigError
 from dlm.federated.noise.cache import cached
-from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds, draw
+from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import (
     check_participation,
     separated_sums,
@@ -85,17 +83,6 @@ class Blt(Base):
         self.parameters = parameters
         self.buffer_count = len(parameters.decay)
 
-    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
-        decay = jnp.asarray(self.parameters.decay, jnp.float32)
-        scale = jnp.asarray(self.parameters.scale, jnp.float32)
-        noise = jax.tree.map(
-            lambda fresh, held: fresh - jnp.tensordot(scale, held, 1), draw(state), state.buffers
-        )
-        buffers = jax.tree.map(
-            lambda held, new: held * decay.reshape(-1, *[1] * new.ndim) + new, state.buffers, noise
-        )
-        return noise, buffers
-
     def matrix(self) -> dict[str, Any]:
         """Decays and scales."""
         decay, scale = list(self.parameters.decay), list(self.parameters.scale)
@@ -105,9 +92,11 @@ class Blt(Base):
         """Decays and scales."""
         return np.array(self.parameters.decay), np.array(self.parameters.scale)
 
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
+    def sensitivity(self, *, gap: int, max_participations: int) -> float:
         """Exact, by BLT Theorem 3.1."""
-        return toeplitz_sensitivity(self.parameters.coefs(self.rounds), self.rounds, gap, max_part)
+        return toeplitz_sensitivity(
+            self.parameters.coefs(self.rounds), self.rounds, gap, max_participations
+        )
 
     def prefix_variances(self) -> Floats:
         """BLT Proposition 3.3."""
@@ -145,7 +134,7 @@ def nearest_production(gap: int) -> BltParameters:
 
 
 def optimise_blt(
-    rounds: int, gap: int, max_part: int, *, buffers: int = 4, error: str = "max"
+    rounds: int, gap: int, max_participations: int, *, buffers: int = 4, error: str = "max"
 ) -> BltParameters:
     """The BLT of least loss for that participation, kept on disk once found.
 
@@ -156,13 +145,13 @@ def optimise_blt(
     Args
         error  "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3)
     """
-    times = check_participation(rounds, gap, max_part)
+    times = check_participation(rounds, gap, max_participations)
     if buffers < 1 or buffers > 10:
         raise ConfigError(f"buffers is {buffers}; it must be between 1 and 10, and 2 to 4 suffice")
     if error not in ("max", "mean"):
         raise ConfigError(f"error is {error!r}; a BLT is optimised for 'max' or 'mean'")
     settings = {
-        "mechanism": "blt", "rounds": rounds, "gap": gap, "max_part": times,
+        "mechanism": "blt", "rounds": rounds, "gap": gap, "max_participations": times,
         "buffers": buffers, "error": error,
     }  # fmt: skip
     found = cached(settings, 1, lambda: _optimise(rounds, gap, times, buffers, error))
@@ -187,7 +176,10 @@ def _optimise(rounds: int, gap: int, times: int, buffers: int, error: str) -> di
         except ConfigError:  # an end at the edge, where rounding exceeds the bounds
             continue
         blt = Blt(rounds, made)
-        losses = [blt.max_loss(gap=gap, max_part=times), blt.rms_loss(gap=gap, max_part=times)]
+        losses = [
+            blt.max_loss(gap=gap, max_participations=times),
+            blt.rms_loss(gap=gap, max_participations=times),
+        ]
         candidates.append((losses if error == "max" else losses[::-1], made))
     least = min(losses[0] for losses, _ in candidates)
     losses, best = min(

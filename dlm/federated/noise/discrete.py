@@ -1,6 +1,6 @@
 """The mechanisms of `noise` on a grid: whole numbers of steps, released exactly.
 
-    noise = discrete(make_mechanism("blt", rounds=2000, gap=342, max_part=6))
+    noise = discrete(make_mechanism("blt", rounds=2000, gap=342, max_participations=6))
     state = noise.init(key, size)
     drawn, state = noise.step(state, [(size, deviation)])       # int64, in steps
 
@@ -30,9 +30,8 @@ from dlm.federated.noise.discrete_gaussian import (
     draw_discrete,
     whole_deviation,
 )
-from dlm.federated.noise.gaussian import GaussianMechanism
 from dlm.federated.noise.kernels import STRIPS, blt_noise
-from dlm.federated.noise.mechanism import Floats, Mechanism
+from dlm.federated.noise.mechanism import Floats, GaussianMechanism, Mechanism
 from dlm.federated.noise.toeplitz import BandedToeplitz
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
 
@@ -79,10 +78,6 @@ class DiscreteNoise:
     def init(self, key: Key, size: int) -> DiscreteState:
         """The state before round 0, for releases of `size` numbers."""
         return DiscreteState(key, 0, self._first(size))
-
-    def rekey(self, state: DiscreteState, key: Key) -> DiscreteState:
-        """The state with another key for all further draws, as a resumed run needs it."""
-        return state._replace(key=key)
 
     def step(
         self, state: DiscreteState, parts: Sequence[tuple[int, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dlm.errors import ConfigError
-from dlm.federated.noise.mechanism import Mechanism
+from dlm.federated.noise.mechanism import GaussianMechanism, Mechanism, check_rounds
 from dlm.federated.noise.participation import check_participation
 
 NAMES = (
@@ -26,7 +26,7 @@ def make_mechanism(
     *,
     rounds: int,
     gap: int = 1,
-    max_part: int = 1,
+    max_participations: int = 1,
     restarts: Sequence[int] = (),
     buffers: int = BUFFERS,
     bands: int | None = None,
@@ -36,7 +36,8 @@ def make_mechanism(
     """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
 
     Args
-        gap, max_part  the participation that it is optimised for; other mechanisms ignore them
+        gap, max_participations  the participation that it is optimised for; other mechanisms
+                                 ignore them
         restarts       of tree-restart: the rounds at whose start a new tree begins
         buffers        of blt
         bands          of bandmf, bandtoep and bandfhu; by default the gap
@@ -50,14 +51,13 @@ def make_mechanism(
             f"{name} with the restarts {list(restarts)}: tree-restart needs restarts, and other "
             "mechanisms take none"
         )
-    check_participation(rounds, gap, max_part)
+    check_rounds(rounds)
+    check_participation(rounds, gap, max_participations)
     width = min(gap if bands is None else bands, rounds)
     if width < 1:
         raise ConfigError(f"bands is {bands}; it must be 1 or more")
     # Families are imported on use, so that commands start sooner.
     if name == "gaussian":
-        from dlm.federated.noise.gaussian import GaussianMechanism
-
         return GaussianMechanism(rounds)
     if name in ("tree", "tree-restart"):
         from dlm.federated.noise.tree import TreeAgg
@@ -82,5 +82,7 @@ def make_mechanism(
     if name == "blt":
         from dlm.federated.noise.blt import Blt, optimise_blt
 
-        return Blt(rounds, optimise_blt(rounds, gap, max_part, buffers=buffers, error=error))
+        return Blt(
+            rounds, optimise_blt(rounds, gap, max_participations, buffers=buffers, error=error)
+        )
     raise ConfigError(f"there is no mechanism {name!r}; use one of {', '.join(NAMES)}")

@@ -2,9 +2,9 @@
 
 The **gap** is the least difference between the rounds of a user's successive participations (1:
 every round). The papers' tables print the *number of rounds between* them, MinS, which is one less;
-`gap_from_min_sep` converts it.
+`gap_from_min_separation` converts it.
 
-All sensitivities are for a clip norm of 1 and the worst pattern of at most `max_part`
+All sensitivities are for a clip norm of 1 and the worst pattern of at most `max_participations`
 participations with that gap.
 """
 
@@ -26,24 +26,31 @@ Floats = NDArray[np.float64]
 DENSE_GAP = 24  # up to this gap, arrays are the faster way to search patterns over trees
 
 
-def gap_from_min_sep(min_sep: int) -> int:
+def gap_from_min_separation(min_separation: int) -> int:
     """The gap, from the number of rounds between two participations (GDP, BLT: MinS)."""
-    if min_sep < 0:
-        raise ConfigError(f"the rounds between participations are {min_sep}; expected 0 or more")
-    return min_sep + 1
+    if min_separation < 0:
+        raise ConfigError(
+            f"the rounds between participations are {min_separation}; expected 0 or more"
+        )
+    return min_separation + 1
 
 
-def min_sep_from_gap(gap: int) -> int:
+def min_separation_from_gap(gap: int) -> int:
     """The number of rounds between two participations, as the papers' tables print it."""
     return gap - 1
 
 
-def check_participation(rounds: int, gap: int, max_part: int) -> int:
-    """How many participations fit: at most `max_part`, and as many as `rounds` leave room for."""
-    for name, value in (("rounds", rounds), ("gap", gap), ("max_part", max_part)):
+def check_participation(rounds: int, gap: int, max_participations: int) -> int:
+    """How many participations fit: at most `max_participations`, and as many as `rounds` leave
+    room for."""
+    for name, value in (
+        ("rounds", rounds),
+        ("gap", gap),
+        ("max_participations", max_participations),
+    ):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be 1 or more")
-    return min(max_part, most_participations(rounds, gap))
+    return min(max_participations, most_participations(rounds, gap))
 
 
 def most_participations(rounds: int, gap: int) -> int:
@@ -63,7 +70,7 @@ def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
     return tuple(restarts)
 
 
-def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) -> float:
+def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participations: int) -> float:
     """Of a lower triangular Toeplitz matrix, exactly.
 
     Shapes
@@ -74,7 +81,7 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) ->
     """
     if np.any(coefs < 0) or np.any(np.diff(coefs) > 0):
         raise ValueError("the coefficients must be non-increasing and non-negative")
-    times = check_participation(rounds, gap, max_part)
+    times = check_participation(rounds, gap, max_participations)
     column = np.zeros(rounds)
     column[: min(len(coefs), rounds)] = coefs[:rounds]
     return float(np.linalg.norm(separated_sums(column, gap, times)))
@@ -92,20 +99,21 @@ def separated_sums(column: Floats, gap: int, times: int) -> Floats:
     return sums.reshape(-1)[:rounds]
 
 
-def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_part: int) -> float:
+def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_participations: int) -> float:
     """Of a matrix whose columns at distance `gap` or more are orthogonal, exactly.
 
     Shapes
         norms_squared  (rounds,)  squared norm of each column
     """
-    best = best_separated_sum(norms_squared, gap, max_part)
+    best = best_separated_sum(norms_squared, gap, max_participations)
     return math.sqrt(best)
 
 
-def best_separated_sum(weights: Floats, gap: int, max_part: int) -> float:
-    """The largest sum of at most `max_part` weights >= 0 whose places differ by `gap` or more."""
+def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> float:
+    """The largest sum of at most `max_participations` weights >= 0 whose places differ by `gap` or
+    more."""
     rounds = len(weights)
-    times = check_participation(rounds, gap, max_part)
+    times = check_participation(rounds, gap, max_participations)
     # best[i]: with the participations so far at place i or before
     best = np.zeros(rounds)
     for _ in range(times):
@@ -115,7 +123,7 @@ def best_separated_sum(weights: Floats, gap: int, max_part: int) -> float:
     return float(best[-1])
 
 
-def banded_sensitivity(bands: Floats, gap: int, max_part: int) -> tuple[float, bool]:
+def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tuple[float, bool]:
     """Of a matrix C with banded C^T C, and whether that is exact or an upper bound.
 
     Shapes
@@ -129,9 +137,9 @@ def banded_sensitivity(bands: Floats, gap: int, max_part: int) -> tuple[float, b
     """
     size = np.abs(bands)
     width, rounds = bands.shape
-    times = check_participation(rounds, gap, max_part)
+    times = check_participation(rounds, gap, max_participations)
     if width <= gap or times == 1:
-        return orthogonal_sensitivity(size[0], gap, max_part), True
+        return orthogonal_sensitivity(size[0], gap, max_participations), True
     if width <= 2 * gap:
         return math.sqrt(_chain(size, gap, times)), True
     own = size[0].copy()
@@ -168,7 +176,7 @@ def forest_sizes(rounds: int) -> list[int]:
     return [1 << bit for bit in range(rounds.bit_length() - 1, -1, -1) if rounds >> bit & 1]
 
 
-def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) -> int:
+def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participations: int) -> int:
     """Of the matrix with one row per node of a sequence of complete binary trees, exactly.
 
     A user adds the number of their participations to each node above them; the result is the
@@ -180,7 +188,7 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
     Paper
         Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
-    times = check_participation(sum(sizes), gap, max_part)
+    times = check_participation(sum(sizes), gap, max_participations)
     if times == most_participations(sum(sizes), gap):
         return _unbounded_forest(sizes, gap)
     if gap <= DENSE_GAP:
@@ -309,7 +317,7 @@ def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
 
 
 def named_sensitivity(
-    name: str, rounds: int, gap: int, max_part: int, restarts: tuple[int, ...] = ()
+    name: str, rounds: int, gap: int, max_participations: int, restarts: tuple[int, ...] = ()
 ) -> float:
     """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart.
 
@@ -317,7 +325,7 @@ def named_sensitivity(
         ConfigError  restarts that do not ascend from 1 to the last round
     """
     if name == "gaussian":
-        return math.sqrt(check_participation(rounds, gap, max_part))
+        return math.sqrt(check_participation(rounds, gap, max_participations))
     edges = [0, *check_restarts(restarts, rounds), rounds]
     sizes = tuple(size for a, b in itertools.pairwise(edges) for size in forest_sizes(b - a))
-    return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))
+    return math.sqrt(forest_sensitivity_squared(sizes, gap, max_participations))

@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
 from dlm.errors import ConfigError
 from dlm.federated.noise.cache import cached
-from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds, draw
+from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import banded_sensitivity, toeplitz_sensitivity
 
 
@@ -31,9 +29,6 @@ class BandedToeplitz(Base):
             raise ConfigError(f"{len(coefs)} bands do not fit into {rounds} rounds")
         self.coefs = np.asarray(coefs, np.float64)
         self.buffer_count = len(coefs) - 1
-
-    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
-        return ring_step(state, jnp.asarray(self.coefs, jnp.float32))
 
     def matrix(self) -> dict[str, Any]:
         """The column; of BandFHU, whose coefficients are known, its bands."""
@@ -58,41 +53,19 @@ class BandedToeplitz(Base):
             bands[d, : self.rounds - d] = products[left - 1]
         return bands
 
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
+    def sensitivity(self, *, gap: int, max_participations: int) -> float:
         """Exact if coefficients fall or one user's columns do not overlap; otherwise a bound."""
         if self._falls():
-            return toeplitz_sensitivity(self.coefs, self.rounds, gap, max_part)
-        return banded_sensitivity(self._gram(), gap, max_part)[0]
+            return toeplitz_sensitivity(self.coefs, self.rounds, gap, max_participations)
+        return banded_sensitivity(self._gram(), gap, max_participations)[0]
 
-    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+    def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
         """See `sensitivity`."""
-        return self._falls() or banded_sensitivity(self._gram(), gap, max_part)[1]
+        return self._falls() or banded_sensitivity(self._gram(), gap, max_participations)[1]
 
     def prefix_variances(self) -> Floats:
         """BLT Proposition 3.3."""
         return np.cumsum(np.cumsum(inverse_coefs(self.coefs, self.rounds)) ** 2)
-
-
-def ring_step(state: NoiseState, row: jax.Array) -> tuple[PyTree, PyTree]:
-    """Noise of one round from a row of banded C, and the updated ring of earlier noise.
-
-    Shapes
-        row  (held + 1,)  C[t, t], C[t, t - 1], ...; the noise of round r is at r % held
-    """
-    held = len(row) - 1
-    if held == 0:
-        return jax.tree.map(lambda fresh: fresh / row[0], draw(state)), state.buffers
-    place = state.round % held
-    # By place: the age of its noise in rounds, 1 to held. Before round 0 all noise is 0.
-    ago = (place - 1 - jnp.arange(held)) % held + 1
-    weights = row[ago]
-    noise = jax.tree.map(
-        lambda fresh, ring: (fresh - jnp.tensordot(weights, ring, 1)) / row[0],
-        draw(state),
-        state.buffers,
-    )
-    buffers = jax.tree.map(lambda ring, new: ring.at[place].set(new), state.buffers, noise)
-    return noise, buffers
 
 
 def inverse_coefs(coefs: Floats, rounds: int) -> Floats:
@@ -159,7 +132,7 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
     )  # fmt: skip
     coefs = done.x * np.sign(done.x[0]) / np.linalg.norm(done.x)
     made = BandedToeplitz("bandtoep", rounds, coefs)
-    return {"coefs": coefs, "loss": made.rms_loss(gap=bands, max_part=1)}
+    return {"coefs": coefs, "loss": made.rms_loss(gap=bands, max_participations=1)}
 
 
 def toeplitz_log_loss(coefs: Floats, rounds: int) -> tuple[float, Floats]:

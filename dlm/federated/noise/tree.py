@@ -12,20 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import PrivacyError
-from dlm.federated.noise.keys import NoiseKey
-from dlm.federated.noise.mechanism import (
-    Base,
-    Floats,
-    NoiseState,
-    PyTree,
-    check_rounds,
-    draw,
-)
+from dlm.federated.noise.mechanism import Base, Floats, check_rounds
 from dlm.federated.noise.participation import (
     check_restarts,
     forest_sensitivity_squared,
@@ -57,67 +46,22 @@ class TreeAgg(Base):
         self.rounds = check_rounds(rounds)
         self._restarts = check_restarts(restarts, rounds)
         self.name = "tree-restart" if self._restarts else "tree"
-        self._starts = np.array([0, *self._restarts])
         self._lengths = np.diff([0, *self._restarts, rounds])
         self.buffer_count = int(max(self._lengths)).bit_length()
-        variances = node_variances(self.buffer_count + 1)
-        # A node's estimate: `weight` times its own draw, the rest times its children's estimates.
-        self._weights = variances
 
     @property
     def restarts(self) -> tuple[int, ...]:
         """Rounds at whose start a new tree begins."""
         return self._restarts
 
-    def restart(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
-        """The same state with a new key; `step` starts the new tree by its schedule.
-
-        Raises
-            PrivacyError  this round is not one of `restarts`, so it was not accounted for
-        """
-        now = int(state.round)
-        if now not in self._restarts:
-            raise PrivacyError(
-                f"round {now} is not a restart of this mechanism ({list(self._restarts)}), so the "
-                "accounting would not hold. Make tree-restart with the rounds of its restarts"
-            )
-        return self.rekey(state, key)
-
-    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
-        starts = jnp.asarray(self._starts, jnp.int32)
-        segment = jnp.searchsorted(starts, state.round, side="right") - 1
-        count = state.round - starts[segment]
-        weights = jnp.asarray(self._weights, jnp.float32)
-        leaf = draw(state)
-
-        def carries(carry: tuple[jax.Array, PyTree, PyTree]) -> jax.Array:
-            return (count >> carry[0]) & 1 == 1
-
-        def merge(carry: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
-            level, estimate, gone = carry
-            own = draw(state, level + 1)
-            weight = weights[level + 1]
-            left = jax.tree.map(lambda held: held[level], state.buffers)
-            estimate = jax.tree.map(
-                lambda a, b, c: weight * a + (1 - weight) * (b + c), own, left, estimate
-            )
-            return level + 1, estimate, jax.tree.map(jnp.add, gone, left)
-
-        nothing = jax.tree.map(jnp.zeros_like, leaf)
-        level, estimate, gone = jax.lax.while_loop(carries, merge, (jnp.int32(0), leaf, nothing))
-        # Lower buffers are overwritten before they are read again: no need to clear them.
-        level = jnp.minimum(level, self.buffer_count - 1)
-        buffers = jax.tree.map(lambda held, new: held.at[level].set(new), state.buffers, estimate)
-        return jax.tree.map(jnp.subtract, estimate, gone), buffers
-
     def matrix(self) -> dict[str, Any]:
         """The restarts: the nodes of a round do not depend on later ones."""
         return {"restarts": list(self._restarts)} if self._restarts else {}
 
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
+    def sensitivity(self, *, gap: int, max_participations: int) -> float:
         """Exact, by a dynamic program over the trees of all segments together."""
         sizes = tuple(size for length in self._lengths for size in forest_sizes(int(length)))
-        return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))
+        return math.sqrt(forest_sensitivity_squared(sizes, gap, max_participations))
 
     def prefix_variances(self) -> Floats:
         """Each running sum adds one estimate per binary digit of its length."""
@@ -163,35 +107,9 @@ class TreeAggFull(Base):
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
 
-    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
-        starts = np.cumsum([0, *self._sizes[:-1]])
-        segment = jnp.searchsorted(jnp.asarray(starts), state.round, side="right") - 1
-        place = state.round - jnp.asarray(starts)[segment]
-        spread = jnp.asarray(self._spread, jnp.float32)[state.round]
-        pull = jnp.asarray(self._pull, jnp.float32)[state.round]
-        noise = jax.tree.map(
-            lambda fresh, sums: spread * fresh + jnp.tensordot(pull, sums, 1),
-            draw(state),
-            state.buffers,
-        )
-        # Sums are added as in a binary counter: digits that carry are added to the next.
-        levels = jnp.arange(self.buffer_count)
-        carried = (place & ((2 << levels) - 1)) == (2 << levels) - 1  # this digit and all below
-        target = jnp.argmin(carried) if self.buffer_count else 0
-        into = jnp.where(levels == target, 1.0, 0.0) * (1 - jnp.all(carried))
-        gone = carried.astype(jnp.float32)
-
-        def counted(sums: jax.Array, new: jax.Array) -> jax.Array:
-            total = new + jnp.tensordot(gone, sums, 1)
-            keep = jnp.where(carried, 0.0, 1.0) * (1 - into)
-            column = (-1, *[1] * new.ndim)
-            return sums * keep.reshape(column) + into.reshape(column) * total
-
-        return noise, jax.tree.map(counted, state.buffers, noise)
-
-    def sensitivity(self, *, gap: int, max_part: int) -> float:
+    def sensitivity(self, *, gap: int, max_participations: int) -> float:
         """Exact, by a dynamic program over the trees."""
-        return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_part))
+        return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_participations))
 
     def prefix_variances(self) -> Floats:
         """From the covariance of each tree; trees are independent of each other."""

@@ -333,9 +333,12 @@ def low_columns(c: Context) -> dict[str, Any]:
     begin_bits, place_bits = bits_of(len(pairs)), bits_of(int(place[-1]))
     stride = begin_bits + place_bits + word_backoff.bits
     entries = room((c.words + 1) * stride)
-    packed.put_all(entries, 0, stride, begin_bits, begin)
-    packed.put_all(entries, begin_bits, stride, place_bits, place)
-    packed.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
+    at = 0
+    for column, bits in (
+        (begin, begin_bits), (place, place_bits), (word_backoff.codes, word_backoff.bits),
+    ):  # fmt: skip
+        packed.put_all(entries, at, stride, bits, np.ascontiguousarray(column, U64))
+        at += bits
     near1 = (word_prob.codes << U64(1)) | extended.astype(U64)
     shape = {
         "words": c.words,

@@ -8,14 +8,13 @@ Paper: DLM Algorithms 2 and 3.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.errors import ConfigError
-from dlm.files import NO_ROOM, move, remove_leftovers, scratch_folder, sync_folder
+from dlm.files import NO_ROOM, locked, move, remove_leftovers, scratch_folder, sync_folder
 from dlm.index import layout
 from dlm.index.build import kernels as joining
 from dlm.index.build import stages
@@ -40,10 +39,11 @@ from dlm.index.coding import Coding, coding_of
 from dlm.index.layout import Manifest
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
+from dlm.index.settings import ShardSettings
 from dlm.ngram import kernels as reading
 from dlm.ngram.arpa import ArpaReader, write_arpa
 from dlm.ngram.arpa import kernels as rows
-from dlm.ngram.partition import SLOTS, check_shards
+from dlm.ngram.partition import SLOTS
 from dlm.resources import available_bytes, check_disk
 from dlm.spill import kernels as sorting
 
@@ -64,6 +64,7 @@ KERNELS = (
     sorting.column_range,
     packed.key_list_bits,
     packed.rank_list_bits,
+    packed.put_all,
     sorting.gather,
     reading.count_newlines,
 )
@@ -112,7 +113,7 @@ def build_shard_set(
         memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
         400 bytes per n-gram
     """
-    check_shards(shards)
+    ShardSettings(shards)
     coding = coding_of(encoding, bits)
     say = progress or (lambda line: None)
     if threads < 1:
@@ -313,9 +314,10 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
         spilled = Path(spill).absolute() / f"dlm-{destination.name}-{name}"
     beside = folder if spill is None else spilled
     place = _Place(folder, spilled, beside.with_name(beside.name + ".repaired"))
-    lock_path = whole.with_name(destination.name + ".building.lock")
-    with lock_path.open("w") as lock:
-        _lock(lock, lock_path, destination)
+    running = ConfigError(
+        f"another build of {destination} is running; wait for it, or give another --output"
+    )
+    with locked(whole.with_name(destination.name + ".building.lock"), running, remove=True):
         try:
             remove_leftovers(place.repaired)
             folder.mkdir(exist_ok=True)
@@ -326,7 +328,6 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
         finally:
             if not place.keeps:
                 place.remove()
-            lock_path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -348,21 +349,3 @@ def _explained(place: _Place) -> Iterator[None]:
             f"{exc.strerror}{what}: the build was stopped and removed; free bytes were "
             f"{' and '.join(free)}. Free space, or name another disk with --output or --tmp",
         ) from exc
-
-
-def _lock(lock: IO[str], path: Path, destination: Path) -> None:
-    running = ConfigError(
-        f"another build of {destination} is running; wait for it, or give another --output"
-    )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise running from exc
-    # A build that just ended may have removed the file after it was opened here: such a lock
-    # keeps nobody out.
-    try:
-        same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise running

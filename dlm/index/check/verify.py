@@ -303,17 +303,9 @@ class _Rules:
                 )
 
     def values(self) -> None:
-        """Probabilities are at most 1, weights finite, and no zero is negative."""
-        for k, table in enumerate(self.model.tables, 1):
-            prob, backoff = table.log10_prob, table.log10_backoff
-            self.bad("probability", k, ~(prob <= 0), "has a probability above 1 or none")
-            self.bad(
-                "backoff", k, ~np.isfinite(backoff), "has a back-off weight that is not a number"
-            )
-            negative = _negative_zero(prob) | _negative_zero(backoff)
-            self.bad("negative-zero", k, negative, "has a value of -0.0; zero is written 0.0")
-            if k == self.order:
-                self.bad("backoff", k, backoff != 0, "has a back-off weight at the highest order")
+        """No weight at the highest order; `packed.check` told values that are no such numbers."""
+        weighted = self.model.tables[-1].log10_backoff != 0
+        self.bad("backoff", self.order, weighted, "has a back-off weight at the highest order")
 
     def blanks(self) -> None:
         """Blanks have no values, and among the 1-grams only a missing unknown word is one."""
@@ -436,11 +428,6 @@ class _Rules:
 
 def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values).view(np.uint32)
-
-
-def _negative_zero(values: NDArray[np.float32]) -> Mask:
-    found: Mask = (values == 0) & np.signbit(values)
-    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ def bits_of(largest: int) -> int:
 def pack_fields(values: NDArray[Any], width: int) -> Words:
     """`values`, each in `width` bits."""
     words = room(len(values) * width)
-    kernels.put_all(words, 0, width, width, values)
+    kernels.put_all(words, 0, width, width, np.ascontiguousarray(values, np.uint64))
     return words
 
 

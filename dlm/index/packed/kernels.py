@@ -126,7 +126,7 @@ def put(words, bit, width, value):  # type: ignore[no-untyped-def]
         words[word + 1] |= np.uint64(value) >> np.uint64(np.int64(64) - shift)
 
 
-@kernel
+@kernel("out uint64[:], int64, int64, int64, uint64[:]")
 def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
     """Writes values[i] at first_bit + i * stride.
 
@@ -139,7 +139,7 @@ def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped
         bit += stride
 
 
-@kernel
+@kernel("int64, int64, int64, int64, out uint64[:]")
 def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-def]
     """out[i] = the field at first_bit + i * stride."""
     bit = np.int64(first_bit)

@@ -94,8 +94,8 @@ def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray
     address = a["word_entry"].ctypes.data
     stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
     begin, place = (np.empty(s["words"] + 1, np.int64) for _ in range(2))
-    kernels.get_all(address, 0, stride, s["begin_bits"], begin)
-    kernels.get_all(address, s["begin_bits"], stride, s["place_bits"], place)
+    kernels.get_all(address, 0, stride, s["begin_bits"], begin.view(np.uint64))
+    kernels.get_all(address, s["begin_bits"], stride, s["place_bits"], place.view(np.uint64))
     return begin, place
 
 

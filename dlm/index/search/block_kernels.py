@@ -9,100 +9,52 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import (
-    field,
-    find_key,
-    get,
-    mask_of,
-    offset_at,
-    rank_bits,
-    read_head,
-    two_fields,
-)
+from dlm.index.packed.kernels import field, rank_bits, two_fields
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
-from dlm.index.search import view as at
-from dlm.index.search.kernels import child_at, log10_backoff_of, log10_prob_of, open_list
+from dlm.index.search.step_kernels import (
+    address_of,
+    alone,
+    below,
+    find_child,
+    find_pair,
+    find_root,
+    first_level,
+    list_after,
+    low_of,
+    node_backoff,
+    node_list,
+    open_list,
+    open_ranks,
+    pair_backoff,
+    pair_prob,
+    record_bits,
+    word_backoff,
+)
 from dlm.jit import inlined, kernel
 
-_0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
+_0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
 
 @inlined
-def entry_of(view, word):  # type: ignore[no-untyped-def]
-    """Bit of the entry of `word`, the number of its first pair, its pairs, the bit of its list."""
-    entry_bits = view[at.BEGIN_BITS] + view[at.PLACE_BITS] + view[at.WORD_BACKOFF_BITS]
-    entry = (view[at.WORD_ENTRY] << _3) + word * entry_bits
-    first = field(entry, view[at.BEGIN_BITS])
-    size = field(entry + entry_bits, view[at.BEGIN_BITS]) - first
-    bit = (view[at.LIST] << _3) + field(entry + view[at.BEGIN_BITS], view[at.PLACE_BITS])
-    return entry, first, size, bit
-
-
-@inlined
-def pair_bits(view):  # type: ignore[no-untyped-def]
-    """Bits of the value beside a 2-gram's key."""
-    return np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS] + view[at.PAIR_BACKOFF_BITS]
-
-
-@inlined
-def find_pair(view, size, bit, word):  # type: ignore[no-untyped-def]
-    """Place of `word` in the list of `size` at `bit`, and the bit of its value; -1 for no place."""
-    value_bits = pair_bits(view)
-    key_bits = view[at.KEY_BITS]
-    key = (word * view[at.MULTIPLIER]) & mask_of(key_bits)
-    step, keys, rest = open_list(bit, size, key_bits)
-    low, high = _0, size
-    if step:
-        low, high = two_fields(bit + (key >> rest) * step, step)
-    bucket = keys + low * (rest + value_bits)
-    place = find_key(bucket, rest, _0, high - low, key & mask_of(rest))
-    if place < 0:
-        return place, _0
-    return low + place, bucket + (high - low) * rest + place * value_bits
-
-
-@inlined
-def word_backoff(view, word):  # type: ignore[no-untyped-def]
-    """The weight of a word as a context."""
-    entry, _, _, _ = entry_of(view, word)
-    bits = view[at.WORD_BACKOFF_BITS]
-    code = field(entry + view[at.BEGIN_BITS] + view[at.PLACE_BITS], bits)
-    return log10_backoff_of(code, view[at.WORD_BACKOFF_TABLE])
-
-
-@inlined
-def find_root(view, older, word):  # type: ignore[no-untyped-def]
-    """The node of the context (older, word), -1 where there is none."""
-    _, first, size, bit = entry_of(view, older)
-    place, value = find_pair(view, size, bit, word)
+def root_of(low, older, word):  # type: ignore[no-untyped-def]
+    """The node of the context (older, word), -1 where nothing is stored under it."""
+    first, size, bit = list_after(low, older)
+    place, value = find_pair(low, size, bit, word)
     if place < 0 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
         return np.int64(-1)
-    pair = first + place
-    bits = view[at.ROOT_BUCKET_BITS]
-    bucket = pair >> view[at.ROOT_KEY_BITS]
-    low = get(view[at.ROOT_BUCKET], bucket * bits, bits)
-    high = get(view[at.ROOT_BUCKET], (bucket + _1) * bits, bits)
-    target = pair & mask_of(view[at.ROOT_KEY_BITS])
-    return find_key(view[at.ROOT_KEY] << _3, view[at.ROOT_KEY_BITS], low, high, target)
+    return find_root(low, first + place)
 
 
 @inlined
-def open_root(view, node, parent_size):  # type: ignore[no-untyped-def]
-    """Words that follow a root, and the bit of its list after the head.
+def inverse_of(multiplier):  # type: ignore[no-untyped-def]
+    """The inverse of an odd number modulo a power of two, which turns keys into words.
 
-    Args
-        parent_size  pairs that begin with the root's last word
+    By Newton's method: each step doubles the bits that are right, from three on.
     """
-    level = np.int64(at.LEVEL)
-    bit = (view[level + at.N_LIST] << _3) + offset_at(
-        view[level + at.N_PLACE],
-        view[level + at.N_PLACE_BASE],
-        view[level + at.N_PLACE_DELTA],
-        view[level + at.N_PLACE_WIDE],
-        node,
-    )
-    size, head = read_head(bit, parent_size)
-    return size, bit + head
+    inverse = multiplier
+    for _ in range(5):
+        inverse = inverse * (_2 - multiplier * inverse)
+    return inverse
 
 
 @kernel("int64[:], uint8[:], uint32[:], out int64[:], out uint32[:], out float32[:]")
@@ -117,7 +69,8 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
                         its last three words, four, ..., all; 0 where there is none
     Trusts  as `kernels.score_groups`; the shard owns the contexts
     """
-    key_bits = view[at.KEY_BITS]
+    address = address_of(view)
+    low = low_of(address)
     end = _0
     out = _0
     for c in range(len(context_lengths)):
@@ -125,36 +78,20 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
         end += length
         log10_backoffs[out : out + length - 2] = np.float32(0.0)
         last = np.int64(context_words[end - 1])
-        node = find_root(view, np.int64(context_words[end - 2]), last)
+        node = root_of(low, np.int64(context_words[end - 2]), last)
         nodes[c] = node
         totals[c] = np.uint32(0)
         if node >= 0:
-            _, _, parent_size, _ = entry_of(view, last)
-            size, _ = open_root(view, node, parent_size)
+            level = first_level(address)
+            _, parents, _ = list_after(low, last)
+            size, _, _, _, _ = open_ranks(node_list(level, node), parents)
             totals[c] = np.uint32(size)
-            level = np.int64(at.LEVEL)
             for k in range(3, length + 1):
-                first = child_at(view, level, node)
-                beyond = child_at(view, level, node + _1)
-                level += np.int64(at.LEVEL_PLACES)
-                key = (np.int64(context_words[end - k]) * view[at.MULTIPLIER]) & mask_of(key_bits)
-                # Keys rise among the children of a node.
-                keys = view[level + at.N_KEY] << _3
-                low, high = first, beyond
-                while high - low > 8:
-                    middle = (low + high) >> _1
-                    if field(keys + middle * key_bits, key_bits) <= key:
-                        low = middle
-                    else:
-                        high = middle
-                node = find_key(keys, key_bits, low, high, key)
+                node = find_child(low, level, node, np.int64(context_words[end - k]))
                 if node < 0:
                     break
-                bits = view[level + at.N_BACKOFF_BITS]
-                code = get(view[level + at.N_BACKOFF], node * bits, bits)
-                log10_backoffs[out + k - 3] = log10_backoff_of(
-                    code, view[level + at.N_BACKOFF_TABLE]
-                )
+                level = below(level)
+                log10_backoffs[out + k - 3] = node_backoff(level, node)
         out += length - 2
     return 0
 
@@ -163,27 +100,19 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
 def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
     """The words that follow a root whose last word is `last`, by rising key.
 
+    Args    view  its address
     Shapes  words (n,) uint32, n as `find_blocks` said
     """
-    key_bits = view[at.KEY_BITS]
-    multiplier = view[at.MULTIPLIER]
-    mask = mask_of(key_bits)
-    # The inverse of an odd number modulo a power of two, by Newton's method: each step doubles the
-    # bits that are right, from three on.
-    inverse = multiplier
-    for _ in range(5):
-        inverse = inverse * (np.int64(2) - multiplier * inverse)
-    _, _, parents, parent_bit = entry_of(view, last)
-    value_bits = pair_bits(view)
-    step, keys, rest = open_list(parent_bit, parents, key_bits)
-    buckets = _1 << (key_bits - rest) if step else _1
+    low = low_of(view)
+    inverse = inverse_of(low.multiplier)
+    _, parents, parent_bit = list_after(low, last)
+    step, keys, rest = open_list(parent_bit, parents, low.key_bits)
+    buckets = _1 << (low.key_bits - rest) if step else _1
 
-    size, bit = open_root(view, node, parents)
-    level = np.int64(at.LEVEL)
-    record = view[level + at.N_PROB_BITS] + view[level + at.N_FLAG_BITS]
-    width = rank_bits(size, parents)
-    own_step, own_keys, own_rest = open_list(bit, size, width)
-    own_buckets = _1 << (width - own_rest) if own_step else _1
+    level = first_level(view)
+    size, bit, own_step, own_keys, own_rest = open_ranks(node_list(level, node), parents)
+    _, record = record_bits(level)
+    own_buckets = _1 << (rank_bits(size, parents) - own_rest) if own_step else _1
     whole = size == parents
 
     parent_bucket = _0  # the bucket of the parent list that holds the rank, and its entries
@@ -203,20 +132,20 @@ def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
                 rank = (own << own_rest) | field(here + (i - first) * own_rest, own_rest)
             if rank >= end:
                 # Ranks rise: mostly the next bucket or one near it; else it is searched for.
-                low, high = parent_bucket + _1, min(parent_bucket + np.int64(5), buckets)
-                if field(parent_bit + high * step, step) <= rank:
-                    low, high = high, buckets
-                while high - low > 1:
-                    middle = (low + high) >> _1
+                after, until = parent_bucket + _1, min(parent_bucket + np.int64(5), buckets)
+                if field(parent_bit + until * step, step) <= rank:
+                    after, until = until, buckets
+                while until - after > 1:
+                    middle = (after + until) >> _1
                     if field(parent_bit + middle * step, step) <= rank:
-                        low = middle
+                        after = middle
                     else:
-                        high = middle
-                parent_bucket = low
+                        until = middle
+                parent_bucket = after
                 begin, end = two_fields(parent_bit + parent_bucket * step, step)
-            key = field(keys + begin * (rest + value_bits) + (rank - begin) * rest, rest)
+            key = field(keys + begin * (rest + low.pair_bits) + (rank - begin) * rest, rest)
             key |= parent_bucket << rest
-            words[at_word] = np.uint32((key * inverse) & mask)
+            words[at_word] = np.uint32((key * inverse) & low.key_mask)
             at_word += _1
     return 0
 
@@ -247,7 +176,7 @@ def list_blocks(  # type: ignore[no-untyped-def]
         if count == 0:
             continue
         after = np.empty(total, np.uint32)
-        words_after(view, np.int64(context_words[end - 1]), nodes[c], after)
+        words_after(address_of(view), np.int64(context_words[end - 1]), nodes[c], after)
         after.sort()
         for i in range(count):
             words[given + i] = after[skip + i]
@@ -265,6 +194,7 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
         sums            (C, 2) float32 filled: the weights added from the longest context down to
                         one word; down to two
     """
+    low = low_of(address_of(view))
     end = _0
     given = _0
     for c in range(len(context_lengths)):
@@ -275,18 +205,13 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
             total = np.float32(total + log10_backoffs[given + k - 3])
         given += max(length - 2, _0)
         if length >= 2:
-            older = np.int64(context_words[end - 2])
-            _, _, size, bit = entry_of(view, older)
-            place, value = find_pair(view, size, bit, np.int64(context_words[end - 1]))
-            weight = np.float32(0.0)
-            if place >= 0:
-                value += np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS]
-                code = field(value, view[at.PAIR_BACKOFF_BITS])
-                weight = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
+            _, size, bit = list_after(low, np.int64(context_words[end - 2]))
+            place, value = find_pair(low, size, bit, np.int64(context_words[end - 1]))
+            weight = pair_backoff(low, value) if place >= 0 else np.float32(0.0)
             total = np.float32(total + weight)
         sums[c, 1] = total
         if length >= 1:
-            total = np.float32(total + word_backoff(view, np.int64(context_words[end - 1])))
+            total = np.float32(total + word_backoff(low, np.int64(context_words[end - 1])))
         sums[c, 0] = total
     return 0
 
@@ -305,28 +230,30 @@ def find_word(words, word):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def score_low(view, size, bit, sums, word):  # type: ignore[no-untyped-def]
+def list_of(low, last):  # type: ignore[no-untyped-def]
+    """Size and bit of the list of a context's last word; no list where `last` is -1."""
+    if last < 0:
+        return _0, _0
+    _, size, bit = list_after(low, last)
+    return size, bit
+
+
+@inlined
+def score_low(low, size, bit, sums, word):  # type: ignore[no-untyped-def]
     """Score, matched order, n-gram length and state length of a word that only the low orders have,
     by the list of `size` at `bit` of the context's last word."""
-    place, value = np.int64(-1), _0
+    place, near = np.int64(-1), _0
     if size:
-        place, value = find_pair(view, size, bit, word)
+        place, value = find_pair(low, size, bit, word)
+        if place >= 0:
+            near = field(value, low.near_bits)
+            if near & np.int64(BLANK) == 0:
+                score = np.float32(sums[1] + pair_prob(low, near))
+                return score, _2, _2, near & np.int64(STATE_LENGTH)
+    prob, reaches = alone(low, word)
     if place >= 0:
-        value = field(value, np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS])
-        if value & np.int64(BLANK) == 0:
-            prob = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), view[at.PAIR_PROB_TABLE])
-            return (
-                np.float32(sums[1] + prob),
-                np.int64(2),
-                np.int64(2),
-                value & np.int64(STATE_LENGTH),
-            )
-    word_bits = view[at.WORD_PROB_BITS] + _1
-    alone = get(view[at.WORD_VALUE], word * word_bits, word_bits)
-    prob = log10_prob_of(alone >> _1, view[at.WORD_PROB_TABLE])
-    if place >= 0:
-        return np.float32(sums[0] + prob), _1, np.int64(2), value & np.int64(STATE_LENGTH)
-    return np.float32(sums[0] + prob), _1, _1, alone & _1
+        return np.float32(sums[0] + prob), _1, _2, near & np.int64(STATE_LENGTH)
+    return np.float32(sums[0] + prob), _1, _1, reaches
 
 
 @kernel(
@@ -359,10 +286,8 @@ def score_after(  # type: ignore[no-untyped-def]
     Guarantees  as `kernels.score_groups`, from what it answered to `words`
     Trusts  ids below the vocabulary's size
     """
-    size = _0
-    bit = _0
-    if last >= 0:
-        _, _, size, bit = entry_of(view, last)
+    low = low_of(address_of(view))
+    size, bit = list_of(low, last)
     for q in range(len(asked)):
         place = find_word(words, asked[q])
         if place >= 0:
@@ -371,7 +296,7 @@ def score_after(  # type: ignore[no-untyped-def]
             out_ngram[q] = ngram_length[place]
             out_state[q] = state_length[place]
         else:
-            prob, matched, ngram, state = score_low(view, size, bit, sums, np.int64(asked[q]))
+            prob, matched, ngram, state = score_low(low, size, bit, sums, np.int64(asked[q]))
             out_prob[q] = prob
             out_matched[q] = np.uint8(matched)
             out_ngram[q] = np.uint8(ngram)
@@ -388,11 +313,9 @@ def score_one_after(view, last, sums, words, log10_prob, state_length, word):  #
     place = find_word(words, np.uint32(word))
     if place >= 0:
         return log10_prob[place], np.int64(state_length[place])
-    size = _0
-    bit = _0
-    if last >= 0:
-        _, _, size, bit = entry_of(view, last)
-    prob, _, _, state = score_low(view, size, bit, sums, word)
+    low = low_of(address_of(view))
+    size, bit = list_of(low, last)
+    prob, _, _, state = score_low(low, size, bit, sums, word)
     return prob, state
 
 
@@ -419,44 +342,32 @@ def score_all_after(  # type: ignore[no-untyped-def]
     Shapes  out_... (V,) filled
     Cost    a load for each word, then each list once
     """
-    word_bits = view[at.WORD_PROB_BITS] + _1
-    bit = view[at.WORD_VALUE] << _3
+    low = low_of(address_of(view))
     for w in range(len(out_prob)):
-        value = field(bit + np.int64(w) * word_bits, word_bits)
-        prob = log10_prob_of(value >> _1, view[at.WORD_PROB_TABLE])
+        prob, reaches = alone(low, np.int64(w))
         out_prob[w] = np.float32(sums[0] + prob)
         out_matched[w] = np.uint8(1)
         out_ngram[w] = np.uint8(1)
-        out_state[w] = np.uint8(value & _1)
+        out_state[w] = np.uint8(reaches)
     if last >= 0:
-        key_bits = view[at.KEY_BITS]
-        multiplier = view[at.MULTIPLIER]
-        mask = mask_of(key_bits)
-        inverse = multiplier
-        for _ in range(5):
-            inverse = inverse * (np.int64(2) - multiplier * inverse)
-        value_bits = pair_bits(view)
-        near_bits = np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS]
-        _, _, size, bit = entry_of(view, last)
-        step, keys, rest = open_list(bit, size, key_bits)
-        buckets = _1 << (key_bits - rest) if step else _1
+        inverse = inverse_of(low.multiplier)
+        _, size, bit = list_after(low, last)
+        step, keys, rest = open_list(bit, size, low.key_bits)
+        buckets = _1 << (low.key_bits - rest) if step else _1
         for bucket in range(buckets):
             begin, end = _0, size
             if step:
                 begin, end = two_fields(bit + bucket * step, step)
-            here = keys + begin * (rest + value_bits)
+            here = keys + begin * (rest + low.pair_bits)
             values = here + (end - begin) * rest
             for i in range(end - begin):
                 key = (np.int64(bucket) << rest) | field(here + i * rest, rest)
-                w = (key * inverse) & mask
-                value = field(values + i * value_bits, near_bits)
+                w = (key * inverse) & low.key_mask
+                near = field(values + i * low.pair_bits, low.near_bits)
                 out_ngram[w] = np.uint8(2)
-                out_state[w] = np.uint8(value & np.int64(STATE_LENGTH))
-                if value & np.int64(BLANK) == 0:
-                    prob = log10_prob_of(
-                        value >> np.int64(PAIR_FLAG_BITS), view[at.PAIR_PROB_TABLE]
-                    )
-                    out_prob[w] = np.float32(sums[1] + prob)
+                out_state[w] = np.uint8(near & np.int64(STATE_LENGTH))
+                if near & np.int64(BLANK) == 0:
+                    out_prob[w] = np.float32(sums[1] + pair_prob(low, near))
                     out_matched[w] = np.uint8(2)
     for i in range(len(words)):
         w = np.int64(words[i])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlm.index.search import block_kernels as kernels
 from dlm.index.search.shard import LowOrders
-from dlm.ngram.query import FULL, PARTIAL, Answers
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 
 # What scoring with blocks runs; see jit.compile_ahead.
 KERNELS = (
@@ -33,7 +33,8 @@ class ContextBlock:
         log10_backoffs  (max(L - 2, 0),) float32
         words           (n,) uint32  rising
         answers         to these
-        source          FULL; PARTIAL if no shard answered: the model reduced to order 2 does
+        source          FULL; BIGRAM_FALLBACK if no shard answered: the model reduced to order 2
+                        does
     """
 
     low: LowOrders
@@ -66,8 +67,8 @@ class ContextBlock:
     def low_only(
         cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL
     ) -> ContextBlock:
-        """For a context after which nothing is stored, or (PARTIAL) nothing known to be."""
-        known = context[-1:] if source == PARTIAL else context
+        """For a context after which nothing is stored, or (BIGRAM_FALLBACK) nothing known to be."""
+        known = context[-1:] if source == BIGRAM_FALLBACK else context
         more = np.zeros(max(len(known) - 2, 0), np.float32)
         none = np.zeros(0, np.uint32)
         made = cls.make(low, known, more, none, Answers.empty(0))
@@ -91,7 +92,7 @@ class ContextBlock:
         log10_prob, length = kernels.score_one_after(
             self.low.view, self._last, self.sums, self.words, a.log10_prob, a.state_length, word
         )
-        return float(log10_prob), length if self.source != PARTIAL else self._reach
+        return float(log10_prob), length if self.source != BIGRAM_FALLBACK else self._reach
 
     def score_all(self) -> Answers:
         """Answers to all words of the vocabulary, by id."""
@@ -109,7 +110,7 @@ class ContextBlock:
         return self.words_before[-1] if self.words_before else -1
 
     def _with_source(self, out: Answers) -> Answers:
-        if self.source == PARTIAL:
+        if self.source == BIGRAM_FALLBACK:
             out.state_length[:] = self._reach
         return out
 

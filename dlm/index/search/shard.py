@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
 from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
+from dlm.index.memory_options import MAPPED, MemoryOptions
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
-from dlm.index.residence import MAPPED, Residence
 from dlm.index.search import block_kernels, kernels, owned_kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
@@ -39,6 +39,7 @@ OPENING = (
     packed.check_values,
     packed.check_ids,
     packed.get_offsets,
+    packed.get_all,
 )
 KERNELS = (
     *(kernels.score_lengths, owned_kernels.score_owned),
@@ -86,17 +87,17 @@ class LowOrders:
         manifest: Manifest,
         *,
         verify: bool = True,
-        residence: Residence = MAPPED,
+        memory_options: MemoryOptions = MAPPED,
     ) -> LowOrders:
         """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
 
         Args
             verify     check its checksum; offsets, keys and values are checked regardless
-            residence  see `layout.map_columns`
+            memory_options  see `layout.map_columns`
         """
         entry = manifest.file("low_orders")
         path = directory / entry.name
-        a = map_columns(path, entry, verify=verify, residence=residence)
+        a = map_columns(path, entry, verify=verify, memory_options=memory_options)
         with _breaks(path):
             _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
         return cls(manifest, a, low_view(a), pairs)
@@ -189,7 +190,7 @@ class Shard:
         verify: bool = True,
         manifest: Manifest | None = None,
         low: LowOrders | None = None,
-        residence: Residence = MAPPED,
+        memory_options: MemoryOptions = MAPPED,
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
@@ -197,7 +198,7 @@ class Shard:
             verify         check the checksum of each file; offsets, keys and values are checked
                            regardless
             manifest, low  those of the same set, where already open
-            residence      see `layout.map_columns`
+            memory_options      see `layout.map_columns`
         Raises
             ConfigError       memory cannot be locked
             ShardFormatError  a file is missing, damaged or contradicts the manifest
@@ -206,9 +207,9 @@ class Shard:
         manifest = read_manifest(directory) if manifest is None else manifest
         entry = manifest.file("shard", index)
         if low is None:
-            low = LowOrders.open(directory, manifest, verify=verify, residence=residence)
+            low = LowOrders.open(directory, manifest, verify=verify, memory_options=memory_options)
         path = directory / entry.name
-        arrays = map_columns(path, entry, verify=verify, residence=residence)
+        arrays = map_columns(path, entry, verify=verify, memory_options=memory_options)
         with _breaks(path):
             grams = check_tree(
                 arrays,
@@ -320,22 +321,29 @@ class ShardSet:
         cls,
         directory: str | os.PathLike[str],
         verify: bool = True,
-        residence: Residence = MAPPED,
+        memory_options: MemoryOptions = MAPPED,
     ) -> Self:
         """Maps every file of the shard set in `directory`.
 
         Args
             verify     check the checksum of each file; offsets and keys are checked regardless
-            residence  whether pages are loaded, locked or copied to huge pages first
+            memory_options  whether pages are loaded, locked or copied to huge pages first
         Raises
             ShardFormatError  a file is missing, damaged or contradicts the manifest
         """
         path = Path(directory)
         manifest = read_manifest(path)
         vocabulary = open_vocabulary(path, manifest, verify=verify)
-        low = LowOrders.open(path, manifest, verify=verify, residence=residence)
+        low = LowOrders.open(path, manifest, verify=verify, memory_options=memory_options)
         shards = [
-            Shard.open(path, index, verify=verify, manifest=manifest, low=low, residence=residence)
+            Shard.open(
+                path,
+                index,
+                verify=verify,
+                manifest=manifest,
+                low=low,
+                memory_options=memory_options,
+            )
             for index in range(manifest.shards)
         ]
         return cls(path, manifest, vocabulary, low, shards)

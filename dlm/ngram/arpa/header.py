@@ -13,6 +13,8 @@ from dlm.ngram.arpa.rows import shown
 
 # The most text there may be before the first section.
 MAX_HEADER_BYTES = 16 << 20
+# More than that: what `comments_at_head` needs of a file.
+HEAD_BYTES = MAX_HEADER_BYTES + (1 << 20)
 # The largest count the header may promise for an order.
 MAX_COUNT = 1 << 40
 # The same for order 1: ids are uint32, and id 0 may have no row.
@@ -130,7 +132,7 @@ def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
 
     Args
         path  of the file, for errors
-        head  more than MAX_HEADER_BYTES, or all of it
+        head  its first HEAD_BYTES, or all of it
     Raises  ArpaError  the comments are longer than a header may be
     """
     text = source.TextSource(path, file=io.BytesIO(head))

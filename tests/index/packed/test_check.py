@@ -211,7 +211,7 @@ def test_more_roots_than_pairs_are_refused(sets: dict[str, Opened]) -> None:
     shape[shape_at("root_bucket_bits")] = 41
     bad.tree["root_key"] = packed([], 1)
     bad.tree["root_bucket"] = packed([0] * (int(shape[shape_at("pairs")]) + 1) + [MANY], 41)
-    assert "roots, each a pair" in bad.refused()
+    assert "roots" in bad.refused()
 
 
 def test_a_word_that_begins_more_pairs_than_there_are_words_is_refused(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_word_that_begins_more_pairs_than_there_are_words_is_refused(tmp_path:
         pair_flags=np.zeros(pairs, np.uint8),
     )
     bad.low = pack_low(many, 0, 0)
-    assert "no more pairs than words" in bad.refused()
+    assert "begin: " in bad.refused()
 
 
 def raw_level(values: list[float]) -> Opened:

@@ -93,38 +93,21 @@ WEIGHTS = st.one_of(
 
 
 @few
-@given(
-    values=st.lists(PROBS, max_size=80),
-    repeats=st.integers(1, 40),
-    largest=st.sampled_from([0, 1, 4, 1 << 31]),
-)
-def test_probabilities_come_back_by_table_and_without(
-    values: list[float], repeats: int, largest: int
+@pytest.mark.parametrize(("kind", "bits"), [(PROBS, PROB_BITS), (WEIGHTS, BACKOFF_BITS)])
+@given(data=st.data(), repeats=st.integers(1, 40), largest=st.sampled_from([0, 1, 4, 1 << 31]))
+def test_values_come_back_by_table_and_without(
+    kind: st.SearchStrategy[float], bits: int, data: st.DataObject, repeats: int, largest: int
 ) -> None:
-    """0 and -inf among them; the sign, which is always the same, is not kept."""
+    """Probabilities, 0 and -inf among them, without their sign, always the same; weights with
+    theirs."""
+    values = data.draw(st.lists(kind, max_size=80))
     array = np.tile(np.array(values, np.float32), repeats)
-    coded = code_values(array, PROB_BITS, largest)
-    assert as_bits(values_of(coded.codes, coded.table, PROB_BITS)) == as_bits(array)
+    coded = code_values(array, bits, largest)
+    assert as_bits(values_of(coded.codes, coded.table, bits)) == as_bits(array)
     assert len(coded.table) <= largest
     assert not len(array) or int(coded.codes.max()) < 1 << coded.bits
-    assert coded.bits <= PROB_BITS
-
-
-@few
-@given(
-    values=st.lists(WEIGHTS, max_size=80),
-    repeats=st.integers(1, 40),
-    largest=st.sampled_from([0, 1, 4, 1 << 31]),
-)
-def test_weights_come_back_by_table_and_without(
-    values: list[float], repeats: int, largest: int
-) -> None:
-    """With their signs."""
-    array = np.tile(np.array(values, np.float32), repeats)
-    coded = code_values(array, BACKOFF_BITS, largest)
-    assert as_bits(values_of(coded.codes, coded.table, BACKOFF_BITS)) == as_bits(array)
-    assert len(coded.table) <= largest
-    assert (coded.bits == BACKOFF_BITS) == (len(coded.table) == 0)
+    assert coded.bits <= bits
+    assert kind is PROBS or (coded.bits == bits) == (len(coded.table) == 0)
 
 
 def test_a_table_of_one_entry_takes_no_bits_for_its_codes() -> None:

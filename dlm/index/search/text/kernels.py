@@ -28,10 +28,9 @@ from dlm.index.packed.kernels import (
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
-from dlm.index.search.kernels import (
-    ANSWERS,
+from dlm.index.search.kernels import ANSWERS
+from dlm.index.search.step_kernels import (
     ask_offset,
-    child_at,
     find_near,
     log10_prob_of,
     open_list,
@@ -51,6 +50,18 @@ TAB, NEWLINE = ord("\t"), ord("\n")
 ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # of `put_totals`
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
+
+
+@inlined
+def child_at(view, level, node):  # type: ignore[no-untyped-def]
+    """The first child of a node."""
+    return offset_at(
+        view[level + at.N_CHILD],
+        view[level + at.N_CHILD_BASE],
+        view[level + at.N_CHILD_DELTA],
+        view[level + at.N_CHILD_WIDE],
+        node,
+    )
 
 
 @inlined

@@ -1,0 +1,211 @@
+"""A run's state on disk: one file that is whole or absent, and reads back to the bit.
+
+::
+
+    dlm federated checkpoint 1\\n
+    length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
+    header: JSON, what is described below
+    arrays, one after another, little-endian, each from a multiple of 64 on; then attachments
+
+The header holds the run's settings, so that a run that goes on with others is refused, and a
+checksum of all that follows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, FormatError
+from dlm.files import write_whole
+
+CHECKPOINT = "checkpoint.dlmfed"  # its name in the folder of a run
+MAGIC = b"dlm federated checkpoint 1\n"
+ALIGNMENT = 64
+Arrays = Sequence[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that `save` wrote, read and checked whole.
+
+    Fields
+        path         where it stands, for errors
+        settings     of the run that wrote it, as JSON
+        facts        more JSON, which is compared with nothing
+        arrays       as they were given
+        attachments  bytes by name
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    arrays: tuple[npt.NDArray[Any], ...]
+    attachments: Mapping[str, bytes]
+
+    def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
+        """Passes for a run with the settings of this file.
+
+        Raises
+            ConfigError  each setting that differs, with both values
+        """
+        found = differences(self.settings, canonical(settings))
+        if found:
+            raise ConfigError(
+                f"{self.path} is of a run with other settings: {'; '.join(found)}. Go on with the "
+                "old settings, or start a new run in another folder"
+            )
+
+
+def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
+    """Passes if arrays have the types and shapes of `expected`.
+
+    Raises
+        FormatError  more, fewer or other arrays; `place` is named
+    """
+    if len(expected) != len(arrays):
+        raise FormatError(
+            f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: it was "
+            "written by another version of dlm"
+        )
+    for array, want in zip(arrays, expected, strict=True):
+        if array.shape != want.shape or array.dtype != want.dtype:
+            raise FormatError(
+                f"{place}: an array is {array.dtype} {array.shape}, and this run's state has "
+                f"{want.dtype} {want.shape} there"
+            )
+
+
+def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back, for comparison with those of a file."""
+    result: dict[str, Any] = json.loads(json.dumps(settings, sort_keys=True, default=_jsonable))
+    return result
+
+
+def _jsonable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not a setting")
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Settings that are not the same, each with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted({*old, *new}):
+            place = f"{name}.{key}" if name else key
+            found += differences(old.get(key), new.get(key), place)
+        return found
+    return [] if old == new else [f"{name} was {old!r} and is {new!r}"]
+
+
+def _packed(arrays: Arrays) -> tuple[bytearray, list[list[Any]]]:
+    """(arrays one after another, type, shape and place of each)."""
+    body, table = bytearray(), []
+    for array in arrays:
+        body += bytes(-len(body) % ALIGNMENT)
+        little = np.asarray(array).astype(array.dtype.newbyteorder("<"))
+        table.append([little.dtype.str, list(array.shape), len(body)])
+        body += little.tobytes()
+    return body, table
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 of arrays, with their types and shapes: what a record says that it speaks of."""
+    body, table = _packed(arrays)
+    return hashlib.sha256(json.dumps(table).encode() + body).hexdigest()
+
+
+def save(
+    path: Path,
+    arrays: Arrays,
+    settings: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    attachments: Mapping[str, bytes] | None = None,
+    mode: int = 0o644,
+) -> str:
+    """Writes arrays, with the settings that they belong to; returns the file's SHA-256.
+
+    Args
+        facts        more JSON for the header, which is not compared with anything
+        attachments  bytes of any length, by name
+    """
+    body, table = _packed(arrays)
+    places = {}
+    for name, content in (attachments or {}).items():
+        places[name] = [len(body), len(content)]
+        body += content
+    header = {
+        "settings": canonical(settings),
+        "facts": canonical(facts or {}),
+        "attachments": places,
+        "arrays": table,
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "bytes": len(body),
+    }
+    text = json.dumps(header, sort_keys=True).encode()
+    seal = len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
+    whole = MAGIC + seal + text + bytes(body)
+    write_whole(path, whole, mode=mode)
+    return hashlib.sha256(whole).hexdigest()
+
+
+def read(path: Path) -> Checkpoint:
+    """What `save` wrote.
+
+    Raises
+        FormatError  the file is cut off, damaged or of another kind
+    """
+    return parse(path.read_bytes(), path)
+
+
+def parse(content: bytes, path: Path) -> Checkpoint:
+    """What `save` wrote, from the bytes of a file that was read already; raises as `read`."""
+    start = len(MAGIC) + 8 + 32
+    if content[: len(MAGIC)] != MAGIC:
+        raise FormatError(
+            f"{path} does not begin with {MAGIC!r}: it is not a checkpoint, or one of another "
+            "version"
+        )
+    length = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 8], "little")
+    text = content[start : start + length]
+    if len(content) < start + length:
+        raise FormatError(
+            f"{path} is cut off: {len(content):,} bytes, not even its header is whole"
+        )
+    if hashlib.sha256(text).digest() != content[len(MAGIC) + 8 : start]:
+        raise FormatError(f"{path} is damaged: its header does not have its checksum")
+    body = content[start + length :]
+    try:
+        header: dict[str, Any] = json.loads(text)
+        expected, sha256 = int(header["bytes"]), header["sha256"]
+        settings, facts = dict(header["settings"]), dict(header["facts"])
+        table, places = list(header["arrays"]), dict(header["attachments"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise FormatError(f"{path}: its header is damaged ({exc})") from exc
+    if len(body) != expected:
+        raise FormatError(f"{path} is cut off: {len(body):,} bytes of arrays, not {expected:,}")
+    if hashlib.sha256(body).hexdigest() != sha256:
+        raise FormatError(f"{path} is damaged: its arrays do not have the checksum of its header")
+    arrays = []
+    for kind, shape, at in table:
+        little = np.frombuffer(body, kind, int(np.prod(shape, dtype=np.int64)), at).reshape(shape)
+        arrays.append(little.astype(little.dtype.newbyteorder("=")))
+    return Checkpoint(
+        path,
+        settings,
+        facts,
+        tuple(arrays),
+        {name: body[at : at + size] for name, (at, size) in places.items()},
+    )

@@ -1,0 +1,335 @@
+"""cluster.toml: where the servers are, which model is the default, and how to reach them.
+
+`ClusterToml` is the content of one, `ClusterFile` the file that a running client follows: it takes
+the servers and the default model again whenever the file changes, and the settings of connections
+and of the local fallback only once. A later change to these is checked and logged, so the operator
+learns of a mistake before the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dlm.client.config.credentials import check_files
+from dlm.client.config.security import PLAIN, ClientSecurity, check_address
+from dlm.client.config.settings import ClientConfig
+from dlm.config import nearest, parse_toml
+from dlm.errors import ConfigError
+from dlm.files import write_whole
+from dlm.wire.secret import signature
+
+WRITTEN_BY = "# Written by dlm cluster"
+TOP_KEYS = ("model", "local_fallback", "token_file", "tls", "server")
+TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
+SERVER_KEYS = ("address", "shard", "pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address, and the shard listed for it: a hint, used while the server does not answer.
+
+    pid  of the server's process, if it runs on the machine that wrote the file
+    """
+
+    address: str
+    shard: int | None = None
+    pid: int | None = None
+
+
+class Servers(Protocol):
+    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+
+    def __call__(self) -> Sequence[Endpoint]:
+        """The current servers."""
+
+    def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
+
+    def stamp(self) -> object:
+        """Differs from the last one if the servers or the model may have changed."""
+
+    def kept(self) -> list[str]:
+        """Changed settings that a running client does not apply.
+
+        Raises  ConfigError  a client that starts now would reject them
+        """
+
+
+class FixedEndpoints(Servers):
+    """The same servers each time."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    def __call__(self) -> list[Endpoint]:
+        return self.endpoints
+
+    def model(self) -> str | None:
+        return None
+
+    def stamp(self) -> object:
+        return None
+
+    def kept(self) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """The settings that a client takes from cluster.toml and its configuration when it starts."""
+
+    security: ClientSecurity
+    local_fallback: Path | None
+
+    @classmethod
+    def of(cls, toml: ClusterToml, config: ClientConfig) -> StartSettings:
+        """The settings of a client that starts now; `config` takes precedence.
+
+        Raises
+            ConfigError  a setting is wrong, or names a file or folder that is missing or unusable
+        """
+        security = config.security.over(toml.security())
+        check_files(security)
+        local_fallback = config.local_fallback
+        if config.bigram_fallback and local_fallback is None and config.heartbeats is not False:
+            local_fallback = toml.local_fallback()
+            if local_fallback is not None and not local_fallback.is_dir():
+                found = f"{toml.path} names the local fallback {local_fallback}"
+                raise ConfigError(
+                    f"{found}, which is a file; expected the folder of a shard set, as `dlm shard` "
+                    "writes it"
+                    if local_fallback.exists()
+                    else f"{found}, but there is no such folder on this machine; copy it there, "
+                    "correct the path in the file, or pass ClientConfig(local_fallback=...)"
+                )
+        return cls(security, local_fallback)
+
+    def changed(self, now: StartSettings) -> list[str]:
+        """Settings that differ in `now`, by their names in cluster.toml."""
+        mine, other = self.security, now.security
+        keys = [
+            key for key in ("token_file", *TLS_KEYS) if getattr(mine, key) != getattr(other, key)
+        ]
+        local_fallback = ["local_fallback"] if self.local_fallback != now.local_fallback else []
+        return local_fallback + [f"tls.{key}" if key in TLS_KEYS else key for key in keys]
+
+
+class ClusterFile(Servers):
+    """A cluster.toml that may change: read again on every call, and parsed if its text is another.
+
+    Args
+        config   of the client; takes precedence over the file
+    Attributes
+        started  the settings that a client takes from the file when it starts
+    Raises
+        ConfigError  the file is missing, or a client cannot start with it
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
+        self.path = Path(path).absolute()
+        self._config = config or ClientConfig()
+        self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
+        self._toml.servers()  # checked now, not at the first look
+        self.started = StartSettings.of(self._toml, self._config)
+
+    def __call__(self) -> list[Endpoint]:
+        return self._now().servers()
+
+    def model(self) -> str | None:
+        return self._now().model()
+
+    def stamp(self) -> object:
+        return signature(self.path)
+
+    def kept(self) -> list[str]:
+        return self.started.changed(StartSettings.of(self._now(), self._config))
+
+    def _now(self) -> ClusterToml:
+        self._toml = toml = self._toml.again()
+        return toml
+
+
+class ClusterToml:
+    """The content of a cluster.toml. It is parsed once; a setting is checked when it is asked for.
+
+    Raises
+        ConfigError  the file is missing, is not TOML, or has an unknown setting
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._text = _text(self.path)
+        self._content = parse_toml(self._text, path)
+        # A misspelt `local_fallback` would otherwise mean no local fallback, unnoticed until the
+        # servers fail.
+        # `security` refuses `token`, and says what to do instead.
+        for name in self._content:
+            if name not in TOP_KEYS and name != "token":
+                raise ConfigError(
+                    f"{path} does not have a setting named {name}{nearest(name, TOP_KEYS)}"
+                )
+
+    def again(self) -> ClusterToml:
+        """The file's content now: this object, unless the text has changed."""
+        return self if _text(self.path) == self._text else ClusterToml(self.path)
+
+    def servers(self) -> list[Endpoint]:
+        """The servers: one table ``[[server]]`` each, with ``address`` ("host:port") and ``shard``.
+
+        Raises  ConfigError  there are none, or one has another form or an unknown setting
+        """
+        servers = self._content.get("server")
+        if not isinstance(servers, list) or not servers:
+            raise ConfigError(
+                f"{self.path} lists no servers; expected one [[server]] table per server"
+            )
+        return [_endpoint(self.path, server) for server in servers]
+
+    def local_fallback(self) -> Path | None:
+        """The folder of the local fallback, relative to the file's; None for none.
+
+        Raises  ConfigError  it is not a string
+        """
+        folder = self._content.get("local_fallback")
+        if folder is None:
+            return None
+        if not isinstance(folder, str) or not folder:
+            raise ConfigError(
+                f"{self.path}: local_fallback must be the folder of a shard set, found {folder!r}"
+            )
+        return self.path.absolute().parent / folder
+
+    def model(self) -> str | None:
+        """The default model; None for none.
+
+        Raises  ConfigError  it is not the start of an id
+        """
+        model = self._content.get("model")
+        if model is not None and not isinstance(model, str):
+            raise ConfigError(
+                f"{self.path}: model must be the first digits of an id, found {model!r}"
+            )
+        try:
+            return check_model(model)
+        except ConfigError as exc:
+            exc.add_note(f"in {self.path}")
+            raise
+
+    def security(self) -> ClientSecurity:
+        """The credentials: the table [tls], and token_file; paths are relative to the file.
+
+        The file contains no token itself, since it is not secret.
+
+        Raises  ConfigError  an unknown setting, or one of the wrong type
+        """
+        path, table = self.path, self._content.get("tls", {})
+        values = {**table} if isinstance(table, dict) else {"tls": table}
+        if "token" in self._content or "token" in values:
+            raise ConfigError(
+                f"{path} contains a token, but many people can read files like it; move the token "
+                "to a file that only its owner can read, and set token_file to the path of that "
+                "file"
+            )
+        if "token_file" in self._content:
+            values["token_file"] = self._content["token_file"]
+        for name, value in values.items():
+            if name not in (*TLS_KEYS, "token_file"):
+                advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
+                raise ConfigError(f"{path}: [tls] does not have a setting named {name}{advice}")
+            kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
+            if not isinstance(value, kind):
+                raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
+            if value and isinstance(value, str) and name != "server_name":
+                values[name] = str(path.absolute().parent / value)
+        try:
+            return ClientSecurity(**values)
+        except ConfigError as exc:
+            exc.add_note(f"in {path}")
+            raise
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path} does not exist. `dlm cluster DIR` writes it to its working directory; run "
+            "this there, or give the path of the file"
+        ) from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+
+
+def _endpoint(path: Path, server: Any) -> Endpoint:
+    if not isinstance(server, dict):
+        raise ConfigError(f"{path}: each server must be a [[server]] table, found {server!r}")
+    for name in server:
+        if name not in SERVER_KEYS:
+            # In TOML, everything below a table belongs to it, up to the next one.
+            advice = (
+                "; move it above the first table"
+                if name in TOP_KEYS
+                else nearest(name, SERVER_KEYS)
+            )
+            raise ConfigError(f"{path}: [[server]] does not have a setting named {name}{advice}")
+    address = server.get("address")
+    if address is None:
+        raise ConfigError(f'{path}: a [[server]] has no address; add address = "host:port"')
+    try:
+        check_address(address)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
+    for name, low in (("shard", 0), ("pid", 1)):
+        value = server.get(name)
+        if value is not None and (type(value) is not int or value < low):
+            raise ConfigError(
+                f"{path}: {name} must be a whole number of at least {low}, found {value!r}"
+            )
+    return Endpoint(address, server.get("shard"), server.get("pid"))
+
+
+def write_cluster_file(
+    path: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    shard_set: str,
+    security: ClientSecurity = PLAIN,
+    local_fallback: Path | None = None,
+    model: str | None = None,
+) -> None:
+    """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
+    folder = None if local_fallback is None else str(local_fallback.absolute())
+    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    for name, value in (
+        ("local_fallback", folder),
+        ("model", model),
+        ("token_file", security.token_file),
+    ):
+        if value:
+            lines += ["", f"{name} = {json.dumps(value)}"]
+    if security.ca:
+        values = [(name, getattr(security, name)) for name in TLS_KEYS]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
+    for endpoint in endpoints:
+        lines += ["", "[[server]]", f'address = "{endpoint.address}"']
+        if endpoint.shard is not None:
+            lines.append(f"shard = {endpoint.shard}")
+        if endpoint.pid is not None:
+            lines.append(f"pid = {endpoint.pid}")
+    write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def check_model(model: str | None) -> str | None:
+    """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
+    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
+        return model and model.lower()
+    raise ConfigError(
+        f"the model {model!r} is not an id; expected the first 6 to 32 hex digits of the id of a "
+        "model or of its shard set, as `dlm info` prints it"
+    )

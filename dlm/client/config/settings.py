@@ -1,0 +1,288 @@
+"""Settings of the client; `SETTINGS.md` in the folder above lists them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from dlm.client.config.security import ClientSecurity
+from dlm.config import about, check, like, setting
+from dlm.errors import ConfigError
+
+MAX_DEADLINE_S = 1e6
+
+
+def default_cache_dir() -> Path:
+    """The folder for low orders: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
+    if explicit := os.environ.get("DLM_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dlm"
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatConfig:
+    """How often heartbeats are sent, and how their answers are judged."""
+
+    interval_s: float = setting(
+        0.5,
+        "Time between heartbeats.",
+        unit="seconds",
+        low=0.01,
+        high=60,
+        why="A dead host is known in two to three seconds; a thousand clients send a server 2,000 "
+        "beats per second, some percent of a core.",
+    )
+    timeout_s: float = setting(
+        1.0,
+        "Time that a beat may take.",
+        unit="seconds",
+        low=0.01,
+        high=60,
+        why="A lost packet is sent again after 0.2 to 0.4 s.",
+    )
+    jitter: float = setting(
+        0.2,
+        "Share of the interval by which each is randomly longer or shorter.",
+        low=0,
+        high=0.9,
+        why="Clients that started together then do not beat together.",
+    )
+    down_after: int = setting(
+        3,
+        "Beats missed in a row until a server is DOWN.",
+        low=1,
+        high=100,
+        why="One lost packet is not enough.",
+    )
+    up_after: int = setting(
+        2,
+        "Beats answered in a row until a server that was DOWN is UP.",
+        low=1,
+        high=100,
+        why="One that flaps at the pace of the beats stays DOWN.",
+    )
+    slow_ratio: float = setting(
+        2.0,
+        "Delay above this many times its baseline is slow.",
+        low=1,
+        high=100,
+        why='The paper\'s "doubles".',
+    )
+    slow_floor_s: float = setting(
+        0.02,
+        "It is slow only if it is also longer by this much.",
+        unit="seconds",
+        low=0,
+        high=10,
+        why="A delay of 0.2 ms doubles whenever a core is busy, and a working client adds some "
+        "10 ms; no decoder notices.",
+    )
+    baseline_s: float = setting(
+        600.0,
+        "Time in which the baseline goes two thirds of the way to the delay.",
+        unit="seconds",
+        low=1,
+        high=86_400,
+    )
+
+    def __post_init__(self) -> None:
+        check("heartbeat_config", self)
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverConfig:
+    """When to switch to the local fallback and back."""
+
+    window_s: float = setting(
+        10.0,
+        "Time over which messages are counted.",
+        unit="seconds",
+        low=1,
+        high=3600,
+        why="At a thousand messages per second, 0.1 % are ten failures.",
+    )
+    failing: float = setting(
+        0.001, "Share of the messages that may fail.", low=0, high=1, why="The paper's."
+    )
+    min_failures: int = setting(
+        5,
+        "Least failures in the window for a switch.",
+        low=1,
+        high=1_000_000,
+        why="A lost packet, or one utterance at a bad moment, is not a reason to leave the full "
+        "model.",
+    )
+    fair_s: float = setting(
+        0.05,
+        "Least time that a late message must have had to count.",
+        unit="seconds",
+        low=0,
+        high=3600,
+        why="A shorter deadline says nothing about the network or a busy server.",
+    )
+    slow_s: float = setting(
+        2.0,
+        "Time that a way must be slow.",
+        unit="seconds",
+        low=0,
+        high=3600,
+        why="A few heartbeats agree.",
+    )
+    probe_s: float = setting(0.5, "Time between probes.", unit="seconds", low=0.01, high=3600)
+    probe_timeout_s: float = setting(
+        2.0,
+        "Time that a probe may take.",
+        unit="seconds",
+        low=0.01,
+        high=3600,
+        why="The deadline of a call.",
+    )
+    probes: int = setting(3, "Probes that must be answered in a row.", low=1, high=1000)
+    wait_s: float = setting(1.0, "Time until the first probe.", unit="seconds", low=0.01, high=3600)
+    max_wait_s: float = setting(
+        30.0,
+        "The most to which that time grows, at least `wait_s`.",
+        unit="seconds",
+        low=0.01,
+        high=3600,
+    )
+    stable_s: float = setting(
+        60.0,
+        "Time in FULL after which the next wait is short again.",
+        unit="seconds",
+        low=0,
+        high=86_400,
+    )
+
+    def __post_init__(self) -> None:
+        check("failover_config", self)
+        if self.max_wait_s < self.wait_s:
+            raise ConfigError(
+                f"failover_config.max_wait_s is {self.max_wait_s}; it must be at least wait_s, "
+                f"{self.wait_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Settings of a client, each with its default; `SETTINGS.md` in the folder above lists them.
+
+    Credentials take precedence over cluster.toml. Without any, calls are plaintext.
+    """
+
+    deadline_s: float = setting(
+        2.0,
+        "Time after which a call without an answer raises.",
+        unit="seconds",
+        above=0,
+        below=MAX_DEADLINE_S,
+        why="That suits a decoder with a second of audio in hand; each call may give its own.",
+    )
+    connect_s: float = setting(
+        10.0,
+        "Time to find the servers, and as long again to fetch the low orders.",
+        unit="seconds",
+        above=0,
+        below=MAX_DEADLINE_S,
+        why="A partial download is kept, and the next connect resumes it. Increase it if the "
+        "network needs longer than that.",
+    )
+    window: int = setting(
+        4,
+        "Messages in flight per shard at most.",
+        low=1,
+        why="A second is sent only if the first takes longer than usual: so concurrent queries "
+        "share one message, and a stall does not block every utterance.",
+    )
+    connections: int = setting(
+        4,
+        "Connections per server; the second is opened when the first is busy.",
+        low=1,
+        why="Workers that share a port share the load by connections.",
+    )
+    hedging: bool = setting(
+        True,
+        "If a shard has several servers, also ask a second one when a message exceeds the p95 "
+        "latency of its shard.",
+        why="At most 2 % of messages in the long run.",
+    )
+    max_queries: int = setting(
+        16384,
+        "Queries in one message; fewer if the servers take fewer.",
+        low=1,
+        why="About 200 KiB per message, where the cost per query has long stopped falling.",
+    )
+    bigram_fallback: bool = setting(
+        False,
+        "If no shard answers in time, answer from the low orders alone, P(w given v), and mark it "
+        "(`source`), instead of raising.",
+        why="For decoders, which must continue; not for callers who need the model's own scores.",
+    )
+    local_fallback: Path | None = setting(
+        None,
+        "Folder of a shard set to open in this process. New utterances use it while the servers "
+        "fail, by the rules of `failover_config` (DLM 3.4), with its words and ids "
+        "(`Utterance.vocabulary`). It turns `bigram_fallback` on.",
+        why="By default the one that cluster.toml names (`dlm cluster --local-fallback`), if "
+        "`bigram_fallback` is on and `heartbeats` are not off.",
+    )
+    heartbeats: bool | None = setting(
+        None,
+        "Check regularly that every server is up.",
+        why="By default with `bigram_fallback`, with `local_fallback`, or if a shard has several "
+        "servers.",
+    )
+    heartbeat_config: HeartbeatConfig = field(
+        default_factory=HeartbeatConfig,
+        metadata=about("How often heartbeats are sent, and when a server counts as down or slow."),
+    )
+    failover_config: FailoverConfig = field(
+        default_factory=FailoverConfig,
+        metadata=about("When to switch to the local fallback, and back."),
+    )
+    cache_dir: Path = field(
+        default_factory=default_cache_dir,
+        metadata=about(
+            "Folder for low orders, shared by processes.",
+            why="By default $DLM_CACHE_DIR, or dlm below the user's cache folder.",
+        ),
+    )
+    trace: bool = setting(
+        False, "Make an OpenTelemetry span of each call; needs the extra `trace`."
+    )
+    ca: str = like(ClientSecurity, "ca")
+    cert: str = like(ClientSecurity, "cert")
+    key: str = like(ClientSecurity, "key")
+    server_name: str = like(ClientSecurity, "server_name")
+    token_file: str = like(ClientSecurity, "token_file")
+    token: str = like(ClientSecurity, "token")
+    insecure: bool = like(ClientSecurity, "insecure")
+    use_proxy: bool = like(ClientSecurity, "use_proxy")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        if self.local_fallback is not None:
+            if not isinstance(self.local_fallback, (str, os.PathLike)):
+                raise ConfigError(
+                    f"client.local_fallback is {self.local_fallback!r}; expected the folder of a "
+                    "shard set"
+                )
+            object.__setattr__(self, "local_fallback", Path(self.local_fallback).absolute())
+            object.__setattr__(self, "bigram_fallback", True)
+            if self.heartbeats is False:
+                raise ConfigError(
+                    "client.heartbeats is False, but a local fallback needs them to know when to "
+                    "switch back; remove heartbeats=False"
+                )
+        _ = self.security  # which checks them
+        check("client", self)
+
+    @property
+    def security(self) -> ClientSecurity:
+        """Its credentials, and the authorities it trusts.
+
+        Raises  ConfigError  half of a pair, or an invalid token
+        """
+        return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

@@ -1,0 +1,264 @@
+"""What is done about a message after something has happened to it: decided here, and only here.
+
+Pure: `after(outcome, message, now)` reads what it is given; `retries` carries its decision out.
+Below messages, `after_stream` decides about those that were on a stream when its server ended it.
+
+=======  ================================================  ========================================
+outcome  while                                             then
+=======  ================================================  ========================================
+any      it has ended                                      Done
+Failed   another server still has it                       Done
+Failed   one server failed, another was not asked          Elsewhere, if a token is left
+Failed   a server stops or starts, another was not asked   Elsewhere
+Failed   nobody was reached, and a server of its shard     Later
+         stops or starts, or lately did
+Failed   its slot table is stale; or no server is left to  Look
+         ask, and the last look was long enough ago
+Failed   otherwise                                         GiveUp
+Looked   the table was stale, or its shard set is another  Move
+Looked   a caller waits, and a server was not asked        Elsewhere
+Looked   otherwise                                         GiveUp
+Late     two servers have it                               Done
+Late     another is well, and few messages are late        Elsewhere, as a hedge: if a token is left
+Late     half of its time is not over                      NotYet
+Late     another server would answer in time               Elsewhere, once per message
+Late     otherwise                                         NotYet: one of them may answer again soon
+=======  ================================================  ========================================
+
+A message that failed or is late goes to no other server after its deadline, nor once the client is
+closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from dlm.client.deliver.pace import LEAST_S
+from dlm.client.deliver.replicas import Heard, may_take_over
+from dlm.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    StaleShardSet,
+    UnavailableError,
+)
+from dlm.wire.status import MOVING_REASONS
+
+# Between two rounds of a message that waits for a replica that is about to be ready.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
+
+
+class Asked(Protocol):
+    """What a decision reads of a message; see `Message`."""
+
+    ended: bool
+    deadline: float
+    rounds: int
+    taken_over: bool
+
+    @property
+    def out(self) -> Sequence[Any]:
+        """Servers that have it now."""
+
+    @property
+    def tried(self) -> Sequence[str]:
+        """Addresses that it was sent to since the last wait."""
+
+    @property
+    def untried(self) -> Set[str]:
+        """Servers of its shard that it was not sent to."""
+
+
+class Failed(NamedTuple):
+    """A server failed to answer, or none could be asked.
+
+    retries  tokens left for messages that failed
+    moving   whether a server of the shard is stopping or starting, or lately was
+    due      whether the last look for the servers is long enough ago
+    closed   whether the client is closed
+    """
+
+    error: DlmError
+    retries: float
+    moving: bool
+    due: bool
+    closed: bool
+
+
+class Looked(NamedTuple):
+    """The servers were asked again what they hold, or it has waited for one.
+
+    stale   its own table was stale, so its queries may be of other shards
+    same    whether its shard set is still in use
+    wanted  whether the client is open and a caller waits
+    """
+
+    stale: bool
+    same: bool
+    wanted: bool
+
+
+class Late(NamedTuple):
+    """A server has had it for longer than usual, or for half of its time.
+
+    since     when it was sent there
+    until     the earliest deadline of a caller that still waits
+    hedges    tokens left for late messages; 0 if hedging is off
+    avoided   servers that are not well
+    slow      servers that are slower than another; all_slow, whether all of the shard are: more
+              work would not make them faster
+    heard     what is known about some servers; looked up only if that matters
+    closed    whether the client is closed
+    """
+
+    since: float
+    until: float
+    hedges: float
+    avoided: Set[str]
+    slow: Set[str]
+    all_slow: bool
+    heard: Callable[[Set[str]], Mapping[str, Heard]]
+    closed: bool
+
+
+class Done(NamedTuple):
+    """Nothing is to be done."""
+
+
+class Elsewhere(NamedTuple):
+    """Another server (or stream) is asked, too or instead.
+
+    among    the servers to choose from; None for all of the shard
+    hedge    the first answer counts
+    limited  it takes a token
+    """
+
+    among: Sequence[str] | None = None
+    hedge: bool = False
+    limited: bool = False
+
+
+class Later(NamedTuple):
+    """All servers are asked once more, after a pause."""
+
+    pause_s: float
+
+
+class NotYet(NamedTuple):
+    """The same question is asked again at this time."""
+
+    at: float
+
+
+class Look(NamedTuple):
+    """The servers are asked what they hold; then it goes on, as `Looked`."""
+
+
+class Move(NamedTuple):
+    """Its parts are routed anew, by the current table."""
+
+
+class Alone(NamedTuple):
+    """It is sent once more as a separate call, which will show what is wrong."""
+
+
+class GiveUp(NamedTuple):
+    """It ends with its error; `look`, if the next messages need to know where the servers are."""
+
+    look: bool = False
+
+
+Outcome: TypeAlias = Failed | Looked | Late
+Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
+
+
+def after(outcome: Outcome, message: Asked, now: float) -> Decision:
+    """What is done next; see the table above."""
+    if message.ended:
+        return Done()
+    if isinstance(outcome, Failed):
+        return _after_failure(outcome, message, now)
+    if isinstance(outcome, Late):
+        return _after_delay(outcome, message, now)
+    if outcome.stale:
+        return Move()
+    if not outcome.wanted:
+        return GiveUp()
+    if not outcome.same:
+        return Move()
+    return Elsewhere() if message.untried else GiveUp()
+
+
+def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
+    """Another server is asked once. If the server is draining or warming up, one after another is,
+    outside the budget: that is not a failure, and there are only so many.
+
+    Also after a damaged reply, since the server's host, or the way to it, may be at fault; and if
+    it refused the credentials, since it may have old tokens. A Score changes nothing, so it does no
+    harm if the first server answers after all.
+
+    If servers are being rolled, one that has just become ready may not be known yet, so the message
+    waits. If they are silent, callers get the error at once.
+    """
+    error = outcome.error
+    if message.out:
+        return Done()  # another server still has it
+    if outcome.closed:
+        return GiveUp()
+    moves = is_moving(error)
+    if (
+        isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
+        and (moves or len(message.tried) == 1)
+        and message.untried
+        and now < message.deadline
+        and (moves or outcome.retries >= 1.0)
+    ):
+        return Elsewhere(limited=not moves)
+    gone = isinstance(error, ShardDown)
+    pause_s = min(FIRST_PAUSE_S * 2.0**message.rounds, MAX_PAUSE_S)
+    if gone and outcome.moving and now + pause_s < message.deadline:
+        return Later(pause_s)
+    if isinstance(error, StaleShardSet) or (outcome.due and gone and not message.untried):
+        return Look()
+    # It may have returned elsewhere; the next calls will know.
+    return GiveUp(look=outcome.due and (gone or isinstance(error, DeadlineExceeded)))
+
+
+def _after_delay(outcome: Late, message: Asked, now: float) -> Decision:
+    if len(message.out) != 1 or outcome.closed or now >= message.deadline:
+        return Done()
+    well = message.untried - outcome.avoided - outcome.slow
+    if well and not outcome.all_slow and outcome.hedges >= 1.0:
+        return Elsewhere(hedge=True, limited=True)
+    if message.taken_over:
+        return Done()
+    half, left_s = (outcome.since + outcome.until) / 2, outcome.until - now
+    if now < half:
+        return NotYet(half)
+    others = may_take_over(outcome.heard(message.untried - outcome.avoided), left_s)
+    return Elsewhere(others) if others else NotYet(now + max(left_s / 2, LEAST_S))
+
+
+def after_stream(
+    wanted: bool, left_s: float, *, changed: bool, lost: bool
+) -> Elsewhere | Alone | GiveUp:
+    """What is done with a message whose stream the server has ended; a Score changes nothing, so it
+    may be sent again.
+
+    Args
+        wanted   whether anybody waits for its answer
+        left_s   until its deadline
+        changed  whether the token has changed since that stream was opened: then it goes on another
+        lost     whether gRPC lost the reason
+    """
+    if wanted and changed:
+        return Elsewhere()
+    return Alone() if wanted and lost and left_s > 0 else GiveUp()
+
+
+def is_moving(error: DlmError) -> bool:
+    """Whether a server refused because it is stopping or starting."""
+    return getattr(error, "reason", None) in MOVING_REASONS

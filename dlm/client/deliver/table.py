@@ -1,0 +1,441 @@
+"""Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
+
+One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
+second thread fetches the low orders of the next model, while calls continue with the current one.
+
+An utterance is pinned to its model. So a table may have several: the one for new utterances, and
+those of open utterances, as long as servers hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+
+from dlm.client.config.cluster_file import Endpoint, Servers, check_model
+from dlm.client.config.settings import ClientConfig
+from dlm.client.deliver.call import own_copy
+from dlm.client.deliver.download import fetch
+from dlm.client.deliver.runtime import Links, Snapshot
+from dlm.client.deliver.transport import Connect
+from dlm.client.deliver.warm import warm_up
+from dlm.client.health.topology import Topology
+from dlm.client.plan.census import Census
+from dlm.client.plan.lowgrams import LowGrams
+from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, StaleShardSet
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
+from dlm.wire._pb import shard_pb2 as pb
+
+log = EventLog(__name__)
+
+MAX_SHARD_SETS = 64  # per server; one with more is not a dlm server
+MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
+STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
+FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started
+
+
+class Table:
+    """The snapshots in use.
+
+    Args
+        endpoints  returns the servers and the default model; called again whenever the table is
+                   stale
+        model      which of their models to use, whatever the default; see `census.Census.choose`
+        clock      seconds, monotonic
+    Attributes
+        known      the snapshot for new utterances; None before one is found
+    """
+
+    def __init__(
+        self,
+        endpoints: Servers,
+        model: str | None,
+        config: ClientConfig,
+        links: Links,
+        clock: Callable[[], float],
+    ) -> None:
+        self.endpoints = endpoints
+        self.model = check_model(model)
+        self.known: Snapshot | None = None
+        self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
+        self._gone = False  # no server holds `known`
+        self._missed: frozenset[str] = frozenset()  # models that utterances ask for in vain
+        self._kept: frozenset[str] = frozenset()  # settings that changed without effect
+        self._unread = ""  # why the last look failed
+        self._unserved: str | None = None  # the default that no servers hold all shards of
+        self._stamp = endpoints.stamp()
+        self._stamp_seen = self._read_at = self._follows = clock()
+        self._config = config
+        self._links = links
+        self._clock = clock
+
+    def snapshot(self) -> Snapshot:
+        """The shard set in use; found and fetched at the first call.
+
+        Raises  UnavailableError, ProtocolError, ConfigError
+        """
+        known = self.known
+        return self._refresh_shared() if known is None else known
+
+    def of(self, model: str) -> Snapshot | None:
+        """The snapshot of an open utterance's model; None if no server holds it any longer."""
+        known = self.known
+        if known is None or known.model != model:
+            return self._others.get(model)
+        return None if self._gone else known
+
+    def of_set(self, shard_set: str) -> Snapshot | None:
+        """The snapshot of a shard set, if it is in use."""
+        every = (self.known, *self._others.values())
+        return next((s for s in every if s is not None and s.shard_set == shard_set), None)
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        """For a new utterance: as `snapshot`; if servers no longer hold that model, its
+        replacement, once that is fetched.
+
+        Args
+            unlike  a model that servers have refused since
+        Raises
+            StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
+        """
+        self.follow()
+        known = self.snapshot()
+        if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
+            return known
+        runtime, end = self._links.runtime, self._clock() + timeout_s
+        try:
+            self._refresh_soon(known).result(timeout_s)
+            fetching = runtime.fetching
+            if fetching is not None:
+                fetching.result(max(end - self._clock(), 0.0))
+        except (FutureTimeout, CancelledError, RuntimeError) as exc:
+            raise StaleShardSet(
+                f"no server holds model {known.model} any longer, and its replacement was "
+                f"not ready within {timeout_s:.3g} s; retry"
+            ) from exc
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        return self.snapshot()
+
+    def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
+        """A refresh that has not begun yet, shared by all that request one before it begins."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            queued = runtime.queued
+            if queued is None or queued.running() or queued.done():
+                queued = runtime.queued = runtime.helper.submit(self.refresh, known)
+            return queued
+
+    def follow(self) -> None:
+        """Refreshes in the background if the default model may have changed.
+
+        Called by new utterances, and by heartbeats, or by calls if there are none: a client that
+        keeps one utterance for days must also read its operator's cluster.toml, and log its errors.
+        """
+        known = self.known
+        if known is None:
+            return
+        now, runtime = self._clock(), self._links.runtime
+        if now - self._stamp_seen >= STAMP_S:
+            self._stamp_seen = now
+            if self.endpoints.stamp() != self._stamp:  # until a refresh has read it
+                self.refresh_later()
+                return
+        # Heartbeats go only to the servers in use, not to others that are listed.
+        watched = runtime.watch is not None and not known.topology.faults
+        if not watched and now - self._read_at >= FOLLOW_S:
+            self._read_at = now
+            self.refresh_later()
+
+    def follow_later(self) -> None:
+        """On the loop: the same on the helper thread, since reading a file may take long."""
+        now = self._clock()
+        if self.known is None or now - self._follows < STAMP_S:
+            return
+        self._follows = now
+        with contextlib.suppress(RuntimeError):  # closed meanwhile, or no thread can be started
+            self._links.runtime.helper.submit(self.follow)
+
+    def refresh_later(self) -> None:
+        """Refreshes in the background, unless a refresh is in progress."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            if runtime.looking or self._links.closed:
+                return
+            runtime.looking = True
+        try:
+            runtime.helper.submit(self.refresh_quietly, self.known)
+        except RuntimeError:  # closed meanwhile
+            runtime.looking = False
+
+    def _refresh_shared(self) -> Snapshot:
+        """The first snapshot; many callers at once share one refresh."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            self._links.check_open()
+            if self.known is not None:
+                return self.known
+            running = runtime.refreshing
+            try:
+                if running is None:
+                    running = runtime.refreshing = runtime.helper.submit(self.refresh, None)
+            except RuntimeError as exc:
+                self._links.check_open()  # closed meanwhile; or no thread can be started
+                raise _unread(exc) from exc
+        try:
+            return running.result()
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        finally:
+            with runtime.lock:
+                if runtime.refreshing is running:
+                    runtime.refreshing = None
+
+    def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+        """On the helper thread: finds the servers and what they hold.
+
+        The first time it also fetches the low orders. Later, those of another model are fetched in
+        the background, and the model is used once they are there.
+
+        Args
+            timeout_s  for finding the servers; by default connect_s
+        """
+        runtime, known = self._links.runtime, self.known
+        stamp = self.endpoints.stamp()  # before the servers are read
+        try:
+            if stamp != self._stamp:
+                self._note_settings(self.endpoints.kept())
+            census = take_census(
+                self._endpoints_known(known),
+                self._links.connection,
+                self._config.connect_s if timeout_s is None else timeout_s,
+            )
+            named = self.endpoints.model()
+            topology = census.choose(None if known is None else known.shard_set, self.model, named)
+        finally:
+            runtime.looked = self._read_at = self._clock()
+        self._stamp = stamp
+        manifest = topology.manifest
+        self._note_kept(None if self.model else named, manifest)
+        grams = self._grams(manifest.model)
+        if known is None:
+            grams = grams or self._fetch(topology)
+            warm_up(grams)
+        if grams is not None:
+            snapshot = _with(topology, grams)
+            self._gone = False
+        else:
+            assert known is not None
+            self._fetch_behind(topology)
+            found = census.of(known.model, known.shard_set)
+            self._gone = found is None
+            snapshot = known if found is None else _with(found, known.grams)
+        with runtime.lock:
+            runtime.counts.stats.refreshes += stale is not None
+            self._others = self._still_held(census, snapshot)
+            self.known = snapshot
+            self._missed -= {snapshot.model, *self._others}
+            self._links.forget_lanes({s.shard_set for s in (snapshot, *self._others.values())})
+        if known is not None and known.model != snapshot.model:
+            fields = {"before": known.model, "after": snapshot.model}
+            log.warning("client.model.changed", extra=fields)
+        self._unread = ""
+        known_shards = len(snapshot.topology.addresses)
+        read = {"shard_set": snapshot.shard_set, "shards_known": known_shards}
+        log.info("client.cluster_file.read", extra=read)
+        return snapshot
+
+    def _note_settings(self, kept: list[str]) -> None:
+        """Logs, once each, settings that changed and take effect only at the next start."""
+        for name in kept:
+            if name not in self._kept:
+                advice = "restart the client to apply it"
+                log.warning(
+                    "client.setting.needs_restart", extra={"setting": name, "advice": advice}
+                )
+        self._kept = frozenset(kept)
+
+    def _note_kept(self, named: str | None, manifest: Manifest) -> None:
+        """Logs, once, that the model in use stays, because servers do not hold all shards of the
+        operator's default."""
+        if any(one.startswith(named or "") for one in (manifest.model, manifest.shard_set)):
+            named = None
+        if named is not None and named != self._unserved:
+            log.warning("client.model.kept", extra={"named": named, "model": manifest.model})
+        self._unserved = named
+
+    def note_gone(self, model: str, error: DlmError) -> None:
+        """Logs, once per model, that an utterance is open on a model that no server holds. If its
+        low orders answer, no call fails, so nothing else shows it."""
+        with self._links.runtime.lock:
+            if model in self._missed:
+                return
+            self._missed |= {model}
+        log.warning("client.model.gone", extra={"model": model, "error": str(error)})
+
+    def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
+        """The models that were in use before and that servers still hold."""
+        found = {}
+        for before in (*self._others.values(), self.known):
+            if before is not None and before.model != now.model:
+                topology = census.of(before.model, before.shard_set)
+                if topology is not None:
+                    found[before.model] = _with(topology, before.grams)
+        return found
+
+    def _grams(self, model: str) -> LowGrams | None:
+        """The low orders of a model, if they were fetched already."""
+        snapshot = self.of(model)
+        return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
+
+    def _fetch(self, topology: Topology) -> LowGrams:
+        sources = [
+            (shard, self._links.connection(address))
+            for shard, addresses in sorted(topology.addresses.items())
+            for address in addresses
+        ]
+        config = self._config
+        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s)
+
+    def _fetch_behind(self, topology: Topology) -> None:
+        """Fetches the low orders of another model while calls continue, then refreshes again."""
+        runtime, model = self._links.runtime, topology.manifest.model
+
+        def get() -> None:
+            try:
+                grams = self._fetch(topology)
+                runtime.fetched = {model: grams}
+                runtime.helper.submit(self.refresh, self.known).result()
+            except Exception as exc:
+                fields = {"model": model, "error": str(exc) or repr(exc)}
+                log.warning("client.model.not_loaded", extra=fields)
+                raise
+            finally:
+                runtime.fetched = {}
+                runtime.fetching = None
+
+        with runtime.lock:
+            if runtime.fetching is None:
+                runtime.fetching = runtime.fetcher.submit(get)
+
+    def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
+        """The endpoints, each with the shard that it last reported if the file gives none."""
+        known = {} if stale is None else stale.topology.addresses
+        held = {address: shard for shard, addresses in known.items() for address in addresses}
+        return [
+            e if e.shard is not None else replace(e, shard=held.get(e.address))
+            for e in self.endpoints()
+        ]
+
+    def refresh_quietly(self, snapshot: Snapshot | None) -> None:
+        """As `refresh`, if `snapshot` is still in use; logs errors."""
+        try:
+            # A model that no server holds stays in use until the next one is fetched.
+            if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
+                self.refresh(snapshot, self._config.deadline_s)
+        except Exception as exc:  # noqa: BLE001 - nobody waits for it
+            error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
+            # Logged once, and not if the client was closed meanwhile.
+            if error != self._unread and not self._links.closed:
+                self._unread = error
+                log.warning("client.cluster_file.rejected", extra={"error": error})
+        finally:
+            self._links.runtime.looking = False
+
+
+def _describe(
+    endpoint: Endpoint,
+    connect: Connect,
+    timeout_s: float,
+    census: Census,
+    clock: Callable[[], float],
+) -> list[pb.DescribeReply | DlmError]:
+    """A server's description of its default shard set, then of each other, within `timeout_s`.
+
+    Manifests are read here, so that this counts towards the time.
+    """
+    until = clock() + timeout_s
+    replies: list[pb.DescribeReply | DlmError] = []
+    wanted = [b""]
+    for shard_set in wanted:
+        left_s = until - clock() if replies else timeout_s
+        if left_s <= 0:
+            what = (
+                f"described only {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+            )
+            return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
+        try:
+            reply = connect(endpoint.address).describe(left_s, shard_set)
+            if not replies:
+                others = [one for one in dict.fromkeys(reply.shard_sets) if one != reply.shard_set]
+                wanted += others[:MAX_SHARD_SETS]
+            census.read(endpoint.address, reply, shard_set)
+        except ConfigError:
+            raise  # not the server's fault, and the same for every server
+        except DlmError as exc:
+            replies.append(exc)
+        else:
+            replies.append(reply)
+    return replies
+
+
+def take_census(
+    endpoints: Sequence[Endpoint],
+    connect: Connect,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Census:
+    """Asks every server what it holds.
+
+    Args
+        timeout_s  for all descriptions by one server
+    Raises
+        ConfigError  the client's own credentials cannot be read
+    """
+    census = Census()
+    with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
+        replies = list(
+            pool.map(lambda e: _describe(e, connect, timeout_s, census, clock), endpoints)
+        )
+    for endpoint, said in zip(endpoints, replies, strict=True):
+        for place, reply in enumerate(said):
+            census.add(endpoint, reply, place)
+    return census
+
+
+def _with(topology: Topology, grams: LowGrams) -> Snapshot:
+    """A shard set with low orders that may be of another sharding of its model.
+
+    Raises  ProtocolError  the manifests contradict each other about the model
+    """
+    known, found = grams.manifest, topology.manifest
+    for name in ("order", "counts", "blanks", "unk_in_model"):
+        if getattr(known, name) != getattr(found, name):
+            raise ProtocolError(
+                f"shard set {found.shard_set} claims to be of model {found.model}, as "
+                f"{known.shard_set} is, but its {name} is {getattr(found, name)}; expected "
+                f"{getattr(known, name)}"
+            )
+    return Snapshot(topology, grams)
+
+
+def _unread(cause: Exception) -> DlmError:
+    return DlmError(f"this process could not ask the servers what they hold: {cause!r}")
+
+
+def other_model(found: str, expected: str) -> StaleShardSet:
+    """The error for an utterance on a model that the servers no longer hold."""
+    now = "no server holds it any longer" if found == expected else f"the servers now hold {found}"
+    return StaleShardSet(
+        f"this utterance was opened on model {expected}; {now}. Open a new utterance"
+    )

@@ -1,0 +1,158 @@
+"""The record of what is made of several inputs: the only place where guarantees are composed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dlm.record.lineage import inherited
+from dlm.record.provenance import (
+    ADJACENCY,
+    UNIT,
+    Guarantee,
+    Provenance,
+    digest_of,
+    is_record_line,
+)
+
+DELTA_OF_NOTHING = 1e-6  # where no record has a guarantee, and delta says nothing
+
+
+class Composition(NamedTuple):
+    """The composition of several records.
+
+    Fields
+        provenance  the record of what is made from all of them
+        numbers     result of accounting; None if there is no guarantee
+        notes       what a reader must know before trusting them
+    """
+
+    provenance: Provenance
+    numbers: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def compose_records(
+    inputs: Mapping[str, Provenance | None],
+    *,
+    delta: float,
+    stages: Sequence[Mapping[str, Any]] = (),
+    ledgers: Sequence[str] = (),
+    void: Sequence[str] = (),
+    simulated: bool = False,
+    config: Mapping[str, Any] | None = None,
+    content: Mapping[str, str] | None = None,
+    step: str = "",
+) -> Composition:
+    """The record of something made from several inputs.
+
+    Args
+        inputs     record of each input, such as "the vocabulary words.txt"; None without one
+        delta      of the guarantee
+        stages     that use users' data, besides those of the inputs, as JSON
+        ledgers    digests of theirs
+        void       more reasons why there is no guarantee
+        simulated  whether a key of `stages` came from a configured seed
+        content    SHA-256 of what is made, by name
+        step       what is done, where that touches no users
+    Guarantees     an input without a record, or whose record has no guarantee, leaves the whole
+                   without a guarantee
+    """
+    brought = inherited(inputs)
+    own = [{str(k): plain(v) for k, v in stage.items()} for stage in stages]
+    simulated = simulated or any(s.get("simulated") is True for s in (*brought.stages, *own))
+    reasons = [*void, *brought.reasons]
+    together = [*map(dict, brought.stages), *own]
+    numbers: dict[str, Any] | None = None
+    found: Guarantee | None = None
+    notes: tuple[str, ...] = ()
+    if not reasons and not together:
+        found = Guarantee(0.0, 0.0, 0.0)  # all is public, as somebody says
+        if not brought.public_inputs:
+            reasons.append("it is made of nothing, of which nothing can be said")
+    elif not reasons:
+        numbers, found, notes = _account(together, delta)
+        if found is None:
+            reasons.append("accounting finds no finite epsilon")
+    if simulated:
+        reasons.append(
+            "the keys were made from a configured seed: anyone who knows it can remove the noise"
+        )
+    provenance = Provenance(
+        None if reasons else found,
+        tuple(reasons),
+        found if simulated else None,
+        UNIT,
+        ADJACENCY,
+        tuple(together),
+        (*brought.ledgers, *ledgers),
+        digest_of(plain(config or {})),
+        (*brought.derived, *([step] if step else [])),
+        brought.public_inputs,
+        brought.unverified,
+        dict(content or {}),
+    )
+    return Composition(provenance, numbers, notes)
+
+
+def merged_record(
+    comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str, step: str = "merge"
+) -> list[str]:
+    """The privacy line of a model that is made from several; none where none of them has one.
+
+    Args
+        comments  of each model, by what it is
+        others    what went in besides, without a record
+        public    who says that what has no record is of no user's text; "" if nobody does
+        step      what makes it of them
+    Raises
+        FormatError, PrivacyError  a record that cannot be read, or was changed
+    """
+    found: dict[str, Provenance | None] = {}
+    for what, lines in comments.items():
+        texts = [line for line in lines if is_record_line(line)]
+        found[what] = Provenance.from_json(texts[0], what) if texts else None
+        for more, text in enumerate(texts[1:], 2):  # which of them is true nobody can know
+            found[f"{what}, record {more}"] = Provenance.from_json(text, what)
+    if not any(found.values()):
+        return []
+    found |= dict.fromkeys(others)
+    inputs = {
+        what: Provenance.public(public, what) if record is None and public else record
+        for what, record in found.items()
+    }
+    deltas = [r.guarantee.delta for r in inputs.values() if r is not None and r.guarantee]
+    delta = max(deltas, default=0.0) or DELTA_OF_NOTHING
+    return [compose_records(inputs, delta=delta, step=step).provenance.line]
+
+
+def _account(
+    records: Sequence[Mapping[str, Any]], delta: float
+) -> tuple[dict[str, Any], Guarantee | None, tuple[str, ...]]:
+    """What `account.compose` finds: (numbers, guarantee, notes)."""
+    from dlm.federated.account.compose import StageRecord, compose
+
+    result = compose([StageRecord.from_json(record) for record in records], delta)
+    numbers = dataclasses.asdict(result)
+    epsilon = float(numbers["epsilon"])
+    if not math.isfinite(epsilon):
+        return numbers, None, tuple(numbers.get("notes", ()))
+    rho = numbers.get("rho")
+    finite = rho is not None and math.isfinite(float(rho))
+    guarantee = Guarantee(epsilon, delta, float(rho) if finite else None)  # type: ignore[arg-type]
+    return numbers, guarantee, tuple(numbers.get("notes", ()))
+
+
+def plain(value: Any) -> Any:
+    """JSON values: infinities are words, tuples lists, keys text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "infinite" if value > 0 else str(value)
+    if hasattr(value, "item") and not isinstance(value, str | bytes):
+        return plain(value.item())
+    return value

@@ -1,0 +1,170 @@
+"""The files in a run's folder: their names, and whether they are of one run at one time.
+
+A release cannot be taken back. So a round counts once its checkpoint is in place; lines of the
+journal beyond it show that the checkpoint is too old.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT, Checkpoint
+from dlm.errors import FormatError, PrivacyError
+from dlm.files import SUFFIX
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.provenance import file_digest
+
+METRICS = "metrics.jsonl"
+STORE = "users.store"
+LEDGER = "ledger.state"
+REPORTS = ("privacy.md", "privacy.json")
+PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
+PRIVATE = "private-*.state"
+
+
+def check_history(
+    place: Path,
+    *,
+    done: int | None,
+    private: Iterable[int],
+    journal: Iterable[int],
+    released: bool,
+    ended: bool = False,
+) -> None:
+    """Checks that resuming does not repeat a round.
+
+    Args
+        done      rounds in the checkpoint; None without one
+        private   rounds of the private parts
+        journal   rounds (from 0) in the journal
+        released  whether rounds are releases, done only once; others can be repeated
+        ended     whether there is the ledger of a run that has ended
+    Raises
+        PrivacyError  rounds were done that the checkpoint lacks
+    """
+    if not released:
+        return
+    last = max(journal, default=-1)
+    if done is None:
+        traces = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
+        if ended:
+            traces.append(LEDGER)
+        if last >= 0:
+            traces.append("a journal")
+        if traces:
+            raise PrivacyError(
+                f"{place} has {', '.join(traces)} of earlier rounds, but no checkpoint; a new run "
+                "there would forget who took part and what was released. Restore the checkpoint, "
+                "or start in another folder and account for both runs"
+            )
+    elif last >= done:
+        raise PrivacyError(
+            f"the journal of {place} has round {last} (from 0), but the checkpoint only {done} "
+            "rounds: it is an older one. The later rounds were released, and repeating them with "
+            "other noise and users would void the guarantee. Restore the latest checkpoint and its "
+            "private part, or start in another folder and account for both runs"
+        )
+
+
+def private_parts(folder: Path) -> list[Path]:
+    """Files in a run's folder that hold noise, unfinished ones too."""
+    return [*folder.glob(PRIVATE), *folder.glob(f".{PRIVATE}.*{SUFFIX}")]
+
+
+def ended_part(folder: Path, found: Checkpoint) -> Checkpoint | None:
+    """The `ledger.state` of a run that has ended; None if rounds may remain.
+
+    It is written before the last checkpoint, so it counts only if it has that one's ledger.
+    """
+    if not (folder / LEDGER).exists():
+        return None
+    kept = checkpoint.read(folder / LEDGER)
+    ledger = ParticipationLedger.from_bytes(kept.attachments["ledger"], str(kept.path))
+    return kept if ledger.digest == found.facts["ledger"] else None
+
+
+def private_part(folder: Path, found: Checkpoint) -> Checkpoint:
+    """The private part of a checkpoint; raises as `run_folder.RunFolder.load`."""
+    part = folder / f"private-{found.facts['round']}.state"
+    if not part.exists():
+        raise FormatError(
+            f"{part} is missing; without its noise state and ledger this run cannot resume under "
+            "its guarantee. Restore it together with the checkpoint"
+        )
+    if file_digest(part) != found.facts["private"]:
+        raise PrivacyError(
+            f"{part} is not the one of this checkpoint: its noise or ledger is from another time, "
+            "or was changed. Restore both files together"
+        )
+    return checkpoint.read(part)
+
+
+def ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
+    done = int(found.facts["round"])
+    ledger = ParticipationLedger.from_bytes(
+        private.attachments["ledger"], str(private.path), expect=found.facts["ledger"]
+    )
+    if ledger.rounds != done:
+        raise PrivacyError(
+            f"{private.path.parent} has {done} rounds, but a ledger of {ledger.rounds}"
+        )
+    return ledger
+
+
+def refuse_secrets_left(folder: Path) -> None:
+    """Passes for the folder of a run that holds neither noise nor users' text, or may resume.
+
+    Raises
+        PrivacyError  the run has ended, and its noise or the copy of users' text is still there
+    """
+    parts, text = private_parts(folder), folder / STORE
+    if (parts or text.exists()) and (folder / CHECKPOINT).exists():
+        found = checkpoint.read(folder / CHECKPOINT)
+        if ended_part(folder, found) is not None:
+            held = f"{STORE} still holds users' text"
+            if parts:
+                held = (
+                    f"{parts[0].name} still holds its noise: whoever has both can subtract the "
+                    "noise from the releases"
+                )
+            raise PrivacyError(
+                f"the run in {folder} has ended, but {held}. Erase it: dlm privacy erase {folder}"
+            )
+
+
+class JournalLine(NamedTuple):
+    """A journal line of a round, counted from 0."""
+
+    round: int
+    released: bool
+    text: str
+
+
+def journal_text(journal: Path) -> list[str]:
+    return journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+
+
+def journal_lines(texts: Iterable[str]) -> list[JournalLine]:
+    """Complete lines: a stop may have cut off the last one."""
+    found = []
+    for text in texts:
+        try:
+            line = json.loads(text)
+            found.append(JournalLine(int(line["round"]), bool(line.get("released")), text))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def finite(value: Any) -> Any:
+    """JSON values, with null for infinity and nan."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,48 @@
+"""Settings of a shard set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlm.config import check, setting
+from dlm.errors import ConfigError
+
+LOSSLESS_BITS = 32
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """How a model is split and encoded: the options of `dlm shard`."""
+
+    shards: int = setting(
+        1,
+        "Number of shards.",
+        low=1,
+        high=4096,
+        why="Shards divide 4,096 hash values among them.",
+    )
+    encoding: str = setting(
+        "exact",
+        "Encoding of values; compact is smaller and quantises them.",
+        one_of=("exact", "compact"),
+    )
+    bits: int | None = setting(
+        None,
+        "Bits per value with compact, 6 by default: 3 to 16, or 32 to keep exact values.",
+        low=3,
+        high=LOSSLESS_BITS,
+    )
+
+    def __post_init__(self) -> None:
+        check("shard", self)
+        if self.bits in (None, LOSSLESS_BITS):
+            return
+        if self.encoding == "exact":
+            raise ConfigError(
+                f"--bits is {self.bits}, but --encoding exact does not quantise values; "
+                "add --encoding compact"
+            )
+        if self.bits > 16:
+            raise ConfigError(
+                f"shard.bits is {self.bits}; expected 3 to 16, or 32 to keep values as they are"
+            )

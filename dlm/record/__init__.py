@@ -1,0 +1,1 @@
+"""What a file promises: privacy records, their signatures, and the ledgers behind them."""

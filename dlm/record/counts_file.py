@@ -1,0 +1,131 @@
+"""Word counts on disk: a TSV of word and count, and beside it the record of what protects it."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import FormatError
+from dlm.record.provenance import Provenance
+from dlm.record.sidecar import SIDECAR_SUFFIX, read_record, write_recorded
+
+DIGEST = "counts_sha256"  # in the record
+# What `collect` writes beside counts of users.
+LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".privacy.md", ".privacy.json"
+JOURNAL, WORK = ".metrics.jsonl", ".work"
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """Words, how often each is used, and what that says about people.
+
+    Shapes
+        counts  (words,)  float64  over 0, the most frequent first
+    """
+
+    words: tuple[str, ...]
+    counts: npt.NDArray[np.float64]
+    provenance: Provenance
+
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """Counts over their sum."""
+        over_most = self.counts / self.counts.max()  # whose sum is finite, whatever the counts are
+        shares: npt.NDArray[np.float64] = over_most / over_most.sum()
+        return shares
+
+
+def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
+    """Those words whose count is over `least` (0 at the least), the most frequent first.
+
+    Returns      counts with no record yet that says more than that nothing is guaranteed
+    """
+    order = [p for p in np.argsort(-counts, kind="stable").tolist() if counts[p] > max(least, 0.0)]
+    return WordCounts(
+        tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")
+    )
+
+
+def traces_of_users(counts: Path) -> list[Path]:
+    """What stands beside counts of users: the record comes last, and a stop can come before it.
+
+    Where a link to counts lies, what was written beside them does not.
+    """
+    endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
+    names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
+    return [path for name in names if (path := Path(name)).exists()]
+
+
+def counts_text(counts: WordCounts) -> bytes:
+    """Counts as a file has them.
+
+    Raises
+        FormatError   a word with white space, which the file could not hold
+    """
+    lines = []
+    for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
+        if not word or word.split() != [word]:
+            raise FormatError(f"{word!r} holds white space, or nothing; it is no word of a TSV")
+        lines.append(f"{word}\t{count:.9g}\n")
+    return "".join(lines).encode()
+
+
+def write_counts(path: str | Path, counts: WordCounts) -> None:
+    """Writes counts and their record, which names the digest of the counts.
+
+    Raises
+        FormatError   as `counts_text`
+        PrivacyError  the record is of other counts
+    """
+    write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
+
+
+def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
+    """Reads counts with their record; without a record, they promise nothing.
+
+    Args
+        content  of the file, where the caller has read it
+    Raises
+        FormatError    a line that is no word and count over 0, a word twice, no words
+        PrivacyError   the counts are others than the record is of, or the record was changed
+    """
+    words: list[str] = []
+    values: list[float] = []
+    first: dict[str, int] = {}
+    content = Path(path).read_bytes() if content is None else content
+    try:
+        with io.StringIO(content.decode("utf-8-sig"), newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                word, tab, text = line.rstrip("\r\n").partition("\t")
+                try:
+                    count = float(text)
+                except ValueError:
+                    count = math.nan
+                if not tab:
+                    raise FormatError(
+                        f"{path}, line {number} has no count; expected lines of WORD<TAB>COUNT, as "
+                        "dlm unigrams writes"
+                    )
+                if word.split() != [word] or not (0 < count < math.inf):
+                    raise FormatError(
+                        f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
+                        "over 0"
+                    )
+                if first.setdefault(word, number) != number:
+                    raise FormatError(
+                        f"{path}, line {number}: {word[:80]!r} comes twice, first in line "
+                        f"{first[word]}; a word has one count"
+                    )
+                words.append(word)
+                values.append(count)
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"{path} is not UTF-8: {exc}") from exc
+    if not words:
+        raise FormatError(f"{path} is empty; it must hold a word, a tab and a count a line")
+    provenance = read_record(path, content, digest_name=DIGEST, kind="counts")
+    return WordCounts(tuple(words), np.array(values), provenance)

@@ -1,0 +1,378 @@
+"""Who took part when: accounting may claim only what this ledger has seen or enforced.
+
+    ledger = ParticipationLedger(population=len(users), gap=64, max_participations=4, sampling=...)
+    ledger.record(0, ids)                       # refuses a participation that comes too early
+    ledger.observed_gap(), ledger.observed_max_part()
+    ledger.save(path);  ParticipationLedger.load(path, expect=ledger.digest)
+
+The file has salted hashes of user ids. Anybody who has the file and can guess ids can look them up,
+so keep it as secret as the list of participants.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.files import write_whole
+from dlm.record.provenance import check_format
+
+FORMAT_NAME = "dlm participation ledger"
+FORMAT_VERSION = 1
+SALT_BYTES = 16
+# Cohorts are rejected when a Poisson sampler would draw the like with less than this probability.
+IMPLAUSIBLE = 1e-9
+
+
+class ParticipationLedger:
+    """Rounds and the users of each, with the bounds that are enforced.
+
+    Args
+        population   users that could be drawn
+        gap          least number of rounds from one participation of a user to the next, enforced;
+                     None to observe only
+        max_participations     most participations of a user, enforced; None to observe only
+        sampling     how cohorts are drawn, as the sampler's `describe` returns it
+        salt         of the hashes of ids; drawn by the operating system if None
+    Guarantees
+        after any sequence of calls, `observed_gap` is at least the enforced gap and
+        `observed_max_part` at most the enforced maximum; a refused round leaves no trace;
+        a saved file that was changed by hand, cut short or extended is not loaded
+    """
+
+    def __init__(
+        self,
+        population: int,
+        *,
+        gap: int | None = None,
+        max_participations: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        salt: bytes | None = None,
+    ):
+        if (
+            population < 1
+            or (gap is not None and gap < 1)
+            or (max_participations is not None and max_participations < 1)
+        ):
+            raise ConfigError(
+                "population, gap and max_participations must be 1 or more; found "
+                f"{population}, {gap}, {max_participations}"
+            )
+        self.population, self.gap, self.max_participations = population, gap, max_participations
+        self.sampling = dict(sampling or {"kind": "unknown"})
+        self._salt = os.urandom(SALT_BYTES) if salt is None else salt
+        self._users: dict[str, int] = {}  # hash of the id -> number, by first participation
+        self._last: list[int] = []  # last round of each
+        self._counts: list[int] = []
+        self._rounds: list[tuple[int, npt.NDArray[np.uint32]]] = []
+        self._least_gap: int | None = None
+        self._chain = b""
+
+    def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
+        """Records that these users took part in a round.
+
+        The last round may be recorded again with the same users, as a resumed run does.
+
+        Raises
+            PrivacyError   a user twice in a round, too early, or too often; a round out of order;
+                           the last round with other users
+        """
+        self._record(round, [self._hash(user) for user in user_ids])
+
+    def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
+        if len(set(names)) != len(names):
+            raise PrivacyError(
+                f"round {round}: a user takes part in it twice; their contribution is bounded once"
+            )
+        last = self.last_round
+        if round == last:
+            if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
+                raise PrivacyError(
+                    f"round {round} is already recorded with other users: the run was resumed with "
+                    "a different cohort than the one it was stopped with"
+                )
+            return
+        if round < 0 or (last is not None and round < last):
+            raise PrivacyError(f"round {round} comes after round {last}; rounds must ascend")
+        known = [self._users[name] for name in names if name in self._users]
+        total = len(self._users) + len(names) - len(known)
+        if total > self.population:
+            raise PrivacyError(f"{total} users took part; the population is {self.population}")
+        gaps = [round - self._last[user] for user in known]
+        if self.gap is not None and gaps and min(gaps) < self.gap:
+            early = sum(gap < self.gap for gap in gaps)
+            raise PrivacyError(
+                f"round {round}: {early} users take part as soon as {min(gaps)} rounds after their "
+                f"last one; the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). "
+                "Lengthen the timer, or account for the smaller gap in a new run"
+            )
+        most = max((self._counts[user] + 1 for user in known), default=1 if names else 0)
+        if self.max_participations is not None and most > self.max_participations:
+            raise PrivacyError(
+                f"round {round}: a user takes part in {most} rounds; the guarantee is for "
+                f"{self.max_participations}. End the run, or account for more in a new one"
+            )
+        # Nothing is refused from here on.
+        for name in names:
+            if name not in self._users:
+                self._users[name] = len(self._users)
+                self._last.append(round)
+                self._counts.append(0)
+        numbers = np.array([self._users[name] for name in names], np.uint32)
+        for user in numbers.tolist():
+            self._last[user] = round
+            self._counts[user] += 1
+        if gaps:
+            self._least_gap = min([*gaps, *([] if self._least_gap is None else [self._least_gap])])
+        self._rounds.append((round, numbers))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds recorded."""
+        return len(self._rounds)
+
+    @property
+    def last_round(self) -> int | None:
+        """The last round's number."""
+        return self._rounds[-1][0] if self._rounds else None
+
+    @property
+    def participants(self) -> int:
+        """Users who took part in any round."""
+        return len(self._users)
+
+    def cohort_sizes(self) -> list[int]:
+        """Users of each round."""
+        return [len(users) for _, users in self._rounds]
+
+    def observed_gap(self) -> int | None:
+        """Fewest rounds from one participation to the next; None if nobody came back."""
+        return self._least_gap
+
+    def observed_min_sep(self) -> int | None:
+        """MinS as the papers' tables print it: rounds *between* two participations."""
+        return None if self._least_gap is None else self._least_gap - 1
+
+    def observed_max_part(self) -> int:
+        """Most participations of a user, MaxP."""
+        return max(self._counts, default=0)
+
+    def participations(self, user_id: str) -> list[int]:
+        """The rounds of one user."""
+        number = self._users.get(self._hash(user_id))
+        return [] if number is None else [r for r, users in self._rounds if number in users]
+
+    def covers(self, *, gap: int, max_participations: int) -> None:
+        """Passes if accounting may use these bounds.
+
+        Raises
+            PrivacyError   somebody took part more often, or sooner again
+        """
+        found = self.observed_gap()
+        if found is not None and found < gap:
+            raise PrivacyError(
+                f"accounting assumes a gap of {gap} rounds; the ledger has seen one of {found}"
+            )
+        if self.observed_max_part() > max_participations:
+            raise PrivacyError(
+                f"accounting assumes {max_participations} participations per user; the ledger has "
+                f"seen {self.observed_max_part()}"
+            )
+
+    def check_poisson(self, q: float) -> None:
+        """Passes if the cohorts may have been drawn by a Poisson sampler with this probability.
+
+        Checks the total number of participations and how much cohort sizes vary: with a fixed
+        report goal they vary too little.
+
+        Raises
+            PrivacyError   declared otherwise, or all but impossible under Poisson sampling
+        """
+        kind, declared = self.sampling.get("kind"), self.sampling.get("q")
+        if kind != "poisson" or declared != q:
+            raise PrivacyError(
+                f"accounting by sampling needs cohorts from Poisson sampling with q = {q}; the "
+                f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}"
+            )
+        if (self.gap or 1) > 1 or self.max_participations is not None:
+            raise PrivacyError(
+                f"a gap of {self.gap} and at most {self.max_participations} participations were "
+                "enforced: a Poisson sampler does not draw cohorts under such bounds"
+            )
+        sizes = np.array(self.cohort_sizes(), np.float64)
+        if not len(sizes):
+            return
+        mean, variance = self.population * q, self.population * q * (1 - q)
+        if variance == 0:  # everyone, always
+            if bool((sizes != mean).any()):
+                raise PrivacyError("q is 1, and not everyone took part")
+            return
+        tails = {
+            "users in all": _normal_tail(
+                float(sizes.sum() - mean * len(sizes)) / math.sqrt(variance * len(sizes))
+            ),
+            "differences of sizes": _chi2_tail(
+                float(((sizes - mean) ** 2 / variance).sum()), len(sizes)
+            ),
+        }
+        for what, tail in tails.items():
+            if tail < IMPLAUSIBLE:
+                raise PrivacyError(
+                    f"the cohorts were not drawn by Poisson sampling with q = {q} from "
+                    f"{self.population} users: {what} of {len(sizes)} rounds have a probability of "
+                    f"{tail:.0e}"
+                )
+
+    def _hash(self, user: str) -> str:
+        if not user:
+            raise PrivacyError("a user without an id cannot be counted")
+        return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
+
+    def keyed_digest(self, digest: str) -> str:
+        """A digest of users' text for a report, keyed with the salt. Only the ledger has the salt,
+        so nobody else can confirm a guess of what users wrote."""
+        raw = b"data set\n" + digest.encode()
+        return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
+
+    def summary(self, *, secret: bool = False) -> dict[str, Any]:
+        """The figures for a report; they name no user.
+
+        Args
+            secret   whether a guarantee rests on nobody knowing who was sampled: cohort sizes are
+                     then left out, too (a cohort as large as the population had everybody in it)
+        """
+        sizes = [] if secret else self.cohort_sizes()
+        return {
+            "population": self.population,
+            "participants": None if secret else self.participants,
+            "rounds": self.rounds,
+            "cohort_size": {"min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}
+            if sizes
+            else None,
+            "enforced": {"gap": self.gap, "max_participations": self.max_participations},
+            "observed": None
+            if secret
+            else {
+                "gap": self.observed_gap(),
+                "min_separation": self.observed_min_sep(),
+                "max_participations": self.observed_max_part(),
+            },
+            "sampling": self.sampling,
+            "digest": self.digest,
+        }
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT_NAME,
+            "version": FORMAT_VERSION,
+            "population": self.population,
+            "enforced": {"gap": self.gap, "max_participations": self.max_participations},
+            "sampling": self.sampling,
+            "salt": self._salt.hex(),
+            "observed": {
+                "gap": self.observed_gap(),
+                "max_participations": self.observed_max_part(),
+            },
+            "users": list(self._users),
+            "rounds": [
+                {"round": number, "users": base64.b64encode(users.astype("<u4").tobytes()).decode()}
+                for number, users in self._rounds
+            ],
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in the ledger; a checkpoint and a report carry it."""
+        return hashlib.sha256(_canonical(self._body())).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The text of a file, with its digest."""
+        body = self._body()
+        seal = {"sha256": hashlib.sha256(_canonical(body)).hexdigest()}
+        return (json.dumps({**body, "seal": seal}, indent=1) + "\n").encode()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the ledger, whole or not at all, of mode 0600."""
+        # Guessing ids reveals the salted hashes: readable by the owner only.
+        write_whole(Path(path), self.to_bytes(), mode=0o600)
+
+    @classmethod
+    def load(cls, path: str | Path, *, expect: str | None = None) -> Self:
+        """Reads a saved ledger; the rest as in `from_bytes`."""
+        return cls.from_bytes(Path(path).read_bytes(), str(path), expect=expect)
+
+    @classmethod
+    def from_bytes(cls, text: bytes, path: str, *, expect: str | None = None) -> Self:
+        """A ledger from the text of a file, with everything it says checked.
+
+        Every round is recorded anew under the text's bounds; the observed values are recomputed,
+        never taken from the text.
+
+        Args
+            path     for error messages
+            expect   the digest in a checkpoint or report; an intact ledger with another digest, as
+                     an older one, is refused, too
+        Raises
+            FormatError    not a ledger, or of another version
+            PrivacyError   changed by hand: digest or observed values do not fit
+        """
+        try:
+            body = json.loads(text)
+            seal = body.pop("seal")
+            check_format(body, FORMAT_NAME, FORMAT_VERSION, path)
+            raw = _canonical(body)
+            digest = hashlib.sha256(raw).hexdigest()
+            if seal["sha256"] != digest:
+                raise PrivacyError(
+                    f"{path} was changed after it was written: its digest is {digest[:16]}..., but "
+                    f"it says {str(seal['sha256'])[:16]}...; no guarantee can rest on it"
+                )
+            if expect is not None and expect != digest:
+                raise PrivacyError(
+                    f"{path} is not this run's ledger: its digest is {digest[:16]}...; expected "
+                    f"{expect[:16]}..."
+                )
+            found = cls(
+                body["population"],
+                gap=body["enforced"]["gap"],
+                max_participations=body["enforced"]["max_participations"],
+                sampling=body["sampling"],
+                salt=bytes.fromhex(body["salt"]),
+            )
+            names: list[str] = body["users"]
+            for entry in body["rounds"]:
+                users = np.frombuffer(base64.b64decode(entry["users"], validate=True), "<u4")
+                found._record(entry["round"], [names[user] for user in users.tolist()])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+            raise FormatError(f"{path} is not a participation ledger: {exc!r}") from exc
+        if found._body() != body:
+            raise PrivacyError(
+                f"{path}: its rounds do not match the observed values in it; no guarantee can rest "
+                "on it"
+            )
+        return found
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _normal_tail(z: float) -> float:
+    """Probability of a standard normal number this far from 0 or farther."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def _chi2_tail(value: float, freedom: int) -> float:
+    """Two-sided tail of a chi-squared number, by Wilson and Hilferty's cube root."""
+    spread = 2 / (9 * freedom)
+    return _normal_tail(((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))

@@ -1,0 +1,193 @@
+"""Finds a file's one record: beside it; in a checkpoint, a report or a manifest; or in the header
+of an ARPA file.
+
+    snapshot = FileSnapshot.read(Path("model.arpa.xz"))
+    record = record_of_file(snapshot)
+
+A file is read once, and all statements are about the bytes that were read. All places are checked:
+two records that disagree are an error, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlm import checkpoint
+from dlm.checkpoint import Checkpoint
+from dlm.errors import FormatError, PrivacyError
+from dlm.record.provenance import Provenance, content_digest, is_record_line, take_digest
+from dlm.record.sidecar import read_beside, sidecar
+
+# What the record of a run's checkpoint speaks of.
+STATE_DIGEST, VOCABULARY_DIGEST = "state_sha256", "vocabulary_sha256"
+REPORT_FORMAT = "dlm privacy report"
+SHARD_SET = "dlm shard set"  # `format` of a manifest
+_STEP = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileSnapshot:
+    """A file as it was when it was read.
+
+    Fields
+        head     its first `ngram.arpa.header.HEAD_BYTES`
+        content  all of it; None for a file that may exceed memory, whose record is in its head
+        sha256   of all of it
+    """
+
+    path: Path
+    head: bytes
+    content: bytes | None
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path, content: bytes | None = None) -> FileSnapshot:
+        """The file at `path`, or its bytes where the caller has read them."""
+        from dlm.ngram.arpa.header import HEAD_BYTES  # half a second, which not all readers need
+
+        if content is not None:
+            return cls(path, content[:HEAD_BYTES], content, content_digest(content))
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if head.startswith(checkpoint.MAGIC) or path.suffix == ".json":
+                content = head + file.read()
+                return cls(path, head, content, content_digest(content))
+            digest = hashlib.sha256(head)
+            while step := file.read(_STEP):
+                digest.update(step)
+        return cls(path, head, None, digest.hexdigest())
+
+
+def record_of_file(snapshot: FileSnapshot) -> Provenance:
+    """A file's record.
+
+    Raises
+        FormatError   it has none
+        PrivacyError  a record belongs to another file or was changed; the file has two, or one that
+                      differs from the one beside it
+    """
+    path = snapshot.path
+    inside = _inside(snapshot)
+    if len(inside) > 1:
+        places = " and ".join(place for place, _ in inside)
+        raise PrivacyError(
+            f"{path} has {len(inside)} privacy records, in {places}; expected one, and nobody can "
+            "tell which is true. Make the file again from its inputs"
+        )
+    if not sidecar(path).exists():
+        if not inside:
+            raise FormatError(f"{path} has no privacy record, beside it or in it")
+        return inside[0][1]
+    beside = read_beside(path, snapshot.sha256)
+    if inside and inside[0][1].digest != beside.digest:
+        place, found = inside[0]
+        raise PrivacyError(
+            f"{path} has two privacy records that do not agree: {place} says {found.statement()} "
+            f"{sidecar(path).name} beside it says {beside.statement()} Remove the one of another "
+            "file, or copy both files again from where they were made"
+        )
+    return beside
+
+
+def record_in(found: Checkpoint) -> Provenance:
+    """The record of a run that its checkpoint carries; without one, no promise.
+
+    Raises
+        FormatError   what stands there is no record
+        PrivacyError  it is of other parameters or another vocabulary, or was changed
+    """
+    body = found.facts.get("record")
+    if body is None:
+        return Provenance.none("the checkpoint carries no privacy record")
+    record = Provenance.from_dict(body, f"the record in {found.path}")
+    content = {STATE_DIGEST: checkpoint.digest(found.arrays)}
+    if "vocabulary" in found.attachments:
+        content[VOCABULARY_DIGEST] = content_digest(found.attachments["vocabulary"])
+    elif VOCABULARY_DIGEST in record.content:
+        content[VOCABULARY_DIGEST] = "none is there"
+    if record.guarantee is not None and not record.speaks_of(**content):
+        raise PrivacyError(
+            f"the record in {found.path} is of other parameters or another vocabulary than stand "
+            "there; nothing can be claimed of them. Take the checkpoint from the run again"
+        )
+    return record
+
+
+def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
+    """The file names in a shard set's manifest; None for any other file.
+
+    Raises
+        FormatError  a manifest without them, or with a file elsewhere
+    """
+    body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
+    if body.get("format") != SHARD_SET:
+        return None
+    try:
+        names = tuple(str(entry["name"]) for entry in body["files"])
+    except (KeyError, TypeError) as exc:
+        raise FormatError(f"{snapshot.path} does not list the files of its set: {exc!r}") from exc
+    for name in names:
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise FormatError(f"{snapshot.path} names the file {name!r}; expected one beside it")
+    return names
+
+
+def _inside(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
+    """(place, record) for each record in a file."""
+    path = snapshot.path
+    if snapshot.head.startswith(checkpoint.MAGIC):
+        found = checkpoint.parse(snapshot.content or b"", path)
+        return [("the checkpoint", record_in(found))]
+    if path.suffix == ".json":
+        return _in_json(snapshot)
+    return [
+        (f"line {number}", Provenance.from_json(text, f"line {number} of {path}"))
+        for number, text in _header_lines(snapshot)
+    ]
+
+
+def _json(snapshot: FileSnapshot) -> dict[str, Any]:
+    try:
+        found = json.loads(snapshot.content or b"", object_pairs_hook=_each_once)
+    except ValueError as exc:
+        raise FormatError(f"{snapshot.path} is not JSON: {exc}") from exc
+    return found if isinstance(found, dict) else {}
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without duplicate keys: readers differ in which of two they use."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"duplicate key {twice!r} in a JSON object")
+    return found
+
+
+def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
+    path, body = snapshot.path, _json(snapshot)
+    found = body.get("provenance")
+    if body.get("format") == SHARD_SET:
+        lines = found.get("comments", []) if isinstance(found, dict) else []
+        return [
+            (f"comment {number}", Provenance.from_json(str(line), f"comment {number} of {path}"))
+            for number, line in enumerate(lines, 1)
+            if is_record_line(str(line))
+        ]
+    if found is None:
+        return []
+    if body.get("format") == REPORT_FORMAT:
+        take_digest(body, path)
+    return [("the report", Provenance.from_dict(found, str(path)))]
+
+
+def _header_lines(snapshot: FileSnapshot) -> list[tuple[int, str]]:
+    """(number, text) of the records in the comments of an ARPA file; none of any other file."""
+    from dlm.ngram.arpa.header import comments_at_head
+
+    lines = comments_at_head(str(snapshot.path), snapshot.head)
+    return [(number, text) for number, text in lines if is_record_line(text)]

@@ -1,0 +1,102 @@
+"""A file and, beside it, the record of what protects those it was made from: written and read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import FormatError, PrivacyError
+from dlm.files import Replacement, naming
+from dlm.record.provenance import Provenance, content_digest
+
+PIECES_DIGEST = "model_sha256"  # of wordpieces, in their record
+SIDECAR_SUFFIX = ".provenance.json"
+
+
+def sidecar(path: str | Path) -> Path:
+    """Where the record of a file stands."""
+    return Path(str(path) + SIDECAR_SUFFIX)
+
+
+def write_recorded(
+    path: str | Path, content: bytes, provenance: Provenance, *, digest_name: str
+) -> None:
+    """Writes a file and its record, which holds the file's digest under a name of its kind.
+
+    Raises
+        PrivacyError  the record is of another file of this kind
+    Guarantees   a disk that is full leaves what was there, with its record; a stop at any moment
+                 leaves a file with its own record, or with none, which promises nothing
+    """
+    target, side = Path(path), sidecar(path)
+    digest = content_digest(content)
+    if digest_name in provenance.content and not provenance.speaks_of(**{digest_name: digest}):
+        raise PrivacyError(
+            f"{target} was to be written with the record of something else: its {digest_name} is "
+            "another. What is made of that needs a record of its own (Provenance.derive)"
+        )
+    own = provenance.about(**{digest_name: digest})
+    record = {digest_name: digest, "provenance": own.to_dict()}
+    contents = content, (json.dumps(record, indent=1) + "\n").encode()
+    with contextlib.ExitStack() as stack:
+        written = []
+        # Both, before what was there is touched.
+        for place, whole in zip((target, side), contents, strict=True):
+            replacement = Replacement(place)
+            stack.callback(replacement.discard)
+            with naming(place):
+                replacement.file.write(whole)
+            replacement.sync()
+            written.append(replacement)
+        side.unlink(missing_ok=True)
+        for replacement in written:
+            replacement.commit()
+
+
+def read_beside(path: Path, sha256: str) -> Provenance:
+    """The record beside a file of any kind with this digest; raises as `read_record`."""
+    side = sidecar(path)
+    try:
+        record = json.loads(side.read_text(encoding="utf-8"))
+        (digest_name,) = set(record) - {"provenance"}
+    except (ValueError, TypeError) as exc:
+        raise FormatError(f"{side} is not a privacy record: {exc!r}") from exc
+    return _bound(path, sha256, record, digest_name=digest_name, kind="file")
+
+
+def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
+    """The record beside a file of this content, a `kind` in words; without one, no promise.
+
+    Raises
+        FormatError    what stands there is no record
+        PrivacyError   it is of another file, or was changed
+    """
+    side = sidecar(path)
+    if not side.exists():
+        return Provenance.none(f"no provenance record stood beside the {kind}")
+    try:
+        record = json.loads(side.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+    return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
+
+
+def _bound(
+    path: str | Path, sha256: str, record: Any, *, digest_name: str, kind: str
+) -> Provenance:
+    """The record that a sidecar holds, if it is of the file with this digest."""
+    side = sidecar(path)
+    try:
+        digest, body = record[digest_name], record["provenance"]
+    except (KeyError, TypeError) as exc:
+        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+    provenance = Provenance.from_dict(body, str(side))
+    # The digest in the record itself is covered by the record's own.
+    if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):
+        raise PrivacyError(
+            f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Make it "
+            "again, or remove the record to go on without any guarantee"
+        )
+    return provenance

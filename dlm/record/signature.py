@@ -1,0 +1,317 @@
+"""Signatures of records and of their files: FILE.signature.json, beside the file.
+
+    for claim in claims_of([Path("counts.tsv"), Path("pieces.model")]):
+        sign(claim, read_private_key(Path("key.pem")), at=now)
+    found = look_at(Path("counts.tsv"), read_public_key(Path("key.pub")))
+    found.standing, found.text
+
+A digest detects accidents, but not an edit by somebody who recomputes it; a signature detects both.
+It is Ed25519 over the SHA-256 of the file, the digest of its record and the time. Any file with a
+record can be signed: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest. For a
+manifest, the SHA-256 of every file of its shard set is signed, too. Of files that are signed
+together, each signature names those that its file was made of: the signer saw their records.
+
+`openssl genpkey -algorithm ed25519 -out key.pem` makes a key, `openssl pkey -in key.pem -pubout
+-out key.pub` its public key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.files import write_whole
+from dlm.record.lookup import FileSnapshot, record_of_file, shard_files
+from dlm.record.provenance import Provenance, check_format, content_digest, file_digest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
+
+FORMAT_NAME = "dlm privacy signature"
+FORMAT_VERSION = 2
+SUFFIX = ".signature.json"
+Standing = Literal["verified", "unverified", "wrong"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a file's record can be trusted.
+
+    Fields
+        standing  "verified": by the trusted key; "unverified": not by a trusted key;
+                  "wrong": the file, its record or its signature was changed
+        record    of the file; None if it is wrong
+        text      why, in a sentence
+    """
+
+    standing: Standing
+    record: Provenance | None
+    text: str
+
+
+def signature_of(path: Path) -> Path:
+    """The path of a file's signature."""
+    return Path(str(path) + SUFFIX)
+
+
+def read_private_key(path: Path) -> Ed25519PrivateKey:
+    """An Ed25519 key without a passphrase, in PEM.
+
+    Raises
+        ConfigError  there is none
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        found = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as exc:
+        raise ConfigError(f"the key {path} cannot be read: {exc}; {_MAKE}") from exc
+    if not isinstance(found, Ed25519PrivateKey):
+        raise ConfigError(f"the key {path} is a {type(found).__name__}, not Ed25519; {_MAKE}")
+    return found
+
+
+def read_public_key(path: Path) -> Ed25519PublicKey:
+    """An Ed25519 public key, in PEM.
+
+    Raises
+        ConfigError  there is none
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        found = load_pem_public_key(path.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"the public key {path} cannot be read: {exc}; {_PUBLISH}") from exc
+    if not isinstance(found, Ed25519PublicKey):
+        raise ConfigError(f"the public key {path} is a {type(found).__name__}, not Ed25519")
+    return found
+
+
+_MAKE = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
+_PUBLISH = "take it from the key with: openssl pkey -in key.pem -pubout -out key.pub"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a signature says of a file.
+
+    Fields
+        sha256  of the file
+        record  that it has
+        files   of a shard set: SHA-256 of each file, by name; the manifest itself only has
+                checksums, which detect damage but not forgery
+        inputs  files signed with it that it was made of, as its record says, by the digest of
+                their record
+    """
+
+    path: Path
+    sha256: str
+    record: Provenance
+    files: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, Claim] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Claim:
+        """The claim for a file.
+
+        Raises
+            FormatError   it has no record; a shard set lacks a file
+            PrivacyError  the record belongs to another file or was changed, or there are two
+        """
+        snapshot = FileSnapshot.read(path)
+        record = record_of_file(snapshot)
+        found = _digests(path.parent, shard_files(snapshot) or ())
+        if missing := [name for name, digest in found.items() if digest is None]:
+            raise FormatError(f"{path} lists {', '.join(missing)}, which cannot be read beside it")
+        return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
+
+    def lines(self) -> list[str]:
+        """The claim, for people."""
+        return [
+            f"{self.path}: SHA-256 {self.sha256}",
+            *(f"{self.path.parent / name}: SHA-256 {d}" for name, d in self.files.items()),
+            f"record: SHA-256 {self.record.digest}",
+            *(
+                f"made of {one}: {self.inputs[one.record].path}"
+                for one in self.record.unverified
+                if one.record in self.inputs
+            ),
+            self.record.statement(with_standing=False),
+        ]
+
+
+def claims_of(paths: Iterable[Path]) -> list[Claim]:
+    """The claims for files that are signed together; raises as `Claim.of`."""
+    claims = [Claim.of(path) for path in paths]
+    seen = {claim.record.digest: claim for claim in claims}
+    return [
+        replace(
+            claim,
+            inputs={
+                one.record: seen[one.record]
+                for one in claim.record.unverified
+                if one.record in seen
+            },
+        )
+        for claim in claims
+    ]
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """SHA-256 of files by name; None for one that cannot be read."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = file_digest(folder / name)
+        except OSError:
+            found[name] = None
+    return found
+
+
+def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
+    """Signs a claim; returns the path of the signature."""
+    body = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "content": claim.sha256,
+        "files": dict(claim.files),
+        "record": claim.record.digest,
+        "inputs": {record: one.sha256 for record, one in claim.inputs.items()},
+        "signed": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "public_key": key.public_key().public_bytes_raw().hex(),
+    }
+    seal = {"algorithm": "ed25519", "signature": key.sign(_message(body)).hex()}
+    target = signature_of(claim.path)
+    write_whole(target, (json.dumps({**body, **seal}, indent=1) + "\n").encode())
+    return target
+
+
+def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
+    """Checks a file's record by its digests, its signature and the trusted key.
+
+    Args
+        content  of the file if the caller has read it, so that the bytes in use are verified
+    Raises
+        FormatError  the file has no record, and nobody signed it
+    """
+    snapshot = FileSnapshot.read(path, content)
+    try:
+        record = record_of_file(snapshot)
+        names = shard_files(snapshot)
+    except PrivacyError as exc:
+        return Verdict("wrong", None, str(exc))
+    except FormatError as exc:
+        if not signature_of(path).exists():
+            raise
+        return Verdict("wrong", None, str(exc))  # it had a record when it was signed
+    place = signature_of(path)
+    if not place.exists():
+        return Verdict("unverified", record, f"{path} is not signed: there is no {place.name}")
+    try:
+        seal = _Seal.read(place)
+        if fault := seal.fault(snapshot, record):
+            return Verdict("wrong", None, fault)
+    except FormatError as exc:
+        return Verdict("wrong", None, str(exc))
+    who = f"signed on {seal.body['signed']} by the key {fingerprint(seal.key)}"
+    if changed := seal.other_files(path.parent, names or ()):
+        return Verdict(
+            "wrong", None,
+            f"{', '.join(changed)} in {path.parent}: not the file that {place.name} signs",
+        )  # fmt: skip
+    if trusted is None:
+        return Verdict("unverified", record, f"{path} is {who}, and no trusted key was given")
+    if trusted.public_bytes_raw() != seal.key.public_bytes_raw():
+        mine = fingerprint(trusted)
+        return Verdict("unverified", record, f"{path} is {who}, not by the trusted one, {mine}")
+    record = record.verified(fingerprint(seal.key), seal.body["inputs"])
+    return Verdict("verified", record, f"{path} is {who}")
+
+
+@dataclass(frozen=True)
+class _Seal:
+    """A signature that was read: its statement, the signed bytes and the signer."""
+
+    place: Path
+    body: dict[str, Any]
+    signature: bytes
+    key: Ed25519PublicKey
+
+    @classmethod
+    def read(cls, place: Path) -> _Seal:
+        """Raises `FormatError` for anything else."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            body = dict(json.loads(place.read_text(encoding="utf-8")))
+            check_format(body, FORMAT_NAME, FORMAT_VERSION, place)
+            if (algorithm := body.pop("algorithm")) != "ed25519":
+                raise FormatError(f"{place} is signed with {algorithm!r}; expected 'ed25519'")
+            signature = bytes.fromhex(body.pop("signature"))
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(body["public_key"]))
+            for name in ("content", "record", "signed"):
+                str(body[name])
+            dict(body["files"]), dict(body["inputs"])
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise FormatError(f"{place} is not a signature: {exc!r}") from exc
+        return cls(place, body, signature, key)
+
+    def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
+        """Why it is not a signature of this file with this record; None if it is."""
+        from cryptography.exceptions import InvalidSignature
+
+        name, path = self.place.name, snapshot.path
+        if self.body["content"] != snapshot.sha256:
+            return f"{name} is the signature of another file than {path}"
+        if self.body["record"] != record.digest:
+            return f"{name} is the signature of another record of {path}"
+        try:
+            self.key.verify(self.signature, _message(self.body))
+        except InvalidSignature:
+            return f"{self.place} was changed: its signature does not fit"
+        return None
+
+    def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:
+        """Files of a shard set that differ from the signed ones."""
+        signed = self.body["files"]
+        found = _digests(folder, names)
+        return sorted(n for n in found.keys() | signed.keys() if found.get(n) != signed.get(n, ""))
+
+
+def require_signed(path: Path, public_key: Path, content: bytes | None = None) -> Provenance:
+    """The record of a file that the key in a PEM file has signed.
+
+    Args
+        content  as of `look_at`
+    Raises
+        ConfigError   no key
+        FormatError   the file has no record
+        PrivacyError  it is wrong or unverified
+    """
+    found = look_at(path, read_public_key(public_key), content)
+    if found.standing != "verified" or found.record is None:
+        raise PrivacyError(f"{found.standing}: {found.text}")
+    return found.record
+
+
+def fingerprint(key: Ed25519PublicKey) -> str:
+    """A public key's short name: the first digits of its SHA-256."""
+    return content_digest(key.public_bytes_raw())[:16]
+
+
+def _message(body: dict[str, Any]) -> bytes:
+    """The signed bytes; none of our other formats begins like this."""
+    return (
+        b"dlm privacy signature %d\n" % body["version"] + json.dumps(body, sort_keys=True).encode()
+    )

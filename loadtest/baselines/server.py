@@ -1,0 +1,172 @@
+"""A server of a baseline: `python -m loadtest.baselines.server`, started by `running`.
+
+It holds a hash index of its share of the n-grams, and speaks dlm's own wire: ScoreRequests over an
+Exchange stream, answered with ScoreReplies. It prints its port as a line of JSON once it is ready,
+and what it has counted when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from dlm.client.deliver.exchange import SERVICE
+from dlm.errors import ShardDown
+from dlm.ngram.query import QueryGroups
+from dlm.server.parent import end_with_parent
+from dlm.server.security import CHANNEL_OPTIONS
+from dlm.wire import codec
+from loadtest.baselines.hash_index import HashIndex, Ngrams
+from loadtest.baselines.systems import SYSTEMS, Placed
+
+MAX_QUERIES = 1 << 20
+SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # there is but one
+STOP_S = 10.0
+
+
+@dataclass
+class Served:
+    """What a server has done: messages, look-ups they asked, searches, processor seconds."""
+
+    messages: int = 0
+    looked_up: int = 0
+    searches: int = 0
+    cpu_s: float = 0.0
+
+
+@dataclass
+class Running:
+    """Servers of a system.
+
+    addresses  host:port of each
+    served     of each, once they have ended
+    """
+
+    addresses: Sequence[str]
+    served: list[Served] = field(default_factory=list)
+
+
+class _Service:
+    """Answers the messages of one server."""
+
+    def __init__(self, index: HashIndex, mode: int) -> None:
+        self.index = index
+        self._mode = mode
+        self.served = Served()
+
+    async def exchange(self, _: Any, context: Any) -> None:
+        """dlm.v1.Shard/Exchange: replies in the order of the requests."""
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = codec.decode_score_request(data, max_queries=MAX_QUERIES)
+            answers, searches = self.index.answer(self._mode, request.groups)
+            # Counted first: who has read the reply may end this server at once.
+            self.served.messages += 1
+            self.served.looked_up += len(answers)
+            self.served.searches += searches
+            await context.write(codec.encode_score_reply(request, answers))
+
+
+async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:
+    """Until SIGTERM."""
+    known = Ngrams.read(ngrams)
+    service = _Service(Placed(SYSTEMS[system], known, servers).share(known, number), _mode(system))
+    del known
+    some = np.array([1], np.uint32)
+    nothing = QueryGroups(np.array([0], np.uint8), np.empty(0, np.uint32), some, some * 0)
+    # Compiles the kernel for arrays as they come over the wire, which cannot be written.
+    message, _ = codec.encode_score_request(SHARD_SET, number, nothing)
+    request = codec.decode_score_request(message, max_queries=MAX_QUERIES)
+    service.index.answer(_mode(system), request.groups)
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    method = grpc.stream_stream_rpc_method_handler(service.exchange)
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    began = time.process_time()
+    _say({"port": port})
+    await ended.wait()
+    service.served.cpu_s = time.process_time() - began
+    _say(vars(service.served))
+    await server.stop(STOP_S / 5)
+
+
+def _mode(system: str) -> int:
+    return SYSTEMS[system].mode
+
+
+def _say(facts: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
+    """Servers of a system on this machine, until the end of the block.
+
+    Args
+        ngrams  what `Ngrams.write` wrote
+    Raises
+        ShardDown  one did not start; what it said is on standard error
+    """
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "loadtest.baselines.server"),
+                *(str(ngrams.absolute()), system, str(servers), str(number), str(os.getpid())),
+            ],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(servers)
+    ]
+    try:
+        found = Running([f"127.0.0.1:{_read(one)['port']}" for one in processes])
+        yield found
+        for process in processes:
+            process.terminate()
+        found.served += [Served(**_read(process)) for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise ShardDown(
+            f"a server of a baseline ended with status {process.wait(STOP_S)}; its own message is "
+            "above"
+        )
+    return dict(json.loads(line))
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[5]))  # here: a fork that runs Python can abort in a parent of gRPC
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,1 @@
+"""How many servers a load needs: measured, or simulated."""

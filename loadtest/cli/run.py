@@ -1,0 +1,227 @@
+"""`python -m loadtest run`, and how a report is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlm.errors import ConfigError
+from loadtest.run.stopping import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from loadtest.traces.schedule import Load
+
+DEMO_TRACE = Path(__file__).parents[1] / "traces/rescoring.parquet"
+CTRL_C = 130  # exit status: 128 plus the signal's number
+
+
+def run(
+    trace: Annotated[
+        Path | None, typer.Argument(help="Trace to replay; default: the packaged one.")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
+    ] = None,
+    shard_set: Annotated[
+        Path | None, typer.Option(help="Shard set to serve here instead of the packaged model.")
+    ] = None,
+    shards: Annotated[
+        int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
+    ] = 2,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=16, help="Servers per shard here; 0: as --faults needs.")
+    ] = 0,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests per second (open loop), sent when they are due.  [default: 50]"
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(min=0, help="Instead, decoders that wait for each answer (closed loop)."),
+    ] = 0,
+    arrival_pattern: Annotated[
+        str | None,
+        typer.Option(help="How utterances arrive: constant, poisson or gamma.  [default: poisson]"),
+    ] = None,
+    arrival_smoothness: Annotated[
+        float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
+    ] = 1.0,
+    ramp_to: Annotated[
+        float, typer.Option(help="Final rate, reached evenly from --request-rate; 0: none.")
+    ] = 0.0,
+    steps: Annotated[
+        str, typer.Option(help="Rates one after another, for --duration each: 50,100,200.")
+    ] = "",
+    duration: Annotated[float, typer.Option(help="Seconds to measure.")] = 100.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of warm-up, not measured.")] = 10.0,
+    window: Annotated[float, typer.Option(help="Seconds per window of figures.")] = 5.0,
+    until_stable: Annotated[
+        bool,
+        typer.Option("--until-stable", help="End once the last three windows agree."),
+    ] = False,
+    stability_percentage: Annotated[
+        float, typer.Option(help="How closely windows must agree, in answers per second and p99.")
+    ] = 10.0,
+    processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds until a request's deadline.")] = 2.0,
+    partial: Annotated[
+        bool, typer.Option("--bigram-fallback", help="Clients answer from 2-grams if shards fail.")
+    ] = False,
+    local_fallback: Annotated[
+        Path | None, typer.Option(help="Shard set that clients switch to while servers fail.")
+    ] = None,
+    faults: Annotated[
+        str,
+        typer.Option(
+            help="Faults during the run: replica-killed, shard-gone, slow-network, stalled-server, "
+            "or a file of lines `at SECONDS command` (CHAOS.md)."
+        ),
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and utterance order.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="New folder for the results; default: named after the time.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the report.")] = False,
+) -> None:
+    """Run a load test and write a report: JSON, CSV, HTML.
+
+    Without options it takes two minutes, on a cluster that it starts on this machine.
+    Exit status 1 where nothing could be measured, or the run ended early by itself; 130 after
+    Ctrl-C.
+
+    Example: python -m loadtest run --cluster cluster.toml --request-rate 200
+    """
+    from dlm.cli.progress import stage_printer
+    from loadtest.report.session import measure, new_results, write_report
+    from loadtest.run.driver import RunSettings
+    from loadtest.run.faults import REPLICA_KILLED, check_named, read_plan
+    from loadtest.run.faults import faults as breaking
+    from loadtest.run.local_cluster import local_servers
+    from loadtest.run.worker import ClientSettings
+    from loadtest.traces.trace import read_trace
+
+    load = _load(
+        request_rate, concurrency, arrival_pattern, arrival_smoothness, ramp_to, steps, duration,
+        warmup,
+    )  # fmt: skip
+    if cluster is not None and shard_set is not None:
+        raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
+    if cluster is not None and replicas:
+        raise ConfigError("--replicas is for servers that are started here, not for --cluster")
+    # What is wrong with any of it is told before servers start.
+    if faults:
+        check_named(faults)
+    used = trace or DEMO_TRACE
+    read_trace(used)
+    settings = RunSettings(
+        cluster or Path(),
+        used,
+        load,
+        ClientSettings(
+            deadline, partial, None if local_fallback is None else str(local_fallback.absolute())
+        ),
+        processes,
+        window,
+        seed,
+        stability_percentage if until_stable else None,
+    )
+    tell = stage_printer(quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(new_results(output))
+        own = None
+        if cluster is None:
+            count = replicas or 1 + (faults == REPLICA_KILLED)
+            own = stack.enter_context(local_servers(shard_set, shards, tell, replicas=count))
+            cluster = own.cluster
+        broken = None
+        if faults:
+            plan = read_plan(faults, cluster, load.seconds, window, own=own is not None)
+            start = None if own is None else own.start
+            broken = stack.enter_context(breaking(plan, cluster, seed, start))
+        settings = replace(settings, cluster=cluster)
+        report = measure(settings, folder, tell, broken)
+    show_report(report)
+    whole = write_report(report, folder, lambda line: print(line, file=sys.stderr))
+    if whole:
+        print(f"wrote {folder}/report.html, report.json, report.csv")
+    if report["ended"] == INTERRUPTED:
+        raise typer.Exit(CTRL_C)
+    if not (whole and report["complete"]):
+        raise typer.Exit(1)
+
+
+def _load(
+    rate: float | None,
+    concurrency: int,
+    pattern: str | None,
+    smoothness: float,
+    ramp_to: float,
+    steps: str,
+    duration: float,
+    warmup: float,
+) -> Load:
+    from loadtest.traces.schedule import POISSON, Load, Segment
+
+    paced = {
+        "--request-rate": rate is not None,
+        "--ramp-to": bool(ramp_to),
+        "--steps": bool(steps),
+        "--arrival-pattern": pattern is not None,
+    }
+    for name, is_given in paced.items():
+        if is_given and concurrency:
+            raise ConfigError(
+                f"{name} and --concurrency were both given; with --concurrency, a decoder sends as "
+                f"soon as it is answered, at whatever rate that is. Leave out --concurrency to "
+                f"send at a rate, or {name} to let answers set it"
+            )
+        if is_given and steps and name in ("--request-rate", "--ramp-to"):
+            raise ConfigError(f"{name} and --steps were both given; expected only one of them")
+    rate = 50.0 if rate is None else rate
+    try:
+        rates = [float(one) for one in steps.split(",")] if steps else [rate]
+    except ValueError:
+        raise ConfigError(f"--steps is {steps}; expected rates separated by commas") from None
+    segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
+    return Load(segments, concurrency, pattern or POISSON, smoothness, warmup)
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """A table without lines between its cells, so that ten columns fit 80; in a pipe, uncut.
+
+    Args
+        names  of the columns; if all are empty, there is no heading
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0),
+        show_header=any(names),
+    )  # fmt: skip
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)
+
+
+def show_report(report: dict[str, Any]) -> None:
+    """The figures, and what to know before reading them."""
+    from loadtest.report.table import rows_of, tables_of, warnings_of
+
+    print_table(("", ""), rows_of(report), "Load test")
+    for title, names, rows in tables_of(report):
+        print_table(names, rows, title)
+    for text in warnings_of(report):
+        print(f"! {text}")

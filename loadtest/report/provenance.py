@@ -1,0 +1,60 @@
+"""Where a figure comes from: the command, the commit, the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dlm import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """See report.schema.json."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", "-m", "loadtest", *sys.argv[1:]],
+        "commit": commit(),
+        "dlm": __version__,
+        "python": platform.python_version(),
+        "seed": seed,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+    }
+
+
+def commit() -> str | None:
+    """Of the checkout, with "+" where files differ from it; None without git."""
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(ROOT), *arguments],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=20,
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + "+" * bool(changes)
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,1 @@
+"""Sending a trace to servers: clients, clocks, faults."""

@@ -1,0 +1,340 @@
+"""A run: starts the client processes, watches the servers, gathers what both report.
+
+Every event is a record, a dictionary that goes to `keep` at once, so measurements are kept however
+the run ends. `report.build` makes a report of the records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dlm.client.deliver.counts import OK
+from dlm.errors import ConfigError, DlmError
+from loadtest.run.faults import Faults
+from loadtest.run.latency import Latencies
+from loadtest.run.replay import Record
+from loadtest.run.servers import ServerWatch
+from loadtest.run.stopping import INTERRUPTED, SILENT_WINDOWS, Outcome, is_gone, is_stable
+from loadtest.run.worker import ClientSettings, WorkerSettings
+from loadtest.traces.schedule import Load
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 600.0  # of client processes: the first one of a version compiles kernels
+LEAD_S = 0.25  # from the order to start until the first request may be due
+GRACE_S = 20.0  # beyond a request's deadline, for the last window
+KILL_S = 5.0
+LOAD_ENDED = "the load ended"
+BACK_S = 30.0  # that clients and servers may need after the last planned fault
+Keep = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """A run of a load test.
+
+    cluster    path of a cluster.toml
+    processes  client processes, which share the load
+    window_s   seconds; what is measured is kept per window
+    stability_percent  end as soon as the last windows agree this closely; None: only at the end of
+               the load
+    """
+
+    cluster: Path
+    trace: Path
+    load: Load
+    client: ClientSettings = ClientSettings()  # noqa: RUF009 - frozen
+    processes: int = 1
+    window_s: float = 5.0
+    seed: int = 1
+    stability_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes <= 256:
+            raise ConfigError(f"--processes is {self.processes}; expected 1 to 256")
+        if not 0.1 <= self.window_s <= 3600:
+            raise ConfigError(f"--window is {self.window_s:g} s; expected 0.1 to 3600")
+        if 0 < self.load.concurrency < self.processes:
+            raise ConfigError(
+                f"concurrency {self.load.concurrency} for {self.processes} client processes; each "
+                "needs at least one decoder: use fewer --processes"
+            )
+
+
+class _Worker:
+    """A client process."""
+
+    def __init__(self, settings: WorkerSettings, heard: queue.Queue[Record]) -> None:
+        self.index = settings.index
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.run.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "GRPC_VERBOSITY": "NONE"},
+            start_new_session=True,  # Ctrl-C reaches the parent, which stops them
+        )
+        self.tell(json.dumps(asdict(settings)))
+        self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener.start()
+
+    def tell(self, line: str) -> None:
+        """Sends a line of input; ignored if the process has ended."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+
+    def _listen(self, heard: queue.Queue[Record]) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as said:
+            for line in said:
+                heard.put(json.loads(line))
+        status = self.process.wait()
+        heard.put({"type": "exit", "client": self.index, "status": status})
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._listener.join()
+
+
+class Run:
+    """One run, record by record.
+
+    Args
+        keep  called with every record as it comes
+        tell  called with lines for a person
+        faults  faults during the run
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        keep: Keep,
+        tell: Callable[[str], None],
+        faults: Faults | None = None,
+    ) -> None:
+        self._settings = settings
+        self._faults = faults
+        self._keep = keep
+        self._tell = tell
+        self._heard: queue.Queue[Record] = queue.Queue()
+        self._parts: dict[int, list[Record]] = {}
+        self._outcomes: list[Outcome] = []
+        self._ended: set[int] = set()
+        self._start = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Runs until the load ends, the measurements are stable, or nothing answers any more.
+
+        Raises
+            ConfigError, UnavailableError, ...  nothing could be measured: a client did not start
+        """
+        settings = self._settings
+        # Before this process uses gRPC, which does not like to be forked.
+        workers = [_Worker(self._part(index), self._heard) for index in range(settings.processes)]
+        try:
+            self._tell(f"{settings.processes} client processes connect and plan")
+            self._wait_ready()
+            config = settings.client.config()
+            watch = ServerWatch(
+                settings.cluster, config, settings.window_s, self._heard.put, self._at_s
+            )
+            try:
+                self._start = time.monotonic() + LEAD_S + settings.load.warmup_s
+                for worker in workers:
+                    worker.tell(json.dumps({"start": self._start}))
+                self._keep({"type": "started", "at": time.time()})
+                if self._faults is not None:
+                    self._faults.start(self._start, self._heard.put)
+                why = self._measure(workers)
+                if self._faults is not None and why == LOAD_ENDED:
+                    self._faults.wait()
+            finally:
+                watch.close()
+            self._drain()
+            self._keep({"type": "end", "why": why})
+        finally:
+            for worker in workers:
+                worker.end()
+
+    def _part(self, index: int) -> WorkerSettings:
+        s = self._settings
+        cluster = s.cluster if self._faults is None else self._faults.through
+        return WorkerSettings(
+            str(cluster.absolute()),
+            str(s.trace.absolute()),
+            s.load,
+            s.client,
+            s.window_s,
+            s.seed,
+            index,
+            s.processes,
+        )
+
+    def _at_s(self) -> float | None:
+        return time.monotonic() - self._start if self._start else None
+
+    def _wait_ready(self) -> None:
+        limit = time.monotonic() + READY_S
+        missing = set(range(self._settings.processes))
+        while missing:
+            try:
+                record = self._heard.get(timeout=max(limit - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise ConfigError(
+                    f"client processes {sorted(missing)} were not ready within {READY_S:g} s"
+                ) from None
+            if record["type"] == "error":
+                raise DlmError(f"client process {record['client']}: {record['error']}")
+            if record["type"] == "exit":
+                raise DlmError(
+                    f"client process {record['client']} ended with status {record['status']} "
+                    "before it was ready; its own message is above"
+                )
+            self._keep(record)
+            missing.discard(record["client"])
+
+    def _measure(self, workers: list[_Worker]) -> str:
+        """Why it ended."""
+        settings = self._settings
+        why = LOAD_ENDED
+        last = self._start + settings.load.seconds + settings.client.deadline_s + GRACE_S
+        try:
+            while len(self._ended) < settings.processes:
+                now = time.monotonic()
+                if now > last:
+                    return f"client processes did not end within {GRACE_S:g} s of the last deadline"
+                try:
+                    record = self._heard.get(timeout=0.5)
+                except queue.Empty:
+                    continue
+                fault = self._take(record)
+                if fault:
+                    why = fault
+                    self._stop(workers)
+                elif not self._stopping and (early := self._early()):
+                    why = early
+                    self._stop(workers)
+                    last = time.monotonic() + settings.client.deadline_s + GRACE_S
+        except KeyboardInterrupt:
+            why = INTERRUPTED
+            self._stop(workers)
+            with contextlib.suppress(KeyboardInterrupt):  # once more: the report comes at once
+                self._wait_ended()
+        return why
+
+    def _stop(self, workers: list[_Worker]) -> None:
+        self._stopping = True
+        for worker in workers:
+            worker.tell("stop")
+
+    def _drain(self) -> None:
+        """Takes the pending records."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self._heard.get_nowait())
+
+    def _wait_ended(self) -> None:
+        """Takes what the clients still report after an interruption."""
+        limit = time.monotonic() + self._settings.client.deadline_s + KILL_S
+        while len(self._ended) < self._settings.processes and time.monotonic() < limit:
+            with contextlib.suppress(queue.Empty):
+                self._take(self._heard.get(timeout=0.1))
+
+    def _take(self, record: Record) -> str:
+        """Keeps a record; returns what is wrong, if anything."""
+        kind = record["type"]
+        if kind == "exit":
+            was_well = record["client"] in self._ended
+            self._ended.add(record["client"])
+            if not was_well:
+                self._keep(record)
+                return f"client process {record['client']} ended with status {record['status']}"
+            return ""
+        self._keep(record)
+        if kind == "error":
+            return f"client process {record['client']}: {record['error']}"
+        if kind == "end":
+            self._ended.add(record["client"])
+        elif kind == "window":
+            self._add(record)
+        elif kind == "fault":
+            self._tell(f"at {record['at_s']:g} s: {record['what']}")
+        return ""
+
+    def _add(self, record: Record) -> None:
+        """Adds a client's part of a window; once all are there, prints the line of the whole."""
+        parts = self._parts.setdefault(record["window"], [])
+        parts.append(record)
+        if len(parts) < self._settings.processes:
+            return
+        del self._parts[record["window"]]
+        merged = Latencies()
+        for part in parts:
+            merged.merge(Latencies.decode(part["latency"]))
+        answered = sum(part["outcomes"].get(OK, 0) for part in parts)
+        requests = sum(part["requests"] for part in parts)
+        messages = sum(part["counts"].get("messages_ok", 0) for part in parts)
+        seconds = self._settings.window_s
+        self._outcomes.append(Outcome(seconds, requests, answered, messages, merged.at_ms(99.0)))
+        if record["window"] < 0:
+            # What comes before time 0 says whether anybody answers, and nothing of how fast.
+            self._outcomes[-1] = replace(self._outcomes[-1], p99_ms=None)
+        self._tell(self._line(record["window"], parts, merged, requests, answered))
+
+    def _line(
+        self, window: int, parts: list[Record], merged: Latencies, requests: int, answered: int
+    ) -> str:
+        s = self._settings
+        begin = window * s.window_s
+        seconds = min(s.window_s, s.load.seconds - begin)
+        cells = [f"{requests / seconds:7.1f} requests/s"]
+        if merged.count:
+            p50, p99 = merged.at_ms(50.0), merged.at_ms(99.0)
+            cells.append(f"p50 {p50:7.2f} ms, p99 {p99:7.2f} ms")
+        cells.append(f"{requests - answered} failed")
+        cores = sum(part["counts"].get("cpu_s", 0.0) for part in parts) / seconds
+        cells.append(f"clients {cores:.2f} cores")
+        left = s.load.seconds - begin - seconds
+        cells.append("warm-up" if window < 0 else f"{left:.0f} s left")
+        return ", ".join(cells)
+
+    def _early(self) -> str:
+        """Why the run should end now; empty if it should not."""
+        if is_gone(self._outcomes) and not self._is_breaking():
+            return f"the cluster vanished: no server answered for {2 * self._settings.window_s:g} s"
+        percent = self._settings.stability_percent
+        if percent is not None and is_stable(self._outcomes, percent):
+            return f"stable: the last windows agree within {percent:g} %"
+        return ""
+
+    def _is_breaking(self) -> bool:
+        """Whether a planned fault may be why no server answers."""
+        at_s, silent_s = self._at_s(), SILENT_WINDOWS * self._settings.window_s
+        return self._faults is not None and (at_s or 0.0) < self._faults.last_s + silent_s + BACK_S
+
+
+def records_of(path: Path) -> Iterator[Record]:
+    """The records of a journal, without an incomplete last line."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)

@@ -1,0 +1,180 @@
+"""What breaks during a load test: shipped scenarios, plans from files, and who carries them out."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlm.client.config.cluster_file import ClusterToml
+from dlm.errors import ConfigError
+from dlm.files import scratch_folder
+from loadtest.run.chaos import Chaos, Command, read_script, server_pid, write_through
+from loadtest.run.proxy import Proxies
+from loadtest.run.replay import Record
+
+REPLICA_KILLED, SHARD_GONE = "replica-killed", "shard-gone"
+SLOW_NETWORK, STALLED_SERVER = "slow-network", "stalled-server"
+SCENARIOS = {
+    REPLICA_KILLED: "one of the servers of shard 0 is killed, then restarted",
+    SHARD_GONE: "all servers of shard 0 are killed, then restarted",
+    SLOW_NETWORK: "every round trip takes 20 ms longer",
+    STALLED_SERVER: "a server of shard 0 stops, then continues",
+}
+SLOW_MS = 10.0  # each way
+LATE_S = 60.0  # that commands may be late at the end of a run
+# In front of servers that this process cannot kill or stop, the network fails in their place.
+ON_THE_WAY = {"kill": "drop", "start": "heal", "stop": "partition", "continue": "heal"}
+OF_PROCESSES = ("kill", "stop", "continue")
+Plan = Sequence[tuple[float, Command]]
+
+
+def scenario(
+    name: str, shards: Sequence[int | None], seconds: float, window_s: float, *, own: bool
+) -> list[tuple[float, Command]]:
+    """The commands of a shipped scenario: faults come a third into the run, at the begin of a
+    window, and are taken back after another third.
+
+    Args
+        shards  of each server
+        own     the run started the servers, so it can kill and start them
+    Raises
+        ConfigError  a replica is to be killed where there is none
+    """
+    begin_s, end_s = (max(round(seconds * k / 3 / window_s), k) * window_s for k in (1, 2))
+    first = min((shard for shard in shards if shard is not None), default=0)
+    of_first = [at for at, shard in enumerate(shards) if shard in (first, None)]
+    if name == REPLICA_KILLED and len(of_first) < 2:
+        raise ConfigError(
+            f"{name} needs two servers of shard {first}, found {len(of_first)}; use --replicas 2, "
+            "or a cluster that has replicas"
+        )
+    verb, back, value, servers = {
+        REPLICA_KILLED: ("kill", "start", None, of_first[:1]),
+        SHARD_GONE: ("kill", "start", None, of_first),
+        SLOW_NETWORK: ("slow", "heal", SLOW_MS, list(range(len(shards)))),
+        STALLED_SERVER: ("stop", "continue", None, of_first[:1]),
+    }[name]
+    if not own:
+        verb, back = ON_THE_WAY.get(verb, verb), ON_THE_WAY.get(back, back)
+        value = 1.0 if verb == "drop" else value
+    return [
+        *((begin_s, Command(verb, at, value)) for at in servers),
+        *((end_s, Command(back, at)) for at in servers),
+    ]
+
+
+def check_named(text: str) -> None:
+    """Raises `ConfigError` unless it is a scenario or a file."""
+    if text not in SCENARIOS and not Path(text).is_file():
+        raise ConfigError(
+            f"--faults {text} is neither a file nor a scenario; scenarios: {', '.join(SCENARIOS)}"
+        )
+
+
+def read_plan(
+    text: str, cluster: Path, seconds: float, window_s: float, *, own: bool
+) -> list[tuple[float, Command]]:
+    """The faults of a run: a scenario by its name, or a file of lines `at SECONDS command`, in
+    seconds since the measuring began.
+
+    Raises
+        ConfigError  it is neither; a command that cannot be carried out, or comes after the end
+    """
+    check_named(text)
+    endpoints = ClusterToml(cluster).servers()
+    if text in SCENARIOS:
+        shards = [endpoint.shard for endpoint in endpoints]
+        plan = scenario(text, shards, seconds, window_s, own=own)
+    else:
+        plan = read_script(Path(text).read_text(encoding="utf-8"), len(endpoints), Path(text))
+    if not plan:
+        raise ConfigError(f"{text} has no faults; expected lines `at SECONDS command`")
+    for at_s, command in plan:
+        if at_s >= seconds:
+            raise ConfigError(
+                f"{text}: `{command}` at {at_s:g} s, but the run ends at {seconds:g} s; use a "
+                "longer --duration, or an earlier time"
+            )
+        if command.verb == "start" and not own:
+            raise ConfigError(
+                f"{text}: `{command}`: a load test restarts only servers that it started "
+                "itself; otherwise use `dlm cluster --restart`"
+            )
+        if command.verb in OF_PROCESSES and command.server is not None:
+            server_pid(endpoints[command.server], cluster)
+    return plan
+
+
+class Faults:
+    """A plan, and what carries it out. Clients see what breaks through the file `through`."""
+
+    def __init__(self, plan: Plan, through: Path, chaos: Chaos) -> None:
+        self.through = through
+        self.last_s = plan[-1][0]  # when the last command is due
+        self._plan = plan
+        self._chaos = chaos
+        self._ended = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, start: float, put: Callable[[Record], None]) -> None:
+        """Carries the plan out in a thread of its own.
+
+        Args
+            start  time 0, by `time.monotonic`
+            put    takes a record of each command, in that thread
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(start, put), name="loadtest-faults", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, start: float, put: Callable[[Record], None]) -> None:
+        for at_s, command in self._plan:
+            if self._ended.wait(max(start + at_s - time.monotonic(), 0.0)):
+                return
+            try:
+                what = self._chaos.do(command)
+            except (ConfigError, OSError) as exc:
+                what = f"{command}: {exc}"  # a server that is gone is no reason to stop
+            put({"type": "fault", "at_s": at_s, "command": str(command), "what": what})
+        self._done.set()
+        # A server ends with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
+        self._ended.wait()
+
+    def wait(self) -> None:
+        """Until the last command is carried out: to start a server may take a busy machine long."""
+        self._done.wait(LATE_S)
+
+    def close(self) -> None:
+        """Takes back what the network does, and lets stopped servers go on."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._chaos.close()
+
+
+@contextmanager
+def faults(
+    plan: Plan, cluster: Path, seed: int, start: Callable[[int], None] | None = None
+) -> Iterator[Faults]:
+    """Proxies before the servers of `cluster`, until the end of the block.
+
+    Args
+        seed   of what is left to chance
+        start  starts a server again, by its place, where this process started it
+    """
+    endpoints = ClusterToml(cluster).servers()
+    with (
+        scratch_folder(None, "dlm-faults") as scratch,
+        Proxies([endpoint.address for endpoint in endpoints], seed) as proxies,
+    ):
+        through = scratch / "through.toml"
+        write_through(through, cluster, proxies.addresses)
+        chaos = Chaos(cluster, endpoints, proxies, start)
+        with contextlib.closing(Faults(plan, through, chaos)) as found:
+            yield found

@@ -1,0 +1,97 @@
+"""A cluster on this machine, for a load test that has none to ask."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from dlm.cli.compiling import compile_kernels
+from dlm.client.config.cluster_file import write_cluster_file
+from dlm.client.deliver.warm import KERNELS as ASKING
+from dlm.cluster.processes import Server, running_servers
+from dlm.errors import ConfigError
+from dlm.files import scratch_folder
+from dlm.index.build import build_shard_set
+from dlm.index.build.shard_set import KERNELS as BUILDING
+from dlm.index.layout import read_manifest
+from dlm.server.compiling import KERNELS as SERVING
+
+DEMO = "books20k.arpa.zst"
+KILLED_S = 5.0  # until a process that was killed has ended
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServers:
+    """Servers on this machine that this process started.
+
+    cluster  path of their cluster.toml
+    """
+
+    cluster: Path
+    shard_set: str
+    servers: list[Server]
+
+    def write(self) -> None:
+        """Writes cluster.toml."""
+        endpoints = [server.endpoint for server in self.servers]
+        write_cluster_file(self.cluster, endpoints, shard_set=self.shard_set)
+
+    def start(self, at: int) -> None:
+        """Starts one that was killed again, at its port; it is ready some time later, and ends with
+        the thread that calls this.
+
+        Raises  ConfigError  it runs
+        """
+        try:
+            self.servers[at].process.wait(KILLED_S)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"server {at} is running; kill it before you restart it") from None
+        self.servers[at] = self.servers[at].again()
+        self.write()
+
+
+@contextmanager
+def local_servers(
+    shard_set: Path | None,
+    shards: int,
+    tell: Callable[[str], None],
+    *,
+    workers: int = 1,
+    replicas: int = 1,
+) -> Iterator[LocalServers]:
+    """Servers that run until the end of the block.
+
+    Args
+        shard_set  folder of the model that is served; None takes the local fallback of the package,
+                   in `shards` shards
+        workers    processes of each server
+        replicas   servers of each shard
+    Raises
+        ConfigError, ShardFormatError, ShardDown
+    """
+    with scratch_folder(None, "dlm-loadtest") as scratch:
+        compile_kernels((*SERVING, *ASKING, *BUILDING))
+        folder = scratch / "shards" if shard_set is None else shard_set
+        if shard_set is None:
+            tell(f"sharding the packaged model {DEMO} in {shards}")
+            with as_file(files("dlm") / "data" / DEMO) as arpa:
+                build_shard_set(arpa, folder, shards)
+        manifest = read_manifest(folder)
+        tell(f"starting {manifest.shards * replicas} servers on this machine")
+        with running_servers([folder], workers=workers, replicas=replicas) as servers:
+            found = LocalServers(scratch / "cluster.toml", manifest.shard_set, servers)
+            found.write()
+            yield found
+
+
+@contextmanager
+def local_cluster(
+    shard_set: Path | None, shards: int, tell: Callable[[str], None], *, workers: int = 1
+) -> Iterator[Path]:
+    """Path of the cluster.toml of such servers, one for each shard."""
+    with local_servers(shard_set, shards, tell, workers=workers) as servers:
+        yield servers.cluster

@@ -1,0 +1,363 @@
+"""Sends the requests of a trace through a client, and counts what becomes of them by window.
+
+A window is a stretch of planned time. A request belongs to the window in which it was due, whenever
+it ends, so a stall shows where it hit. Latency counts from the planned time, `service` from
+sending; both of requests that were answered or ran into their deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import ModelInfo, States
+from dlm.client.deliver.counts import FAILED, OK, Stats, result_of
+from dlm.errors import DlmError
+from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
+from loadtest.run.latency import Latencies
+from loadtest.traces.schedule import Schedule
+from loadtest.traces.trace import BLOCKS, Trace
+
+Record: TypeAlias = dict[str, Any]
+# Outcomes whose time counts: an answer, and the deadline, which a stalled server runs into. A
+# refusal is quick, and would make a failing server look fast.
+DEADLINE = "deadline_exceeded"
+LASTED = (OK, DEADLINE)
+LONG_S = 0.2  # a wait that can be ended; to wake within microseconds, the last part cannot
+_Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
+SOURCES = {FULL: "full", BIGRAM_FALLBACK: "bigram_fallback", LOCAL_FALLBACK: "local_fallback"}
+
+
+class BaseUtterance(Protocol):
+    """What a replay needs of an utterance: of `AsyncUtterance`, or of a baseline's."""
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The model that states and ids belong to."""
+
+    @property
+    def vocabulary(self) -> Any:
+        """Its words."""
+
+    def states_after(self, contexts: Any) -> States:
+        """See `Utterance.states_after`."""
+
+    async def extend(self, states: Any, words: Any) -> Any:
+        """See `Utterance.extend`."""
+
+    async def context_blocks(self, states: Any) -> Any:
+        """See `Utterance.context_blocks`."""
+
+
+class Asked(Protocol):
+    """What a replay needs of a client: of `AsyncClient`, or of a baseline's."""
+
+    @property
+    def stats(self) -> Stats:
+        """What it has counted."""
+
+    @property
+    def cascade(self) -> Any:
+        """Its `mode`; `ConfigError` where it has no cascade."""
+
+    @property
+    def metrics(self) -> Any:
+        """Its families for Prometheus."""
+
+    def utterance(self) -> Any:
+        """A `BaseUtterance`."""
+
+
+@dataclass
+class _Window:
+    """What was due in a window, and what became of it."""
+
+    sent: int = 0
+    ended: int = 0
+    audio_s: float = 0.0
+    call_s: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, str] = field(default_factory=dict)  # the first text of each outcome
+    sources: Counter[str] = field(default_factory=Counter)  # scores by who gave them
+    latency_s: list[float] = field(default_factory=list)
+    service_s: list[float] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+    sample: Record | None = None  # what the client counted until its end
+
+    def record(self, number: int) -> Record:
+        """For the parent."""
+        return {
+            "window": number,
+            "requests": self.sent,
+            "audio_s": self.audio_s,
+            "call_s": self.call_s,
+            "outcomes": dict(self.outcomes),
+            "errors": self.errors,
+            "sources": dict(self.sources),
+            "latency": Latencies(self.latency_s).encode(),
+            "service": Latencies(self.service_s).encode(),
+            "late": Latencies(self.late_s).encode(),
+            **(self.sample or {}),
+        }
+
+
+class Replay:
+    """One client process's part of a run.
+
+    Args
+        client    that is asked
+        window_s  length of a window in seconds; window 0 begins at time 0, those below are warm-up
+        emit      takes the record of each window, in their order, once all of it has ended
+    """
+
+    def __init__(
+        self, client: Asked, trace: Trace, window_s: float, emit: Callable[[Record], None]
+    ) -> None:
+        self._client = client
+        self._trace = trace
+        self._window_s = window_s
+        self._emit = emit
+        self._prepared: dict[ModelInfo, dict[int, _Prepared]] = {}
+        self._windows: defaultdict[int, _Window] = defaultdict(_Window)
+        self._next: int | None = None  # window to be emitted next
+        self._stopped = asyncio.Event()
+        self._start = 0.0
+        self._due_s = math.inf  # of the request that is sent next: what was due before is sent
+        self._before: Record = {}
+        self.fault: BaseException | None = None  # what no decoder should meet: a bug
+        self.watch: Callable[[float], object] | None = None  # takes each latency in seconds
+
+    def prepare(self, requests: Iterable[int]) -> None:
+        """Looks up the words of these requests, so that no time of the run goes into it."""
+        handle = self._client.utterance()
+        for request in requests:
+            self._asked(handle, request)
+
+    def stop(self) -> None:
+        """Nothing more is sent; what is under way ends."""
+        self._stopped.set()
+
+    async def open_loop(self, plan: Schedule, start: float, until_s: float) -> None:
+        """Sends each request when it is due; returns when all have ended.
+
+        Args
+            start    time 0, by `time.monotonic`
+            until_s  end of the last window
+        """
+        self._begin(start, float(plan.due_s[0]) if len(plan) else 0.0)
+        ends = _last_of_streams(plan.stream)
+        handles: dict[int, Any] = {}
+        tasks: set[asyncio.Task[None]] = set()
+        sampler = asyncio.create_task(self._sample_windows(until_s))
+        loop = asyncio.get_running_loop()
+        for due, request, stream, is_last in zip(
+            plan.due_s.tolist(), plan.request.tolist(), plan.stream.tolist(), ends, strict=True
+        ):
+            self._due_s = due
+            await self._until(start + due)
+            if self._stopped.is_set():
+                break
+            handle = handles.pop(stream, None) or self._open()
+            if not is_last:
+                handles[stream] = handle
+            task = loop.create_task(self._send(handle, request, due, self._enter(request, due)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        self._due_s = math.inf
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._finish(sampler)
+
+    async def _until(self, at: float) -> None:
+        """Sleeps; of a long wait, `stop` ends the first part."""
+        if (left_s := at - time.monotonic()) > LONG_S:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), left_s - LONG_S / 2)
+        if not self._stopped.is_set():
+            await asyncio.sleep(max(at - time.monotonic(), 0.0))
+
+    async def closed_loop(
+        self, decoders: int, start: float, first_s: float, until_s: float, order: NDArray[np.int64]
+    ) -> None:
+        """So many decoders, each of which asks again when it is answered, until a time.
+
+        Args
+            first_s  when they begin, before 0 for a warm-up
+            order    utterances as they are taken, again and again
+        """
+        self._begin(start, first_s)
+        sampler = asyncio.create_task(self._sample_windows(until_s))
+        await asyncio.sleep(max(start + first_s - time.monotonic(), 0.0))
+        taken = 0
+
+        async def decode() -> None:
+            nonlocal taken
+            while time.monotonic() - start < until_s and not self._stopped.is_set():
+                number = int(order[taken % len(order)])
+                taken += 1
+                handle = self._open()
+                asked = False
+                for request in range(*self._trace.first_request[number : number + 2].tolist()):
+                    now = time.monotonic() - start
+                    if now >= until_s or self._stopped.is_set():
+                        return
+                    if self._trace.asks[request]:
+                        asked = True
+                        await self._send(handle, request, now, self._enter(request, now))
+                if not asked:
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(decode() for _ in range(decoders)))
+        await self._finish(sampler)
+
+    # -- one request ---------------------------------------------------------------------------
+
+    def _open(self) -> Any:
+        """An utterance; the error of a client that gives none."""
+        try:
+            return self._client.utterance()
+        except DlmError as exc:
+            return exc
+
+    def _asked(self, handle: BaseUtterance, request: int) -> _Prepared:
+        """States and words of a request, in ids of the utterance's model; no words of blocks."""
+        known = self._prepared.setdefault(handle.model_info, {})
+        found = known.get(request)
+        if found is None:
+            one = self._trace.request(request)
+            id_of = handle.vocabulary.id_of
+            ids = np.array([[id_of(w) for w in row] for row in one.words], np.uint32)
+            found = (handle.states_after(one.contexts), ids[0] if len(ids) == 1 else ids)
+            found = (found[0], None) if one.call == BLOCKS else found
+            known[request] = found
+        return found
+
+    def _enter(self, request: int, due_s: float) -> _Window:
+        """The window of a request, which waits for it from now on."""
+        window = self._windows[self._number(due_s)]
+        window.sent += 1
+        window.audio_s += self._trace.audio_share_s[request]
+        return window
+
+    async def _send(self, handle: Any, request: int, due_s: float, window: _Window) -> None:
+        sent = time.monotonic()
+        try:
+            if isinstance(handle, DlmError):
+                raise handle
+            states, words = self._asked(handle, request)
+            if words is None:
+                found = await handle.context_blocks(states)
+            else:
+                found = await handle.extend(states, words)
+            outcome = OK
+            if found.source.any():
+                for source, count in zip(*np.unique(found.source, return_counts=True), strict=True):
+                    window.sources[SOURCES[int(source)]] += int(count)
+            else:
+                window.sources[SOURCES[FULL]] += found.source.size
+        except DlmError as exc:
+            outcome = result_of(exc)
+            window.errors.setdefault(outcome, str(exc))
+        except Exception as exc:  # noqa: BLE001 - told to whoever started the run
+            outcome = FAILED
+            self.fault = self.fault or exc
+            self.stop()
+        done = time.monotonic()
+        window.outcomes[outcome] += 1
+        window.late_s.append(sent - self._start - due_s)
+        if outcome in LASTED:
+            window.latency_s.append(done - self._start - due_s)
+            if self.watch is not None:
+                self.watch(window.latency_s[-1])
+            window.service_s.append(done - sent)
+        window.call_s += done - sent
+        window.ended += 1
+
+    # -- windows -------------------------------------------------------------------------------
+
+    def _number(self, at_s: float) -> int:
+        return int(at_s // self._window_s)
+
+    def _begin(self, start: float, first_s: float) -> None:
+        self._start = start
+        self._next = self._number(min(first_s, 0.0))
+        self._before = self._counted()
+
+    def _counted(self) -> Record:
+        """What the client has counted so far, and the processor seconds of this process."""
+        counted = asdict(self._client.stats)
+        return {**counted, "messages_ok": _answered(self._client), "cpu_s": time.process_time()}
+
+    def _take_sample(self, number: int) -> None:
+        """What was counted since the last sample belongs to this window."""
+        now = self._counted()
+        window = self._windows[number]
+        window.sample = window.sample or {"counts": Counter(), "mode": None}
+        window.sample["counts"].update({k: now[k] - self._before[k] for k in now})
+        window.sample["mode"] = _mode_of(self._client)
+        self._before = now
+
+    async def _sample_windows(self, until_s: float) -> None:
+        """At the end of each window; and emits those that have ended whole."""
+        last = self._number(until_s - 1e-9)
+        assert self._next is not None
+        for number in range(self._next, last + 1):
+            at = self._start + min((number + 1) * self._window_s, until_s)
+            await asyncio.sleep(max(at - time.monotonic(), 0.0))
+            self._take_sample(number)
+            self._emit_ended()
+
+    def _emit_ended(self, final: bool = False) -> None:
+        assert self._next is not None
+        while self._next in self._windows:
+            window, end_s = self._windows[self._next], (self._next + 1) * self._window_s
+            whole = window.ended == window.sent and self._due_s >= end_s
+            if window.sample is None or not (whole or final):
+                return
+            self._emit(self._windows.pop(self._next).record(self._next))
+            self._next += 1
+
+    async def _finish(self, sampler: asyncio.Task[None]) -> None:
+        """All requests have ended: what is still counted goes to the last window."""
+        if not self._stopped.is_set():
+            await sampler
+        sampler.cancel()
+        if self._windows:
+            self._take_sample(max(self._windows))
+        for number in sorted(self._windows):
+            if self._windows[number].sample is None:
+                self._windows[number].sample = {"counts": Counter(), "mode": None}
+        self._emit_ended(final=True)
+
+
+def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
+    """For each request whether no later one is of its stream."""
+    last = np.zeros(len(stream), bool)
+    _, back = np.unique(stream[::-1], return_index=True)
+    last[len(stream) - 1 - back] = True
+    return [bool(one) for one in last]
+
+
+def _answered(client: Asked) -> int:
+    """Messages that servers have answered."""
+    for model_info in client.metrics.collect():
+        if model_info.name == "dlm_client_messages":
+            return sum(int(s.value) for s in model_info.samples if s.labels["result"] == OK)
+    return 0
+
+
+def _mode_of(client: Asked) -> str | None:
+    """Of the cascade; None of a client that has none."""
+    try:
+        return str(client.cascade.mode)
+    except DlmError:
+        return None

@@ -1,0 +1,1 @@
+"""What decoders ask, and when: recorded, made up, scheduled, routed."""

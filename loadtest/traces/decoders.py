@@ -1,0 +1,129 @@
+"""The decoders that `record` runs, each on the utterances of its input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlm.asr.audio import SAMPLE_RATE, read_audio
+from dlm.asr.lattice import Scales
+from dlm.asr.rescore import PositionBatch, Search, rescore
+from dlm.asr.slf import read_slf, utterance_id
+from dlm.client import Client, Utterance
+from dlm.errors import TextError
+from dlm.progress import Tell
+from loadtest.traces import rescoring
+from loadtest.traces.recorder import Recorder
+
+if TYPE_CHECKING:
+    from dlm.asr.transcribe import Transcriber
+
+LATTICES = (".slf", ".lat", ".htk")
+AUDIO = (".flac", ".wav", ".ogg", ".mp3")
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What is to be recorded.
+
+    name   of the decoder, with its settings
+    steps  one per utterance, each of which decodes it
+    """
+
+    name: str
+    steps: Sequence[Callable[[], None]]
+
+
+def files_of(source: Path) -> tuple[list[Path], list[Path]]:
+    """The lattices and the audio files that `source` is or holds; none where it is a text.
+
+    Raises  TextError  a folder without any of them, or with both
+    """
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    lattices = [file for file in files if _plain(file.name).endswith(LATTICES)]
+    audio = [file for file in files if file.name.endswith(AUDIO)]
+    if source.is_dir() and bool(lattices) == bool(audio):
+        raise TextError(
+            f"{source} holds {len(lattices)} lattices ({', '.join(LATTICES)}) and {len(audio)} "
+            f"audio files ({', '.join(AUDIO)}); a folder of one kind is expected"
+        )
+    return lattices, audio
+
+
+def _plain(name: str) -> str:
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return name
+
+
+def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
+    """On-the-fly rescoring of lattices, `dlm rescore`'s own: one call per position, at its time.
+
+    Speakers are the beginnings of names, as LibriSpeech has them: 19 of 19-198-0034.
+    """
+    search = Search(Scales(lm=lm_scale))
+    name = f"dlm rescore, lm scale {lm_scale:g}, beam {search.beam:g}"
+    return Decoding(name, [partial(_rescore_lattice, recorder, file, search) for file in files])
+
+
+def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
+    lattice = read_slf(file)
+    name = utterance_id(file.name)
+
+    def watch(batch: PositionBatch) -> None:
+        # What is asked of the whole lattice, before its search, has no time.
+        recorder.at_s = 0.0 if math.isnan(batch.time_s) else batch.time_s
+
+    seconds = lattice.duration_s or 1e-3
+    with recorder.spoken(name, speaker=name.split("-")[0], seconds=seconds, kind="lattice"):
+        handle = recorder.utterance()
+        rescore(lattice, _as_utterance(handle), search, watch)
+
+
+def _as_utterance(handle: object) -> Utterance:
+    """A recording utterance has the methods of an utterance that a decoder asks."""
+    return handle  # type: ignore[return-value]
+
+
+def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding:
+    """What a CTC beam search asks word by word: `dlm transcribe`'s own decoder.
+
+    The decoder does not say at which frame it asks, but it asks in their order: the requests of a
+    segment are spread evenly over it.
+
+    Raises  ConfigError, ModuleNotFoundError  see `dlm.asr.transcribe.Transcriber`
+    """
+    from dlm.asr.transcribe import Transcriber
+
+    with recorder.silent():  # the lexicon's unigrams
+        transcriber = Transcriber(_as_client(recorder), tell=tell)
+    name = f"dlm transcribe, {transcriber.settings}"
+    return Decoding(name, [partial(_transcribe, recorder, transcriber, file) for file in files])
+
+
+def _as_client(recorder: object) -> Client:
+    return recorder  # type: ignore[return-value]
+
+
+def _transcribe(recorder: Recorder, transcriber: Transcriber, file: Path) -> None:
+    samples = read_audio(file)
+    seconds = len(samples) / SAMPLE_RATE
+    name = file.stem
+    with recorder.spoken(name, speaker=name.split("-")[0], seconds=seconds, kind="frame"):
+        for segment in transcriber.transcribe(samples):
+            recorder.spread(segment.start_s, min(segment.end_s, seconds))
+
+
+def transcripts_of(
+    recorder: Recorder, source: Path, as_spoken: bool, limit: int, contexts: int, words: int
+) -> Decoding:
+    """Rescoring of known text, see `rescoring`."""
+    said = rescoring.read_transcripts(source, as_spoken=as_spoken)[: limit or None]
+    confusions = rescoring.Confusions(recorder.vocabulary.words)
+    steps = [partial(rescoring.rescore, recorder, one, confusions, contexts, words) for one in said]
+    return Decoding(f"rescoring of known text, {contexts} contexts x {words} words", steps)

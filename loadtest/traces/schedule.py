@@ -1,0 +1,251 @@
+"""The schedule of a run, decided before the first request, from a trace, a load and a seed.
+
+Utterances arrive by a pattern. Within an utterance, requests come at their audio times. So the
+schedule never waits for an answer, and a stalled server meets the load that its users would bring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from loadtest.traces.trace import Trace
+
+CONSTANT, POISSON, GAMMA = "constant", "poisson", "gamma"
+PATTERNS = (CONSTANT, POISSON, GAMMA)
+RATE_ERROR = 0.01
+TRIES_PER_DRAW = 10
+MAX_TRIES = 100
+MAX_PLANNED = 50_000_000  # requests of one run: 0.8 GB of schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of time in which the rate goes evenly from one value to another.
+
+    seconds      > 0
+    begin, end   requests per second, > 0, of all client processes together
+    """
+
+    seconds: float
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered.
+
+    segments     one after another, from time 0; in a closed loop their rates mean nothing
+    concurrency  decoders of a closed loop; 0 for an open loop
+    pattern      how utterances arrive: constant, poisson, or gamma
+    smoothness   shape of the gamma distribution of the times between arrivals: 1 is Poisson, less
+                 comes in bursts, more is more even
+    warmup_s     seconds before time 0, at the first rate, that are not measured
+    """
+
+    segments: tuple[Segment, ...]
+    concurrency: int = 0
+    pattern: str = POISSON
+    smoothness: float = 1.0
+    warmup_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise ConfigError(f"arrival pattern {self.pattern!r}; expected one of {PATTERNS}")
+        if not self.segments:
+            raise ConfigError("a load without a duration; expected at least one segment")
+        for one in self.segments:
+            if not (0 < one.seconds < 1e7 and 0 < one.begin < 1e7 and 0 < one.end < 1e7):
+                raise ConfigError(
+                    f"{one.begin:g} to {one.end:g} requests per second for {one.seconds:g} s; "
+                    "expected numbers above 0"
+                )
+        if not 0.01 <= self.smoothness <= 1e6:
+            raise ConfigError(f"arrival smoothness {self.smoothness:g}; expected 0.01 to 1e6")
+        if self.smoothness != 1.0 and self.pattern != GAMMA:
+            raise ConfigError("--arrival-smoothness is only for --arrival-pattern gamma")
+        if not 0 <= self.warmup_s < 1e6 or self.concurrency < 0:
+            raise ConfigError(
+                f"warm-up of {self.warmup_s:g} s, concurrency {self.concurrency}; "
+                "expected numbers of at least 0"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are sent when they are due, whatever became of those before."""
+        return self.concurrency == 0
+
+    @property
+    def seconds(self) -> float:
+        """From time 0 to the end."""
+        return sum(one.seconds for one in self.segments)
+
+    @property
+    def requests(self) -> float:
+        """Expected number of requests, warm-up included; of an open loop."""
+        return self.warmup_s * self.segments[0].begin + sum(
+            one.seconds * (one.begin + one.end) / 2 for one in self.segments
+        )
+
+    def rate_at(self, at_s: float) -> float:
+        """Requests per second that are offered at a time."""
+        for one in self.segments:
+            if at_s < one.seconds:
+                return one.begin + (one.end - one.begin) * max(at_s, 0.0) / one.seconds
+            at_s -= one.seconds
+        return self.segments[-1].end
+
+    def facts(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "loop": "open" if self.is_open else "closed",
+            "concurrency": self.concurrency,
+            "segments": [
+                {"seconds": s.seconds, "begin_per_s": s.begin, "end_per_s": s.end}
+                for s in (self.segments if self.is_open else ())
+            ],
+            "arrival_pattern": self.pattern if self.is_open else None,
+            "arrival_smoothness": self.smoothness if self.pattern == GAMMA else None,
+            "warmup_s": self.warmup_s,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Every request of a run, in order of time.
+
+    Shapes
+        due_s    (P,) float64  seconds; before 0 is warm-up
+        request  (P,) int32    of the trace
+        stream   (P,) int32    which arrival it belongs to
+    """
+
+    due_s: NDArray[np.float64]
+    request: NDArray[np.int32]
+    stream: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.due_s)
+
+    def share(self, index: int, of: int) -> Schedule:
+        """What one of several client processes sends: every `of`-th stream, whole."""
+        mine = self.stream % of == index
+        return Schedule(self.due_s[mine], self.request[mine], self.stream[mine])
+
+
+def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
+    """The schedule of an open loop.
+
+    It is stationary from the first moment on: utterances that began earlier are in their middle
+    then. A draw of few utterances can miss the rate by a third, and a step is late by the length
+    of an utterance. So the rates of arrivals are corrected, with the same draw, until each segment
+    has the mean rate that was asked for within `RATE_ERROR`; a draw that does not settle is
+    replaced. The best of `MAX_TRIES` is taken.
+
+    Raises  ConfigError  a closed loop, or more than `MAX_PLANNED` requests
+    """
+    if not load.is_open:
+        raise ConfigError("a closed loop has no schedule: each request waits for the one before")
+    if load.requests > MAX_PLANNED:
+        raise ConfigError(
+            f"the run would have {load.requests:,.0f} requests; expected at most {MAX_PLANNED:,}. "
+            "Lower the rate, or run several tests one after another"
+        )
+    if not trace.asks.any():
+        raise ConfigError("the trace asks nothing; record one with requests")
+    asked = np.array([one.seconds * (one.begin + one.end) / 2 for one in load.segments])
+    ends = np.cumsum([0.0, *(one.seconds for one in load.segments)])
+    best, least = None, np.inf
+    for number in range(MAX_TRIES):
+        if number % TRIES_PER_DRAW == 0:
+            times = np.ones(len(asked))
+        pairs = zip(load.segments, times, strict=True)
+        scaled = tuple(Segment(s.seconds, s.begin * by, s.end * by) for s, by in pairs)
+        seeds = [seed, number // TRIES_PER_DRAW]
+        plan = _drawn(trace, replace(load, segments=scaled), seeds)
+        sent = np.diff(np.searchsorted(plan.due_s, ends))
+        error = float(np.abs(sent / asked - 1).max())
+        if best is None or error < least:
+            best, least = plan, error
+        if error <= RATE_ERROR:
+            break
+        times = np.clip(times * asked / np.maximum(sent, 1), 0.1, 10.0)
+    assert best is not None
+    return best
+
+
+def _drawn(trace: Trace, load: Load, seeds: list[int]) -> Schedule:
+    """A schedule whose rate is right on average over seeds."""
+    rng = np.random.default_rng(seeds)
+    mixing = np.random.default_rng([*seeds, 1])  # of its own, so that a rate does not change it
+    asks = trace.asks
+    first, last = trace.first_request[:-1], trace.first_request[1:]
+    asked = np.concatenate([[0], np.cumsum(asks)])
+    per_arrival = float((asked[last] - asked[first]).mean())
+    lead_s = load.warmup_s + float(trace.seconds.max())
+    starts = arrivals(load, per_arrival, lead_s, rng)
+    spoken = shuffled(len(trace.names), len(starts), mixing)
+    counts = (last - first)[spoken]
+    stream = np.repeat(np.arange(len(starts), dtype=np.int32), counts)
+    within = np.arange(len(stream)) - np.repeat(np.cumsum(counts) - counts, counts)
+    request = (np.repeat(first[spoken], counts) + within).astype(np.int32)
+    due = starts[stream] + trace.at_s[request]
+    kept = asks[request] & (due >= -load.warmup_s) & (due < load.seconds)
+    order = np.argsort(due[kept], kind="stable")
+    return Schedule(due[kept][order], request[kept][order], stream[kept][order])
+
+
+def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(count,) utterances, all of them in a random order, then all of them in another, ..."""
+    rounds = -(-count // utterances)
+    return np.concatenate(
+        [np.zeros(0, np.int64), *(rng.permutation(utterances) for _ in range(rounds))]
+    )[:count]
+
+
+def arrivals(
+    load: Load, requests: float, lead_s: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Times at which utterances begin, from -lead_s on, ascending.
+
+    A renewal process with intervals of mean 1, whose time runs as fast as the rate is high.
+
+    Args
+        requests  of an utterance, on average
+    """
+    segments = (Segment(lead_s, load.segments[0].begin, load.segments[0].begin), *load.segments)
+    expected = [s.seconds * (s.begin + s.end) / 2 / requests for s in segments]
+    total = sum(expected)
+    ends = _intervals(load, int(total + 6 * total**0.5 + 10), rng).cumsum()
+    while ends[-1] < total:
+        ends = np.concatenate([ends, ends[-1] + _intervals(load, len(ends), rng).cumsum()])
+    out, before, begin_s = [], 0.0, -lead_s
+    for one, mass in zip(segments, expected, strict=True):
+        inside = ends[(ends >= before) & (ends < before + mass)] - before
+        out.append(begin_s + _time_of(one, inside * requests))
+        before += mass
+        begin_s += one.seconds
+    return np.concatenate(out)
+
+
+def _intervals(load: Load, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Of mean 1."""
+    if load.pattern == CONSTANT:
+        return np.ones(count)
+    shape = load.smoothness if load.pattern == GAMMA else 1.0
+    return rng.gamma(shape, 1.0 / shape, count)
+
+
+def _time_of(one: Segment, requests: NDArray[np.float64]) -> NDArray[np.float64]:
+    """When so many requests of a segment have been offered: the root of
+    begin t + (end - begin) t^2 / (2 seconds) = requests, in a form that stays exact for a slope
+    near 0."""
+    slope = (one.end - one.begin) / one.seconds
+    root = np.sqrt(np.maximum(one.begin**2 + 2 * slope * requests, 0.0))
+    return np.minimum(2 * requests / (one.begin + root), one.seconds)

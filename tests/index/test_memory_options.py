@@ -1,0 +1,134 @@
+"""A shard answers alike wherever its bytes are held, and says what keeps them from being locked."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlm.index import layout, memory_options
+from dlm.index.memory_options import MAPPED, MemoryOptions
+from dlm.index.search.local import LocalModel
+from dlm.index.search.view import WORD_VALUE
+from dlm.ngram.backoff import DictModel
+from index.oracle import write_columns
+from models import assert_equals_oracle, build, queries, random_model
+
+HELD = {
+    "mapped": MAPPED,
+    "preloaded": MemoryOptions(preload=True),
+    "huge": MemoryOptions(huge_pages=True),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_answers_do_not_depend_on_where_the_bytes_are(name: str, tmp_path: Path) -> None:
+    """The oracle's bits each time."""
+    folder = build(random_model(5, order=4), tmp_path, 2)
+    oracle = DictModel.from_arpa(tmp_path / "model.arpa")
+    asked = queries(oracle, 300)
+    local = LocalModel.open(folder, memory_options=HELD[name])
+    assert_equals_oracle(local.score(*asked), oracle, *asked)
+
+
+def resident_kib(address: int) -> int:
+    """KiB of the map that holds `address` which are in this process's page table."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(match[1], 16) <= address < int(match[2], 16)
+        elif here and line.startswith("Rss:"):
+            return int(line.split()[1])
+    raise AssertionError(f"no map holds {address:x}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="/proc/self/smaps is not there")
+def test_a_preloaded_file_is_mapped_whole_before_it_is_read(tmp_path: Path) -> None:
+    """Without, only what Arrow's header reads is there."""
+    path = tmp_path / "low_orders.arrow"
+    arrays = {
+        name: np.zeros(1 << 20 if name == "list" else 0, dtypes[0])
+        for name, dtypes in layout.LOW_ORDER_COLUMNS.items()
+    }
+    size, digest = write_columns(path, "low_orders", arrays)
+    entry = layout.FileEntry("low_orders", None, path.name, size, digest, 0, 0, 0)
+    held = {}
+    for preload in (False, True):
+        columns = layout.map_columns(
+            path, entry, verify=False, memory_options=MemoryOptions(preload=preload)
+        )
+        held[preload] = resident_kib(columns["list"].ctypes.data)
+    assert held[True] >= size >> 10
+    assert held[False] < size >> 11
+
+
+def flags_of_map(address: int) -> list[str]:
+    """What the system keeps of the map that holds `address`: VmFlags of proc(5)."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(match[1], 16) <= address < int(match[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"no map holds {address:x}")
+
+
+THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+@pytest.mark.skipif(not THP.exists(), reason="this kernel has no transparent huge pages")
+def test_a_map_asks_for_huge_pages_where_the_file_fits_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that does not, the system reads no more than it must."""
+    folder = build(random_model(5), tmp_path)
+    asked = {}
+    for free in (1 << 40, 1 << 10):
+        monkeypatch.setattr(memory_options, "available_bytes", lambda free=free: free)
+        local = LocalModel.open(folder)
+        asked[free] = "hg" in flags_of_map(int(local.low.view[WORD_VALUE]))
+    assert asked == {1 << 40: True, 1 << 10: False}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may lock any amount of memory")
+def test_memory_that_cannot_be_locked_is_told_with_its_limit(tmp_path: Path) -> None:
+    """The message names the limit; in a child, whose limit is its own."""
+    folder = build(random_model(5), tmp_path)
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))\n"
+        "from dlm.index.search.local import LocalModel\n"
+        "from dlm.index.memory_options import MemoryOptions\n"
+        "LocalModel.open(sys.argv[1], memory_options=MemoryOptions(lock=True))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert "ConfigError" in done.stderr
+    assert "ulimit -l" in done.stderr
+
+
+def test_locked_pages_are_counted_as_locked(tmp_path: Path) -> None:
+    """VmLck of the process grows by the files."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if os.geteuid() and 0 <= limit < 1 << 20:
+        pytest.skip(f"only {limit} bytes may be locked here")
+    folder = build(random_model(5), tmp_path)
+    before = locked_kib()
+    local = LocalModel.open(folder, memory_options=MemoryOptions(lock=True))
+    size = sum(entry.bytes for entry in local.manifest.files[1:])
+    assert locked_kib() - before >= size >> 10
+
+
+def locked_kib() -> int:
+    """KiB that this process has locked."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    match = re.search(r"VmLck:\s+(\d+) kB", text)
+    assert match
+    return int(match[1])

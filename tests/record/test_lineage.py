@@ -1,0 +1,141 @@
+"""One ledger rule, whoever composes: a release counts once, copies that parted in full."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("scipy", reason="pip install -e '.[train]'")
+
+from dlm.federated.account.recheck import recheck
+from dlm.federated.account.records import compose_records
+from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
+from dlm.federated.collect import Collection
+from dlm.federated.keys import Key
+from dlm.federated.run_folder import RunFolder
+from dlm.federated.sampling import FixedGoalSampler
+from dlm.federated.unigram_settings import UnigramConfig
+from dlm.record.lineage import shared_ledgers, stages_of
+from dlm.record.provenance import Guarantee, Provenance
+from federated.corpus import WORDS, population
+
+DELTA = 1e-6
+Lives = Sequence[tuple[str, int]]
+RHO = 0.125  # of one stage
+
+
+def stage(ledger: str = "", lives: Lives = (), name: str = "network") -> dict[str, Any]:
+    """A release of rho 1/8."""
+    extras: dict[str, Any] = {"ledger": ledger} if ledger else {}
+    if lives:
+        extras["lives"] = [list(life) for life in lives]
+    return {
+        "stage": name, "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1, "gap": 1,
+        "max_participations": 1, "extras": extras,
+    }  # fmt: skip
+
+
+def record(*stages: dict[str, Any]) -> Provenance:
+    """Of what these stages released."""
+    ledgers = tuple(found for s in stages if (found := s["extras"].get("ledger")))
+    return Provenance(Guarantee(2.12, DELTA, RHO), stages=stages, ledgers=ledgers)
+
+
+def by_runs(one: Provenance, other: Provenance) -> float:
+    """rho of both, as `dlm privacy compose` finds it."""
+    runs = [ReportedRun("one", one, DELTA), ReportedRun("other", other.derive("a copy"), DELTA)]
+    found = compose_runs(runs)
+    assert found.guarantee is not None and found.guarantee.rho is not None
+    return found.guarantee.rho
+
+
+def by_records(one: Provenance, other: Provenance) -> float:
+    """The same of a model that is made of both."""
+    found = compose_records({"one": one, "other": other.derive("a copy")}, delta=DELTA)
+    guarantee = found.provenance.guarantee
+    assert guarantee is not None and guarantee.rho is not None
+    return guarantee.rho
+
+
+@pytest.mark.parametrize("compose", [by_runs, by_records])
+@pytest.mark.parametrize(
+    ("one", "other", "times"),
+    [
+        (stage("a"), stage("a"), 1),
+        (stage("a"), stage("b"), 2),
+        (stage(), stage(), 2),
+        (stage("a", [("x", 2), ("y", 4)]), stage("a", [("x", 2), ("y", 4)]), 1),
+        (stage("a", [("x", 4)]), stage("b", [("y", 4)]), 2),
+        # Copies of one folder, with everybody in each round: one ledger, two noises.
+        (stage("a", [("x", 2), ("y", 4)]), stage("a", [("x", 2), ("z", 4)]), 2),
+        (stage("a", [("x", 4)]), stage("a", [("x", 2), ("z", 4)]), 2),
+        # One run, read twice on its way.
+        (stage("a", [("x", 2)]), stage("b", [("x", 2), ("y", 4)]), 2),
+    ],
+)
+def test_a_release_counts_once_and_one_of_another_noise_again(
+    one: dict[str, Any], other: dict[str, Any], times: int, compose: Any
+) -> None:
+    """Only stages that are equal in all they say are one; whoever composes finds the same."""
+    assert compose(record(one), record(other)) == pytest.approx(times * RHO)
+
+
+def test_a_record_within_a_record_is_held_by_both() -> None:
+    """Who has a stage is told of each; a record read twice is one run."""
+    words, network = stage("a", name="unigrams"), stage("b")
+    found = stages_of(
+        {"counts": record(words), "model": record(words, network), "copy": record(words, network)}
+    )
+    assert found.stages == (words, network)
+    assert found.holders == (("counts", "model", "copy"), ("model", "copy"))
+
+
+def test_what_two_records_share_is_named() -> None:
+    """A ledger, or a run that both are copies of."""
+    one, other = record(stage("a", name="unigrams"), stage("b")), record(stage("a"), stage("c"))
+    assert shared_ledgers(one, other) == ("the ledger a (stage unigrams)",)
+    assert shared_ledgers(record(stage("a")), record(stage("b"))) == ()
+    copies = record(stage("a", [("x", 3)])), record(stage("b", [("x", 2), ("y", 4)]))
+    assert shared_ledgers(*copies) == ("the run x (stage network)",)
+
+
+def test_two_copies_of_a_folder_that_go_on_with_everybody_count_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ledgers are equal to the byte, and the noise of their last rounds is not."""
+    people = population(tmp_path, users=12)
+
+    def collected(folder: Path, until: int, machine: str) -> Path:
+        """A run that goes on up to a round; its report."""
+        monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / machine))
+        key = Key.from_system()
+        sampler = FixedGoalSampler(len(people), len(people), key)
+        config = UnigramConfig(30.0, 4, noise_multiplier=40.0)
+        with Collection(
+            people, WORDS, config, sampler, key, max_participations=4, folder=RunFolder(folder),
+            list_record=Provenance.public("the test", "the list"),
+        ) as run:  # fmt: skip
+            list(run.run(until))
+            path = folder.parent / f"{folder.name}-{until}-{machine}.json"
+            run.report(delta=DELTA).write(path.with_suffix(".md"), path)
+        return path
+
+    first = tmp_path / "first"
+    collected(first, 2, "here")
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    one, other = collected(first, 4, "here"), collected(copy, 4, "there")
+    reports = [read_run(path) for path in (one, other)]
+    assert all(recheck(found.record).follows for found in reports)
+    assert reports[0].record.ledgers == reports[1].record.ledgers
+    alone = compose_runs(reports[:1]).guarantee
+    both = compose_runs(reports)
+    assert alone is not None and alone.rho is not None
+    assert both.guarantee is not None
+    assert both.guarantee.rho == pytest.approx(2 * alone.rho)
+    # The same run read again is the same.
+    again = read_run(collected(first, 4, "here"))
+    assert again.record.digest == reports[0].record.digest
