@@ -29,12 +29,10 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 
 def check(settings: PipelineSettings) -> None:
-    """Checks that inputs can be read, that those which a stage requires to be vouched for are, and
-    that the disk has room.
+    """Checks that inputs can be read, those that must be vouched for are, and the disk has room.
 
-    Raises
-        ConfigError, PrivacyError, FormatError  what a stage would have raised
-        ModuleNotFoundError                     the extra `train` is not installed
+    Raises  ConfigError, PrivacyError, FormatError  what a stage would have raised
+            ModuleNotFoundError                     the extra `train` is not installed
     """
     import dp_accounting  # noqa: F401
 
@@ -74,13 +72,9 @@ def check(settings: PipelineSettings) -> None:
 
 
 def check_users(settings: PipelineSettings) -> int:
-    """Counts the users in one pass over their file, and checks that the rounds have enough.
+    """Counts the users in one pass over their file; ConfigError if the rounds have too few.
 
     A share to hold out is ignored here, since it is not yet known which users it takes.
-
-    Raises
-        ConfigError  too few
-        FormatError  a row that cannot be read
     """
     inputs = settings.inputs
     with about("inputs"):
@@ -126,7 +120,6 @@ def voids(settings: PipelineSettings) -> list[str]:
 
 
 def needed_bytes(settings: PipelineSettings) -> int:
-    """About the most disk space that the stages need."""
     inputs = settings.inputs
     users = _plain_bytes(inputs.users)
     needed = 3 * users  # the sorted store, and twice that during sorting
@@ -146,8 +139,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
 
 
 def _check_training(settings: TrainingSettings) -> None:
-    """Does what training does with its settings alone, so that errors appear before users' words
-    are counted."""
+    """Does what training does with settings alone, so that errors come before words are counted."""
     from dlm.federated.train import mechanism_of
 
     with about("federate.privacy", "federate.sampling"):

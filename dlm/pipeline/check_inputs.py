@@ -23,9 +23,9 @@ def check_inputs(settings: PipelineSettings) -> None:
     """Checks that all inputs are complete, and that the topology's n-grams have words of the users.
 
     Raises
-        ConfigError            users without the columns; text or a topology without any of the
-                               words; held-out users who are the users
-        PrivacyError           users' text, or a file with a record of users, is declared public
+        ConfigError             users without the columns; text or a topology without any of the
+                                words; held-out users who are the users
+        PrivacyError            users' text, or a file with a record of users, is declared public
         FormatError, ArpaError  a damaged file
     """
     inputs = settings.inputs
@@ -41,18 +41,13 @@ def check_inputs(settings: PipelineSettings) -> None:
 
 
 def topology_records(arpa: Path) -> list[Provenance]:
-    """The privacy records in the header of an ARPA file.
-
-    Raises
-        FormatError, PrivacyError  a record that cannot be read, or was changed
-    """
+    """The records in the header of an ARPA file; raises as `Provenance.from_json`."""
     with ArpaReader(arpa) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
     return [Provenance.from_json(line, f"the record in {arpa}") for line in lines]
 
 
 def _check_apart(settings: PipelineSettings) -> None:
-    """Checks that public text is not a file of users, and held-out users are not training users."""
     inputs = settings.inputs
     of_users = {"users": inputs.users, "held_out": inputs.held_out}
     others = {f"inputs.{name}": path for name, path in inputs.files().items()}

@@ -27,7 +27,6 @@ class StagePlan:
     """What must be known about a stage to decide.
 
     Fields
-        name      as in `--redo`
         settings  that change its output; JSON values
         reads     its inputs: path by name
         writes    paths, in the order of writing
@@ -49,9 +48,7 @@ class StagePlan:
 class Entry:
     """The journal's entry of a stage that has begun.
 
-    Fields
-        settings, reads  its settings then, and the digests of its inputs by name
-        wrote            digests of its outputs by path, once it is done; None before
+    `reads` has the digests of its inputs by name, `wrote` those of its outputs by path, once done.
     """
 
     settings: Mapping[str, Any]
@@ -61,12 +58,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """What is on disk.
-
-    Fields
-        digests    path -> digest of an existing file
-        under_way  stages with a stopped run
-    """
+    """What is on disk: digests of files by path, and the stages with a stopped run."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
     under_way: frozenset[str] = frozenset()
@@ -80,7 +72,6 @@ class NextAction:
         kind   begin: remove the output of the stages in `anew`, and run; go on: run; adopt: record
                that it is done; refuse: report `why`; finished: nothing is left to do
         stage  its name; "" if all are finished
-        anew   stages whose entries and files are removed first
         why    what was found, and what to do
     """
 
@@ -96,12 +87,9 @@ def next_action(
     found: Found,
     redo: Iterable[str] = (),
 ) -> NextAction:
-    """The first thing to do, or why it cannot be done.
+    """The first thing to do, or why it cannot be done, by the table above.
 
-    Args
-        stages   in order: each reads inputs and the output of earlier stages
-        journal  entry by the name of its stage
-        redo     stages to begin again, whatever the journal says
+    `stages` are in order: each reads inputs and the output of earlier ones. `redo` are begun again.
     """
     redo = set(redo)
     for stage in stages:

@@ -22,10 +22,7 @@ RECORDED = ("unigrams", "pieces", "federate", "distill", "prune", "shard")
 
 
 class PipelineJournal:
-    """The entries of stages, by name, as on disk.
-
-    Raises  FormatError  the file is not a journal, or has another version
-    """
+    """The entries of stages, by name, as on disk; FormatError for any other file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,7 +45,6 @@ class PipelineJournal:
         self._replace({**self.entries, name: entry})
 
     def forget(self, names: Iterable[str]) -> None:
-        """Removes stages."""
         gone = set(names)
         self._replace({name: e for name, e in self.entries.items() if name not in gone})
 
@@ -62,9 +58,8 @@ class PipelineJournal:
 def recorded_files(folder: Path) -> list[Path]:
     """The file with a privacy record of each stage of a finished pipeline, the shard set last.
 
-    Raises
-        ConfigError   the pipeline is not finished
-        PrivacyError  a file is not the one that its stage wrote
+    Raises  ConfigError   the pipeline is not finished
+            PrivacyError  a file is not the one that its stage wrote
     """
     entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries
     left = [name for name, entry in entries.items() if entry.wrote is None]

@@ -25,7 +25,6 @@ def warnings(settings: PipelineSettings) -> list[str]:
 
 
 def held_out_warnings(measured: Mapping[str, Any]) -> list[str]:
-    """Warnings from the figures in `held_out.json`."""
     found = []
     own, topology = measured["perplexity"], measured.get("perplexity_of_topology")
     if topology is not None and own > topology:
@@ -44,7 +43,6 @@ def held_out_warnings(measured: Mapping[str, Any]) -> list[str]:
 
 
 def wordlist_warning(used: int, listed: int) -> str | None:
-    """A warning if few words of the wordlist were found."""
     if used >= FEW_WORDS * listed:
         return None
     return (
@@ -55,7 +53,6 @@ def wordlist_warning(used: int, listed: int) -> str | None:
 
 
 def shown(perplexity: float) -> str:
-    """A perplexity formatted for people."""
     if perplexity < 1e6:
         return f"{perplexity:,.2f}"
     return f"{perplexity:.1e}".replace("e+", "e")

@@ -51,11 +51,9 @@ class WholeReport:
     held_out: Mapping[str, Any] | None
 
     def statement(self) -> str:
-        """What is guaranteed, or why nothing is."""
         return self.privacy.statement()
 
     def markdown(self) -> str:
-        """For people."""
         lines = ["", "## The pipeline", "", "| input | protection of the people in its text |"]
         lines += ["| --- | --- |", *(f"| {name} | {said} |" for name, said in self.inputs.items())]
         lines += ["", "| stage | what it does | its output and protection |"]
@@ -67,7 +65,6 @@ class WholeReport:
         return self.privacy.markdown() + "\n".join([*lines, ""])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, with a digest."""
         body = {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION,
@@ -82,17 +79,12 @@ class WholeReport:
 
 
 def write_report(report: WholeReport, folder: Path) -> None:
-    """Writes the report as text and as JSON, each file whole or not at all."""
     write_whole(folder / MARKDOWN, report.markdown().encode())
     write_whole(folder / JSON, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
 
 
 def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeReport:
-    """The report of a pipeline whose stages are done.
-
-    Raises
-        FormatError, PrivacyError  a record that cannot be read, or was changed
-    """
+    """The report of a pipeline whose stages are done; raises as `Provenance.from_json`."""
     at = Places(settings.run.folder)
     manifest = read_manifest(at.shards)
     record = _model_record(at.model)
@@ -177,7 +169,6 @@ def _inputs(settings: PipelineSettings) -> dict[str, str]:
 
 
 def _record_of(path: Path) -> Provenance | None:
-    """The record beside an input, or in an ARPA file."""
     if sidecar(path).exists():
         body = _read(sidecar(path)).get("provenance")
         return Provenance.from_dict(body, str(sidecar(path)))
@@ -190,7 +181,6 @@ def _record_of(path: Path) -> Provenance | None:
 
 
 def _wrote(stage: Stage, at: Places) -> str:
-    """The first file of a stage, and its record, if any."""
     name = stage.plan.writes[0]
     path = at.place(name)
     if stage.name == "federate":

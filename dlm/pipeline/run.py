@@ -28,13 +28,9 @@ _LOCK = ".lock"
 
 
 class Pipeline:
-    """A pipeline and its working folder.
+    """A pipeline and its working folder; ConfigError for a name in `redo` that no stage has.
 
-    Args
-        settings  of all stages
-        redo      names of stages to redo, together with those that use their output
-    Raises
-        ConfigError  no stage has such a name
+    The stages in `redo` begin again, together with those that use their output.
     """
 
     def __init__(self, settings: PipelineSettings, redo: Iterable[str] = ()) -> None:
@@ -53,21 +49,18 @@ class Pipeline:
 
     @property
     def report_path(self) -> Path:
-        """Path of the report for people."""
         return self.folder / MARKDOWN
 
     @property
     def shards(self) -> Path:
-        """The shard set."""
         return self._at.shards
 
     def run(self, progress: ProgressReporter) -> WholeReport:
         """Runs the stages that are not done, and reports what the whole pipeline guarantees.
 
         Raises
-            ConfigError   a stage whose settings, input or output changed; another process uses the
-                          folder; too little room on the disk
-            otherwise as the stages
+            ConfigError  a stage whose settings, input or output changed; another process uses the
+                         folder; too little room on the disk; otherwise as the stages
         Guarantees
             stopped anywhere, the same call resumes there. Stages that use no users' text give the
             same bytes; in a simulation all stages do
@@ -107,8 +100,8 @@ class Pipeline:
             shutil.rmtree(self._at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
-        """Each stage, and what `run` would do: "done", "begin", "go on" or why it is refused.
-        Changes nothing."""
+        """Each stage and what `run` would do: "done", "begin", "go on" or why it refuses. Changes
+        nothing."""
         journal = PipelineJournal(self.folder / JOURNAL)
         action = self._next(journal, Digests(self._at))
         found: list[tuple[Stage, str]] = []
@@ -186,21 +179,19 @@ def as_settings(text: str, plan: StagePlan) -> list[str]:
 
 @dataclass
 class _Digest:
-    """The digest of a file with this size, inode and time."""
-
     seen: tuple[int, int, int]
     sha256: str
 
 
 class Digests:
-    """Digests of files by key, each computed once while the file is unchanged."""
+    """Digests of files by key, each computed once while inode, size and time are unchanged."""
 
     def __init__(self, at: Places) -> None:
         self._at = at
         self._known: dict[str, _Digest] = {}
 
     def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Digests of the existing files; one digest for a folder of parts."""
+        """Digests of the existing files; one for a folder of parts."""
         found = {}
         for key in keys:
             path = self._at.place(key)

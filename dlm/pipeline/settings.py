@@ -73,7 +73,7 @@ _TABLES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """All tables; `unigrams`, `pieces`, `estimate` and `prune` are None if the stage is left out.
+    """All tables; None for a stage that is left out.
 
     `federate` names the vocabulary made by the previous stage, or the given one.
     """
@@ -92,10 +92,9 @@ class PipelineSettings:
     def read(cls, file: Path) -> PipelineSettings:
         """Settings of a TOML file.
 
-        Raises
-            ConfigError   the file cannot be read, names an unknown table or setting, lacks one
-                          without a default, or a value is out of bounds
-            PrivacyError  as `TrainingSettings.read`
+        Raises  ConfigError   the file cannot be read, names an unknown table or setting, lacks one
+                              without a default, or a value is out of bounds
+                PrivacyError  as `TrainingSettings.read`
         """
         found = config.read_toml(file)
         known = [*_TABLES, "federate"]
@@ -161,12 +160,10 @@ def about(*tables: str) -> Iterator[None]:
 
 
 def counts_of(run: FolderSettings) -> Path:
-    """Path of the words and their counts."""
     return run.folder / "counts.tsv"
 
 
 def pieces_of(run: FolderSettings) -> Path:
-    """Path of the wordpieces made from counts."""
     return run.folder / f"pieces{PIECES_SUFFIX}"
 
 
@@ -213,7 +210,6 @@ def _training(
 def _table(
     name: str, found: Mapping[str, Any], file: Path, flags: Mapping[str, Any] | None = None
 ) -> Any:
-    """A table of the file `found`, by the names of the command's options."""
     given = found.get(name, {})
     _require_table(name, given, file)
     _check_set_here(name, given, file)
@@ -235,7 +231,6 @@ def _require_table(name: str, found: Any, file: Path) -> None:
 
 
 def _check_set_here(table: str, given: Mapping[str, Any], file: Path) -> None:
-    """Refuses settings that the pipeline sets itself."""
     for name, where in SET_HERE.get(table, {}).items():
         if name in given:
             said = f"the pipeline takes it from {where}" if where else "pipelines do not use it"

@@ -22,13 +22,12 @@ class Places:
     folder: Path
 
     def key(self, path: Path) -> str:
-        """The journal's key of a file: its name in the folder, which can be moved as a whole, or
-        its path if it is outside."""
+        """The journal's key of a file: its name in the folder, which may be moved; else its
+        path."""
         whole, folder = path.absolute(), self.folder.absolute()
         return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
     def place(self, key: str) -> Path:
-        """The file with this key."""
         return self.folder / key
 
     @property
@@ -38,17 +37,14 @@ class Places:
 
     @property
     def network(self) -> Path:
-        """The run of `dlm federate`."""
         return self.folder / "network"
 
     @property
     def topology(self) -> Path:
-        """The topology of public text."""
         return self.folder / "topology.arpa.zst"
 
     @property
     def distilled(self) -> Path:
-        """Before pruning."""
         return self.folder / "distilled.arpa.zst"
 
     @property
@@ -58,31 +54,25 @@ class Places:
 
     @property
     def model(self) -> Path:
-        """The final model."""
         return self.folder / "model.arpa.zst"
 
     @property
     def shards(self) -> Path:
-        """The shard set."""
         return self.folder / "shards"
 
     @property
     def held_out(self) -> Path:
-        """Perplexities of held-out users' text."""
         return self.folder / "held_out.json"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage.
+    """What deciding needs of a stage, what it does (in words), and how it is run.
 
     Fields
-        plan   what deciding needs
-        what   it does, for people
-        run    does it
-        works  file that exists while a run can resume; None if it cannot
-        beside other files that it writes, removed together with those of the plan
-        spare  folder to remove once it is done
+        works   file that exists while a run can resume; None if it cannot
+        beside  other files that it writes, removed together with those of the plan
+        spare   folder to remove once it is done
     """
 
     plan: StagePlan
@@ -94,7 +84,6 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Its name in `--redo`."""
         return self.plan.name
 
     def clean(self, at: Places) -> None:
@@ -118,7 +107,7 @@ def stage_plan(
     goes_on: bool = False,
     last: Path | None = None,
 ) -> StagePlan:
-    """What deciding needs to know about a stage; see `decide.StagePlan`."""
+    """A `StagePlan`, with files by their keys."""
     return StagePlan(
         name,
         _flat(settings),

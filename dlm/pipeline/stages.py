@@ -27,8 +27,8 @@ HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee 
 
 
 def stages_of(settings: PipelineSettings) -> list[Stage]:
-    """The stages for these settings, in order. Those without users' text that may fail come first,
-    so that a mistake there costs no privacy."""
+    """The stages in order; those without users' text that may fail first, so they cost no
+    privacy."""
     at = Places(settings.run.folder)
     made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
     made += [federate_stage(settings, at), _distill(settings, at), _prune(settings, at)]
@@ -138,7 +138,6 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
 
 
 def _grouped(number: str | int | None) -> str:
-    """5000 as 5,000; lists of numbers by order are unchanged."""
     return f"{int(str(number)):,}" if str(number).isdecimal() else str(number)
 
 

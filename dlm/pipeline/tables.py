@@ -35,7 +35,6 @@ class FolderSettings:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit; None for the free memory."""
         return None if self.memory is None else parse_size(self.memory)
 
 
@@ -83,6 +82,5 @@ class InputSettings:
                 raise ConfigError(f"[inputs] needs exactly one of {a} and {b}")
 
     def files(self) -> dict[str, Path]:
-        """The files, by the name of the setting."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: path for name, path in found.items() if isinstance(path, Path)}

@@ -1,5 +1,4 @@
-"""The stages of a pipeline that use users' text: counting words and training a network, and making
-wordpieces in between."""
+"""The stages of a pipeline that use users' text, and that of wordpieces in between."""
 
 from __future__ import annotations
 
@@ -31,10 +30,7 @@ USERS = "inputs.users"  # the stages' name for users' text
 
 
 def open_users(settings: PipelineSettings) -> UserDataset:
-    """The users, sorted into the pipeline's folder.
-
-    Raises  ConfigError  too few for the rounds of a stage, before any of them begins
-    """
+    """The users, sorted into the pipeline's folder; raises as `check_populations`."""
     given = settings.inputs
     users = UserDataset.open(
         given.users,
@@ -52,13 +48,9 @@ def open_users(settings: PipelineSettings) -> UserDataset:
 def check_populations(
     settings: PipelineSettings, users: int, left: Callable[[float, str], int]
 ) -> None:
-    """Checks that there are enough users for the rounds of each stage.
+    """Raises ConfigError if a stage has too few users for its rounds, with the settings to change.
 
-    Args
-        users  in all
-        left   how many remain for a stage after a share is held out under a name, where known
-    Raises
-        ConfigError  too few, with the settings to change
+    `left` says how many of `users` remain after a share is held out under a name, where known.
     """
     if settings.unigrams is not None:
         given = settings.unigrams
@@ -96,7 +88,6 @@ def _noted(names: str, users: int, left: int) -> Iterator[None]:
 
 
 def promises(settings: TrainingSettings) -> bool:
-    """Whether training should have a guarantee."""
     return settings.privacy.mechanism != "none" and not settings.run.simulation
 
 
@@ -146,7 +137,6 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
 
 
 def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
-    """Makes wordpieces from words; None for a network of words."""
     given = settings.pieces
     if given is None:
         return None
@@ -176,7 +166,6 @@ def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
 
 
 def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
-    """Trains a network."""
     given = settings.federate
     words = given.data.vocabulary
     reads = {USERS: settings.inputs.users, **recorded("the vocabulary", words)}
@@ -227,10 +216,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def check_vouched(settings: PipelineSettings) -> None:
-    """Rejects, before users are counted, what training would reject afterwards.
-
-    Raises  PrivacyError  the pretraining text has no record, and nobody says that it is public
-    """
+    """Raises PrivacyError, before users are counted, if nobody vouches for the pretraining text."""
     text = settings.federate.pretrain.text
     given = settings.federate.pretrain.public
     if text and not given and promises(settings.federate) and not sidecar(text).exists():

@@ -23,28 +23,22 @@ JOURNAL, WORK = ".metrics.jsonl", ".work"
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Words, how often each is used, and what that says about people.
-
-    Shapes
-        counts  (words,)  float64  over 0, the most frequent first
-    """
+    """Words and how often each is used, the most frequent first: `counts` is (words,) float64 over
+    0."""
 
     words: tuple[str, ...]
     counts: npt.NDArray[np.float64]
     provenance: Provenance
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """Counts over their sum."""
         over_most = self.counts / self.counts.max()  # whose sum is finite, whatever the counts are
         shares: npt.NDArray[np.float64] = over_most / over_most.sum()
         return shares
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
-    """Those words whose count is over `least` (0 at the least), the most frequent first.
-
-    Returns      counts with no record yet that says more than that nothing is guaranteed
-    """
+    """The words with counts over `least` (0 at the least), most frequent first; without a
+    guarantee."""
     order = [p for p in np.argsort(-counts, kind="stable").tolist() if counts[p] > max(least, 0.0)]
     return WordCounts(
         tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")
@@ -52,21 +46,15 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
 
 
 def traces_of_users(counts: Path) -> list[Path]:
-    """What stands beside counts of users: the record comes last, and a stop can come before it.
-
-    Where a link to counts lies, what was written beside them does not.
-    """
+    """Files beside counts that show that they are of users, even if a stop came before the
+    record."""
     endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
     names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
     return [path for name in names if (path := Path(name)).exists()]
 
 
 def counts_text(counts: WordCounts) -> bytes:
-    """Counts as a file has them.
-
-    Raises
-        FormatError   a word with white space, which the file could not hold
-    """
+    """The content of a file of counts; FormatError for a word with white space."""
     lines = []
     for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
         if not word or word.split() != [word]:
@@ -76,23 +64,16 @@ def counts_text(counts: WordCounts) -> bytes:
 
 
 def write_counts(path: str | Path, counts: WordCounts) -> None:
-    """Writes counts and their record, which names the digest of the counts.
-
-    Raises
-        FormatError   as `counts_text`
-        PrivacyError  the record is of other counts
-    """
+    """Writes counts and their record; raises as `counts_text` and `write_recorded`."""
     write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
 
 
 def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
-    """Reads counts with their record; without a record, they promise nothing.
+    """Reads counts, or their `content`, with their record; without a record, they promise nothing.
 
-    Args
-        content  of the file, where the caller has read it
     Raises
-        FormatError    a line that is no word and count over 0, a word twice, no words
-        PrivacyError   the counts are others than the record is of, or the record was changed
+        FormatError   a line that is not a word and a count over 0, a word twice, no words
+        PrivacyError  the record is of other counts, or was changed
     """
     words: list[str] = []
     values: list[float] = []

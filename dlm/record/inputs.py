@@ -25,16 +25,14 @@ def record_or_word(
     """The record of an input, or somebody's word that no user's text is in it.
 
     Args
-        path       of the input
-        what       its name, such as "the vocabulary words.txt"
-        record     its record; None without one
+        what       the input in words, such as "the vocabulary words.txt"
         by         who says that it is public; "" if nobody does
         setting    the setting for that, such as "data.public"
         promises   whether the output should have a guarantee
-        simulated  a simulation has no guarantee, and its figures assume that the input is public
+        simulated  no guarantee, and an input without a record is taken to be public
     Raises
-        PrivacyError  it is declared public, and files beside it come from users; the output should
-                      have a guarantee, but neither is given or the record has none
+        PrivacyError  declared public beside files that come from users; or the output should have a
+                      guarantee, and neither is given or the record has none
     """
     if by and not (record is not None and record.is_public):
         check_public(path, by, setting)
@@ -53,10 +51,7 @@ def record_or_word(
 
 
 def check_public(path: Path, by: str, setting: str) -> None:
-    """Checks that no file beside an input that is declared public comes from users.
-
-    Raises  PrivacyError  one does
-    """
+    """Raises PrivacyError if a file beside an input that is declared public comes from users."""
     if beside := traces_of_users(path):
         raise PrivacyError(
             f"{setting} is {by!r}, but {beside[0]} says that {path} comes from users; leave "
@@ -65,11 +60,7 @@ def check_public(path: Path, by: str, setting: str) -> None:
 
 
 def refuse_without_guarantee(what: str, record: Provenance) -> None:
-    """Checks that an input's record has a guarantee.
-
-    Raises
-        PrivacyError  it has none, so users' privacy would be spent on output without a guarantee
-    """
+    """Raises PrivacyError without a guarantee: privacy would be spent on output that has none."""
     if record.guarantee is None:
         raise PrivacyError(
             f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "

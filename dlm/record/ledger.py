@@ -1,12 +1,7 @@
 """Who took part when: accounting may claim only what this ledger has seen or enforced.
 
-    ledger = ParticipationLedger(population=len(users), gap=64, max_participations=4, sampling=...)
-    ledger.record(0, ids)                       # refuses a participation that comes too early
-    ledger.observed_gap(), ledger.observed_max_part()
-    ledger.save(path);  ParticipationLedger.load(path, expect=ledger.digest)
-
-The file has salted hashes of user ids. Anybody who has the file and can guess ids can look them up,
-so keep it as secret as the list of participants.
+The file has salted hashes of user ids. Anybody who has it and can guess ids can look them up, so
+keep it as secret as the list of participants.
 """
 
 from __future__ import annotations
@@ -38,12 +33,11 @@ class ParticipationLedger:
     """Rounds and the users of each, with the bounds that are enforced.
 
     Args
-        population   users that could be drawn
-        gap          least number of rounds from one participation of a user to the next, enforced;
-                     None to observe only
-        max_participations     most participations of a user, enforced; None to observe only
-        sampling     how cohorts are drawn, as the sampler's `describe` returns it
-        salt         of the hashes of ids; drawn by the operating system if None
+        population          users that could be drawn
+        gap                 least rounds from one participation of a user to the next; None: any
+        max_participations  most participations of a user; None: any
+        sampling            how cohorts are drawn, as the sampler's `describe` returns it
+        salt                of the hashes of ids; None: drawn by the operating system
     Guarantees
         after any sequence of calls, `observed_gap` is at least the enforced gap and
         `observed_max_part` at most the enforced maximum; a refused round leaves no trace;
@@ -79,13 +73,10 @@ class ParticipationLedger:
         self._chain = b""
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Records that these users took part in a round.
+        """Records who took part in a round; a resumed run may repeat the last round, with the same
+        users.
 
-        The last round may be recorded again with the same users, as a resumed run does.
-
-        Raises
-            PrivacyError   a user twice in a round, too early, or too often; a round out of order;
-                           the last round with other users
+        Raises  PrivacyError  a user twice, too early or too often; a round out of order
         """
         self._record(round, [self._hash(user) for user in user_ids])
 
@@ -138,12 +129,10 @@ class ParticipationLedger:
 
     @property
     def rounds(self) -> int:
-        """Rounds recorded."""
         return len(self._rounds)
 
     @property
     def last_round(self) -> int | None:
-        """The last round's number."""
         return self._rounds[-1][0] if self._rounds else None
 
     @property
@@ -152,7 +141,6 @@ class ParticipationLedger:
         return len(self._users)
 
     def cohort_sizes(self) -> list[int]:
-        """Users of each round."""
         return [len(users) for _, users in self._rounds]
 
     def observed_gap(self) -> int | None:
@@ -173,11 +161,8 @@ class ParticipationLedger:
         return [] if number is None else [r for r, users in self._rounds if number in users]
 
     def covers(self, *, gap: int, max_participations: int) -> None:
-        """Passes if accounting may use these bounds.
-
-        Raises
-            PrivacyError   somebody took part more often, or sooner again
-        """
+        """Raises PrivacyError if somebody took part more often, or again sooner, than these bounds
+        say."""
         found = self.observed_gap()
         if found is not None and found < gap:
             raise PrivacyError(
@@ -190,13 +175,12 @@ class ParticipationLedger:
             )
 
     def check_poisson(self, q: float) -> None:
-        """Passes if the cohorts may have been drawn by a Poisson sampler with this probability.
+        """Raises PrivacyError unless a Poisson sampler with this probability may have drawn the
+        cohorts.
 
         Checks the total number of participations and how much cohort sizes vary: with a fixed
-        report goal they vary too little.
-
-        Raises
-            PrivacyError   declared otherwise, or all but impossible under Poisson sampling
+        report
+        goal they vary too little.
         """
         kind, declared = self.sampling.get("kind"), self.sampling.get("q")
         if kind != "poisson" or declared != q:
@@ -239,17 +223,16 @@ class ParticipationLedger:
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
     def keyed_digest(self, digest: str) -> str:
-        """A digest of users' text for a report, keyed with the salt. Only the ledger has the salt,
-        so nobody else can confirm a guess of what users wrote."""
+        """A digest of users' text for a report, keyed with the salt: nobody else can confirm a
+        guess."""
         raw = b"data set\n" + digest.encode()
         return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
 
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
         """The figures for a report; they name no user.
 
-        Args
-            secret   whether a guarantee rests on nobody knowing who was sampled: cohort sizes are
-                     then left out, too (a cohort as large as the population had everybody in it)
+        `secret`: a guarantee rests on nobody knowing who was sampled, so cohort sizes are left out,
+        too (a cohort as large as the population had everybody in it).
         """
         sizes = [] if secret else self.cohort_sizes()
         return {
@@ -296,7 +279,6 @@ class ParticipationLedger:
         return hashlib.sha256(_canonical(self._body())).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The text of a file, with its digest."""
         body = self._body()
         seal = {"sha256": hashlib.sha256(_canonical(body)).hexdigest()}
         return (json.dumps({**body, "seal": seal}, indent=1) + "\n").encode()
@@ -313,18 +295,14 @@ class ParticipationLedger:
 
     @classmethod
     def from_bytes(cls, text: bytes, path: str, *, expect: str | None = None) -> Self:
-        """A ledger from the text of a file, with everything it says checked.
-
-        Every round is recorded anew under the text's bounds; the observed values are recomputed,
-        never taken from the text.
+        """A ledger from the text of a file: its rounds are recorded anew under its own bounds.
 
         Args
-            path     for error messages
-            expect   the digest in a checkpoint or report; an intact ledger with another digest, as
-                     an older one, is refused, too
+            path    for error messages
+            expect  the digest in a checkpoint or report: an older ledger is refused, too
         Raises
-            FormatError    not a ledger, or of another version
-            PrivacyError   changed by hand: digest or observed values do not fit
+            FormatError   not a ledger, or of another version
+            PrivacyError  changed by hand: digest or observed values do not fit
         """
         try:
             body = json.loads(text)

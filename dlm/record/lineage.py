@@ -1,8 +1,5 @@
 """The ledger rule: a stage that several records share counts once; all others add up.
 
-    found = stages_of({"the counts": counts, "the network": network})
-    found.stages
-
 A stage names its ledger (`extras.ledger`) and, if its rounds are releases, its lives
 (`extras.lives`): a random id of each process that did rounds, and the rounds done by its end. So
 copies of a run that went on separately differ, even with the same users in every round.
@@ -29,12 +26,8 @@ Stage = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of several records.
-
-    Fields
-        stages   each release once, in order
-        holders  for each stage, the names of the records that have it
-    """
+    """Releases of several records, each once, in order; and the names of the records that have
+    it."""
 
     stages: tuple[Stage, ...]
     holders: tuple[tuple[str, ...], ...]
@@ -43,9 +36,8 @@ class Stages:
 def stages_of(records: Mapping[str, Provenance]) -> Stages:
     """The stages of several records, which are given by name.
 
-    Guarantees
-        two stages count as one only if they name a ledger and all their fields are equal: they are
-        then the same releases
+    Two count as one only if they name a ledger and all their fields are equal: then they are the
+    same releases.
     """
     stages: list[Stage] = []
     holders: list[list[str]] = []
@@ -69,8 +61,7 @@ def ledger_of(stage: Stage) -> str | None:
 
 
 def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
-    """Evidence, in words, that two records share users: a ledger that both have, or a run that both
-    come from."""
+    """Evidence, in words, that two records share users: a common ledger, or a common run."""
     found = []
     for mine, theirs in itertools.product(one.stages, other.stages):
         for what, of in (("ledger", ledger_of), ("run", _run_of)):
@@ -90,10 +81,8 @@ def _run_of(stage: Stage) -> str | None:
 class Inherited:
     """What an output inherits from its inputs.
 
-    Fields
-        reasons     why the whole has no guarantee; empty if all may be composed
-        stages      that touched users, each once; with the ledgers, and what was made since
-        unverified  inputs whose record was not verified with a trusted key
+    `reasons` say why the whole has no guarantee; without any, all may be composed. `stages` touched
+    users, each once. `unverified` inputs have a record that no trusted key has verified.
     """
 
     reasons: tuple[str, ...]
@@ -107,8 +96,7 @@ class Inherited:
 def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
     """What an output inherits from inputs, given by description ("the vocabulary words.txt").
 
-    Guarantees
-        an input without a record or a guarantee adds a reason. Stages count as `stages_of` says
+    An input without a record or a guarantee adds a reason.
     """
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
@@ -141,7 +129,6 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
 
 
 def _once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    """The items of all parts, in order, each once."""
     return tuple(dict.fromkeys(item for part in parts for item in part))
 
 

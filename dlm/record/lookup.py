@@ -1,9 +1,6 @@
 """Finds a file's one record: beside it; in a checkpoint, a report or a manifest; or in the header
 of an ARPA file.
 
-    snapshot = FileSnapshot.read(Path("model.arpa.xz"))
-    record = record_of_file(snapshot)
-
 A file is read once, and all statements are about the bytes that were read. All places are checked:
 two records that disagree are an error, whichever comes first.
 """
@@ -32,12 +29,10 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was when it was read.
+    """A file as it was when it was read; `head` has its first `HEAD_BYTES`, `sha256` is of all of
+    it.
 
-    Fields
-        head     its first `ngram.arpa.header.HEAD_BYTES`
-        content  all of it; None for a file that may exceed memory, whose record is in its head
-        sha256   of all of it
+    `content` is None for a file that may exceed memory, whose record is in its head.
     """
 
     path: Path
@@ -66,10 +61,9 @@ class FileSnapshot:
 def record_of_file(snapshot: FileSnapshot) -> Provenance:
     """A file's record.
 
-    Raises
-        FormatError   it has none
-        PrivacyError  a record belongs to another file or was changed; the file has two, or one that
-                      differs from the one beside it
+    Raises  FormatError   it has none
+            PrivacyError  it has two, or one that is of another file, was changed, or differs from
+                          the one beside it
     """
     path = snapshot.path
     inside = _inside(snapshot)
@@ -97,9 +91,8 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
 def record_in(found: Checkpoint) -> Provenance:
     """The record of a run that its checkpoint carries; without one, no promise.
 
-    Raises
-        FormatError   what stands there is no record
-        PrivacyError  it is of other parameters or another vocabulary, or was changed
+    Raises  FormatError   what stands there is no record
+            PrivacyError  it is of other parameters or another vocabulary, or was changed
     """
     body = found.facts.get("record")
     if body is None:
@@ -121,8 +114,7 @@ def record_in(found: Checkpoint) -> Provenance:
 def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
     """The file names in a shard set's manifest; None for any other file.
 
-    Raises
-        FormatError  a manifest without them, or with a file elsewhere
+    Raises  FormatError  a manifest without them, or with a file elsewhere
     """
     body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
     if body.get("format") != SHARD_SET:

@@ -1,11 +1,8 @@
 """A small record that files carry: how the people whose text they come from are protected.
 
-    record = Provenance.none("words were counted without noise", stages=[...])
-    record.derive("wordpieces").to_json()       # whatever is made from it inherits what it says
-
-The record is beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`) and
-in the manifest of a shard set. It names the SHA-256 of its content, and its own digest covers all
-of it. Both detect mistakes, but not an edit by someone who recomputes the digest. A signature does
+It is beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`) and in the
+manifest of a shard set. It names the SHA-256 of its content, and its own digest covers all of it.
+Both detect mistakes, but not an edit by someone who recomputes the digest. A signature does
 (`signature`): a record that was read but not verified with a trusted key is "unverified", and so is
 anything made from it.
 """
@@ -35,11 +32,7 @@ WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted ke
 
 
 def check_format(body: Mapping[str, Any], name: str, version: int, place: object) -> None:
-    """Passes for a file's JSON of this format and version.
-
-    Raises
-        FormatError  it is of another; versions before this one were never released
-    """
+    """Raises FormatError unless a file's JSON has this format and version."""
     if body["format"] != name:
         raise FormatError(f"{place} is not a {name}: its format is {body['format']!r}")
     if body["version"] != version:
@@ -50,8 +43,7 @@ def check_format(body: Mapping[str, Any], name: str, version: int, place: object
 
 
 def is_record_line(line: str) -> bool:
-    """Whether a line of a model's header is a record. Other lines that begin alike, such as
-    `privacy: none`, are free text and claim nothing."""
+    """Whether a line of a model's header is a record: `privacy: none`, too, is only free text."""
     return line.startswith(LINE_PREFIX) and line.removeprefix(LINE_PREFIX).lstrip()[:1] == "{"
 
 
@@ -71,7 +63,6 @@ class Guarantee:
             )
 
     def statement(self) -> str:
-        """In words, each number rounded up."""
         text = f"(epsilon = {_up(self.epsilon)}, delta = {self.delta:g})-differential privacy"
         return text if self.rho is None else f"{text}, {_up(self.rho)}-zCDP"
 
@@ -86,13 +77,8 @@ def _up(value: float) -> str:
 
 @dataclass(frozen=True)
 class PublicInput:
-    """Something that somebody says contains no user's text.
-
-    Fields
-        what    such as "the vocabulary words.txt"
-        by      who says it
-        sha256  of its content; None if not known
-    """
+    """Something (`what`, such as "the vocabulary words.txt") that somebody says has no user's
+    text."""
 
     what: str
     by: str
@@ -111,12 +97,8 @@ class PublicInput:
 
 @dataclass(frozen=True)
 class UnverifiedInput:
-    """An input whose record was read, but not verified with a trusted key.
-
-    Fields
-        what    such as "the vocabulary counts.tsv"
-        record  digest of its record
-    """
+    """An input (`what`) whose record, with digest `record`, was read but not verified with a
+    key."""
 
     what: str
     record: str
@@ -155,21 +137,15 @@ class Provenance:
 
     @classmethod
     def none(cls, *reasons: str, **fields: Any) -> Provenance:
-        """A record without a guarantee, for these reasons."""
         return cls(None, tuple(reasons), **fields)
 
     @classmethod
     def public(cls, by: str, what: str, sha256: str | None = None) -> Provenance:
-        """A record of something that somebody says contains no user's text.
-
-        Raises
-            PrivacyError  nobody is named
-        """
+        """A record of something that somebody, who must be named, says contains no user's text."""
         return cls(Guarantee(0.0, 0.0, 0.0), public_inputs=(PublicInput(what, by.strip(), sha256),))
 
     @property
     def is_public(self) -> bool:
-        """Whether somebody says that it contains no user's text."""
         nothing = self.guarantee == Guarantee(0.0, 0.0, 0.0)
         return nothing and not self.stages and bool(self.public_inputs)
 
@@ -208,11 +184,10 @@ class Provenance:
         return tuple(one for one in self.unverified if one.record not in self.seen)
 
     def derive(self, step: str, **content: str) -> Provenance:
-        """The record of something made from this without using users' data: it inherits everything.
+        """The record of something made by `step` from this without using users' data: it inherits
+        all.
 
-        Args
-            step     what was done
-            content  SHA-256 of the output by name; the new record is only about that
+        `content` has the SHA-256 of the output by name; the new record is only about that.
         """
         made = dataclasses.replace(
             self,
@@ -228,11 +203,8 @@ class Provenance:
         return made.about(**content)
 
     def verified(self, key: str, seen: Iterable[str] = ()) -> Provenance:
-        """The record, signed by a trusted key of this name.
-
-        Args
-            seen  digests of the records of its inputs that the signer also saw
-        """
+        """The record, signed by the trusted key `key`; the signer also saw the records `seen`
+        (digests)."""
         made = dataclasses.replace(self, seen=frozenset(seen))
         inputs = [one for one in self.unverified if one not in made.still_unverified]
         standing = f"verified: signed by the key {key}"
@@ -249,7 +221,6 @@ class Provenance:
         return all(self.content.get(name) == digest for name, digest in content.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, with the digest."""
         body: dict[str, Any] = {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION,
@@ -280,16 +251,14 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the record."""
         return str(self.to_dict()["digest"])
 
     @classmethod
     def from_json(cls, text: str | bytes, place: str = "the record") -> Provenance:
-        """Reads a record, or a `line`.
+        """Reads a record, or a `line`; it is unverified.
 
-        Raises
-            FormatError    not a record, or one of another version
-            PrivacyError   its digest does not match its content
+        Raises  FormatError   not a record, or one of another version
+                PrivacyError  its digest does not match its content
         """
         try:
             if isinstance(text, bytes):
@@ -300,7 +269,7 @@ class Provenance:
 
     @classmethod
     def from_dict(cls, record: Any, place: str = "the record") -> Provenance:
-        """Reads `to_dict`; raises as `from_json`. What is read is unverified."""
+        """As `from_json`, of the values of `to_dict`."""
         try:
             body = dict(record)
             check_format(body, FORMAT_NAME, FORMAT_VERSION, place)
@@ -331,11 +300,8 @@ def digest_of(body: Mapping[str, Any]) -> str:
 
 
 def take_digest(body: dict[str, Any], place: object) -> None:
-    """Removes the digest from the JSON of a record or report.
-
-    Raises
-        PrivacyError  it does not match the rest
-    """
+    """Removes the digest from the JSON of a record or report; PrivacyError if the rest has
+    another."""
     if body.pop("digest", None) != digest_of(body):
         raise PrivacyError(
             f"{place} was changed after it was written: its digest does not match. Get it from the "
@@ -344,12 +310,10 @@ def take_digest(body: dict[str, Any], place: object) -> None:
 
 
 def content_digest(content: bytes) -> str:
-    """SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

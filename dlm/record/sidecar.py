@@ -16,7 +16,6 @@ SIDECAR_SUFFIX = ".provenance.json"
 
 
 def sidecar(path: str | Path) -> Path:
-    """Where the record of a file stands."""
     return Path(str(path) + SIDECAR_SUFFIX)
 
 
@@ -25,10 +24,9 @@ def write_recorded(
 ) -> None:
     """Writes a file and its record, which holds the file's digest under a name of its kind.
 
-    Raises
-        PrivacyError  the record is of another file of this kind
-    Guarantees   a disk that is full leaves what was there, with its record; a stop at any moment
-                 leaves a file with its own record, or with none, which promises nothing
+    Raises      PrivacyError  the record is of another file of this kind
+    Guarantees  a disk that is full leaves what was there, with its record; a stop at any moment
+                leaves a file with its own record, or with none, which promises nothing
     """
     target, side = Path(path), sidecar(path)
     digest = content_digest(content)
@@ -69,9 +67,8 @@ def read_beside(path: Path, sha256: str) -> Provenance:
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
     """The record beside a file of this content, a `kind` in words; without one, no promise.
 
-    Raises
-        FormatError    what stands there is no record
-        PrivacyError   it is of another file, or was changed
+    Raises  FormatError   what stands there is no record
+            PrivacyError  it is of another file, or was changed
     """
     side = sidecar(path)
     if not side.exists():

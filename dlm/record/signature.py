@@ -1,18 +1,10 @@
 """Signatures of records and of their files: FILE.signature.json, beside the file.
 
-    for claim in claims_of([Path("counts.tsv"), Path("pieces.model")]):
-        sign(claim, read_private_key(Path("key.pem")), at=now)
-    found = look_at(Path("counts.tsv"), read_public_key(Path("key.pub")))
-    found.standing, found.text
-
 A digest detects accidents, but not an edit by somebody who recomputes it; a signature detects both.
 It is Ed25519 over the SHA-256 of the file, the digest of its record and the time. Any file with a
 record can be signed: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest. For a
 manifest, the SHA-256 of every file of its shard set is signed, too. Of files that are signed
 together, each signature names those that its file was made of: the signer saw their records.
-
-`openssl genpkey -algorithm ed25519 -out key.pem` makes a key, `openssl pkey -in key.pem -pubout
--out key.pub` its public key.
 """
 
 from __future__ import annotations
@@ -43,13 +35,10 @@ Standing = Literal["verified", "unverified", "wrong"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a file's record can be trusted.
+    """Whether a file's record can be trusted, and why, in a sentence.
 
-    Fields
-        standing  "verified": by the trusted key; "unverified": not by a trusted key;
-                  "wrong": the file, its record or its signature was changed
-        record    of the file; None if it is wrong
-        text      why, in a sentence
+    `standing` is "verified" by the trusted key, "unverified", or "wrong": the file, its record or
+    its signature was changed, and `record` is None.
     """
 
     standing: Standing
@@ -58,16 +47,11 @@ class Verdict:
 
 
 def signature_of(path: Path) -> Path:
-    """The path of a file's signature."""
     return Path(str(path) + SUFFIX)
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 key without a passphrase, in PEM.
-
-    Raises
-        ConfigError  there is none
-    """
+    """An Ed25519 key without a passphrase, in PEM; ConfigError if there is none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -81,11 +65,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(path: Path) -> Ed25519PublicKey:
-    """An Ed25519 public key, in PEM.
-
-    Raises
-        ConfigError  there is none
-    """
+    """An Ed25519 public key, in PEM; ConfigError if there is none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -104,15 +84,12 @@ _PUBLISH = "take it from the key with: openssl pkey -in key.pem -pubout -out key
 
 @dataclass(frozen=True)
 class Claim:
-    """What a signature says of a file.
+    """What a signature says of a file and its record.
 
     Fields
-        sha256  of the file
-        record  that it has
         files   of a shard set: SHA-256 of each file, by name; the manifest itself only has
                 checksums, which detect damage but not forgery
-        inputs  files signed with it that it was made of, as its record says, by the digest of
-                their record
+        inputs  files signed with it that it was made of, by the digest of their record
     """
 
     path: Path
@@ -123,12 +100,8 @@ class Claim:
 
     @classmethod
     def of(cls, path: Path) -> Claim:
-        """The claim for a file.
-
-        Raises
-            FormatError   it has no record; a shard set lacks a file
-            PrivacyError  the record belongs to another file or was changed, or there are two
-        """
+        """The claim for a file; raises as `record_of_file`, and FormatError if a shard set lacks a
+        file."""
         snapshot = FileSnapshot.read(path)
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
@@ -198,12 +171,9 @@ def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
 
 
 def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
-    """Checks a file's record by its digests, its signature and the trusted key.
+    """Checks a file, or its `content` as the caller uses it, by digests, signature and trusted key.
 
-    Args
-        content  of the file if the caller has read it, so that the bytes in use are verified
-    Raises
-        FormatError  the file has no record, and nobody signed it
+    Raises  FormatError  the file has no record, and nobody signed it
     """
     snapshot = FileSnapshot.read(path, content)
     try:
@@ -290,14 +260,11 @@ class _Seal:
 
 
 def require_signed(path: Path, public_key: Path, content: bytes | None = None) -> Provenance:
-    """The record of a file that the key in a PEM file has signed.
+    """The record of a file that the key in a PEM file has signed; `content` as of `look_at`.
 
-    Args
-        content  as of `look_at`
-    Raises
-        ConfigError   no key
-        FormatError   the file has no record
-        PrivacyError  it is wrong or unverified
+    Raises  ConfigError   no key
+            FormatError   the file has no record
+            PrivacyError  it is wrong or unverified
     """
     found = look_at(path, read_public_key(public_key), content)
     if found.standing != "verified" or found.record is None:

@@ -23,9 +23,8 @@ MAX_WORDS = (1 << 31) - 1
 
 
 def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
-    """Adds up what was read.
+    """Adds up the facts (of `tasks.words_of_text`, in the order of the text).
 
-    Shapes  rows             facts, path, start: of `tasks.words_of_text`, in the order of the text
     Raises  EstimationError  a line has a fault, and `skip` is off
     """
     for facts, path, start in zip(
@@ -47,9 +46,8 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
 
 
 def table_of(words: pa.ChunkedArray) -> WordTable:
-    """The words of a text by id.
+    """The words of a text by id, from distinct words in the order in which they first occur.
 
-    Args    words            distinct, in the order in which they first occur
     Raises  EstimationError  too many words
     """
     if len(words) + 3 > MAX_WORDS:
@@ -78,13 +76,11 @@ def statistics_of(
     words: int,
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Counts of counts of all orders, and the adjusted counts of words with PRUNED.
+    """`statistics` of all orders and `counts[0]`, with PRUNED, as a Trie has them.
 
     Args
         abouts  what `tasks.adjusted` reports of its partitions
         sums    w0, left, actual: of words, how many come before each and how often it occurs
-    Returns
-        as `statistics` and `counts[0]` of a Trie
     """
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)

@@ -80,8 +80,6 @@ def estimate(
 
 
 class _Estimation:
-    """One run."""
-
     def __init__(
         self,
         spark: SparkSession,
@@ -109,7 +107,6 @@ class _Estimation:
         self._committed = False
 
     def run(self) -> EstimationSummary:
-        """All stages."""
         settings, progress, summary = self._settings, self._progress, self._summary
         order = settings.order
         progress.stage("reading words")
@@ -147,7 +144,6 @@ class _Estimation:
         return summary
 
     def close(self) -> None:
-        """Frees what it holds, and removes what was written if it was not committed."""
         for frame in self._kept:
             frame.unpersist()
         for one in self._broadcasts:
@@ -158,7 +154,6 @@ class _Estimation:
     # ------------------------------------------------------------------------------ stages
 
     def _words(self) -> WordTable:
-        """The words of the text by id, in the order in which they first occur."""
         from pyspark.sql import functions as F
 
         skip = self._settings.skip
@@ -187,7 +182,6 @@ class _Estimation:
         return table_of(words)
 
     def _adjusted(self, shared: Any, words: int, known: NDArray[np.uint8] | None) -> DataFrame:
-        """The result of `tasks.adjusted`, kept."""
         settings, block_tokens, group_rows = self._settings, self._block_tokens, self._group_rows
         order, skip, thresholds = settings.order, settings.skip, settings.thresholds
         known_words = self._share(known)
@@ -213,7 +207,6 @@ class _Estimation:
     def _statistics(
         self, adjusted: DataFrame, words: int, known: NDArray[np.uint8] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """As `statistics_of`."""
         from pyspark.sql import functions as F
 
         abouts = _arrow(adjusted.filter("order = 0").select("about")).column(0).to_pylist()
@@ -225,7 +218,6 @@ class _Estimation:
         return statistics_of(self._settings, abouts, sums, words, known)
 
     def _weighed(self, adjusted: DataFrame, discounts: list[NDArray[np.float32]]) -> DataFrame:
-        """The result of `tasks.weighed`, kept."""
         order, group_rows = self._settings.order, self._group_rows
         keys = tasks.names(order)
         context = ["order", *keys[1:]]
@@ -270,7 +262,6 @@ class _Estimation:
         probs: NDArray[np.float32],
         backoffs: NDArray[np.float32],
     ) -> None:
-        """The part of order 1."""
         kept = np.flatnonzero(counts < PRUNED)
         texts = list(
             tasks.section_text(
@@ -302,14 +293,12 @@ class _Estimation:
         )
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        """Computes it once and keeps it on the executors' disks."""
         from pyspark import StorageLevel
 
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return self._kept[-1]
 
     def _share(self, value: Any) -> Any:
-        """A copy for each executor."""
         self._broadcasts.append(self._spark.sparkContext.broadcast(value))
         return self._broadcasts[-1]
 
@@ -360,7 +349,6 @@ def _arrow(frame: DataFrame) -> pa.Table:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turns Spark's errors into dlm's."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 

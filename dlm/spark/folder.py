@@ -21,15 +21,11 @@ _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 class ModelFolder:
     """Where one run writes its parts, beside the previous run's until an index names its own.
 
-    Args
-        path         a path of Spark: hdfs://, s3a://, file:// or the default file system's
-    Raises
-        ConfigError  the path holds something else
-    Guarantees
-        the path has the previous model until `commit`, and this one after it; the next commit
-        removes what a killed run left
-    Trusts
-        one run at a time writes to it
+    Args        path         of Spark: hdfs://, s3a://, file:// or the default file system's
+    Raises      ConfigError  the path holds something else
+    Guarantees  the path has the previous model until `commit`, and this one after it; the next
+                commit removes what a killed run left
+    Trusts      one run at a time writes to it
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:

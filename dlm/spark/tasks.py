@@ -47,7 +47,6 @@ U32, I64, F32, F64 = np.uint32, np.int64, np.float32, np.float64
 
 
 def names(order: int) -> list[str]:
-    """The columns of an n-gram."""
     return [f"w{k}" for k in range(order)]
 
 
@@ -55,11 +54,7 @@ def names(order: int) -> list[str]:
 
 
 def clean(column: Any) -> tuple[bytes, bytes, dict[LineFault, int], tuple[LineFault, int] | None]:
-    """The lines of a column of text that can be counted.
-
-    Returns
-        (clean text, all text, faulty lines by fault, the first fault and its line from 0 on)
-    """
+    """(clean text, all text, faulty lines by fault, the first fault and its line from 0 on)."""
     found: dict[LineFault, int] = {}
     first: tuple[LineFault, int] | None = None
     if column.null_count:
@@ -120,9 +115,9 @@ WORDS_SCHEMA = "word binary, facts binary, path string, start bigint, place bigi
 def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.RecordBatch]:
     """The words of each part of a file, in the order in which they first occur, and its facts.
 
-    Shapes
-        batches  value binary, path string, start bigint: a line, its file, and where the part of it
-                 begins that this one is of
+    Args
+        batches  value binary, path string, start bigint: a line, its file, and where the part of
+                 the file begins that the line is of
     Returns
         word, path, start, and its number in that part; then one row without word whose facts are
         JSON: bytes, lines, empty, words, skipped (by fault), fault (the first, and its line from 1
@@ -186,7 +181,6 @@ def _fresh_table() -> WordTable:
 
 
 def _end_of_part(batch: pa.RecordBatch, at: int, here: tuple[str, int]) -> int:
-    """The end of the rows that are of the same part as that `at`."""
     end: int = batch.num_rows
     if (batch.column("path")[end - 1].as_py(), batch.column("start")[end - 1].as_py()) == here:
         return end
@@ -206,7 +200,6 @@ def _end_of_part(batch: pa.RecordBatch, at: int, here: tuple[str, int]) -> int:
 
 
 def counts_schema(order: int) -> str:
-    """Of `counted`."""
     return ", ".join([*(f"{name} int" for name in names(order)), "count bigint"])
 
 
@@ -217,11 +210,7 @@ def counted(
     table: WordTable,
     block_tokens: int = BLOCK_TOKENS,
 ) -> Iterator[pa.RecordBatch]:
-    """The n-grams of the highest order in some lines, counted as far as memory goes.
-
-    Shapes
-        batches  value binary: lines
-    """
+    """N-grams of the highest order in batches of lines (`value`), counted as far as memory goes."""
     encoder = _Encoder(table, skip, block_tokens)
 
     def gathered() -> Iterator[pa.RecordBatch]:
@@ -244,7 +233,6 @@ def counted(
 
 
 def adjusted_schema(order: int) -> str:
-    """Of `adjusted`."""
     words = [f"{name} int" for name in names(order)]
     return ", ".join(["order int", *words, "count bigint", "actual bigint", "about binary"])
 
@@ -259,7 +247,7 @@ def adjusted(
 ) -> Iterator[pa.RecordBatch]:
     """The n-grams of all orders with their adjusted counts.
 
-    Shapes
+    Args
         batches  of `counted`, sorted; all keys with the same two last words are in one partition
     Returns
         of orders 2 and above: an n-gram, its adjusted count and PRUNED; of order 1: a word, how
@@ -358,7 +346,6 @@ def whole_groups(
 
 
 def group_begins(table: pa.Table, keys: Sequence[str]) -> NDArray[np.intp]:
-    """The first row of each run of rows with equal keys."""
     begins = np.zeros(table.num_rows, np.bool_)
     begins[0] = True
     for key in keys:
@@ -371,7 +358,6 @@ def group_begins(table: pa.Table, keys: Sequence[str]) -> NDArray[np.intp]:
 
 
 def weighed_schema(order: int) -> str:
-    """Of `weighed`."""
     words = [f"{name} int" for name in names(order)]
     return ", ".join(
         ["order int", *words, "kind int", "count bigint", "gamma double", "total double"]
@@ -386,7 +372,7 @@ def weighed(
 ) -> Iterator[pa.RecordBatch]:
     """What follows each context, added up.
 
-    Shapes
+    Args
         batches  of `adjusted`, of orders 2 and above; all n-grams with one context are in one
                  partition, sorted by order, context, and last word
     Returns
@@ -452,15 +438,12 @@ def interpolated(
     table: WordTable,
     group_rows: int = GROUP_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ARPA sections of orders 2 and above.
+    """Blocks of rows of ARPA sections of orders 2 and above, and their places among the n-grams.
 
     Args
-        unigrams  (words,)  probabilities
-    Shapes
         batches   of `weighed`; all n-grams with the same two last words are in one partition,
                   sorted by their words and by kind
-    Returns
-        blocks of rows, without the last line end, and their places in the order of the n-grams
+        unigrams  (words,)  probabilities
     """
     keys = names(order)
     spelling = WordBytes.of(table)
@@ -523,9 +506,9 @@ def section_text(
     backoffs: NDArray[np.float32] | None,
     words: WordBytes,
 ) -> Iterator[str]:
-    """Rows of a section in blocks, without their last line ends.
+    """Blocks of rows of a section, without their last line ends.
 
-    Shapes
+    Args
         ids              (n, order)  oldest word first
         probs, backoffs  (n,)        not logarithms
     """
