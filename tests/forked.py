@@ -242,12 +242,13 @@ def serve(command: Sequence[str]) -> Process:
     """A server as `dlm cluster` starts it, in a process that is forked for it."""
     with Path(os.devnull).open("r+b") as null:
         streams = (null.fileno(), 1, 2)
-        return start(DLM, program(command)[1], streams=streams, cwd=Path.cwd(), env=os.environ)
+        return start(DLM, ["dlm", *command], streams=streams, cwd=Path.cwd(), env=os.environ)
 
 
 def fork_servers() -> None:
     """From here on `dlm cluster`, in this process and its children, forks its servers."""
     from dlm.cluster import processes
+    from dlm.server.parent import end_with_parent
 
     exec_one = processes._start
 
@@ -263,12 +264,12 @@ def fork_servers() -> None:
         status = 1
         try:
             os.setsid()
-            processes.end_with_parent(parent)
+            end_with_parent(parent)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             with Path(os.devnull).open("rb") as null:
                 os.dup2(null.fileno(), 0)
-            status = _status_of_dlm(program(command)[1])
+            status = _status_of_dlm(["dlm", *command])
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

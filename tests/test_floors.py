@@ -55,7 +55,7 @@ ROOMS = {
         ["check"],
     ],
     "loadtest": [
-        ["traces"],
+        ["traces", "children"],
         ["run", "baselines"],
         ["report"],
         ["capacity"],

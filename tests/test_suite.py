@@ -29,19 +29,15 @@ def suite(
         (folder / name).write_text((ROOT / name).read_text())
     (folder / "tests/test_planted.py").write_text(tests)
 
-    def ignore() -> None:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
-
     environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    ignore = [f"--ignore-signal={number.name.removeprefix('SIG')}" for number in ignored]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
+        ["env", *ignore, sys.executable, "-m", "pytest", *options],
         cwd=folder,
         env=environ,
         capture_output=True,
         text=True,
         timeout=WAIT_S,
-        preexec_fn=ignore,
     )
 
 

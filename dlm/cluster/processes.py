@@ -9,11 +9,9 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
-from dlm.server.parent import end_with_parent
+from dlm.server.parent import command_of_child
 from dlm.units import counted
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
@@ -34,7 +32,11 @@ RESTART_S = 2.0  # a server that ends at once is restarted at this interval
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server; its endpoint's pid is also the group of all its processes."""
+    """A running server; its endpoint's pid is also the group of all its processes.
+
+    Fields
+        command  its words after `dlm`
+    """
 
     process: subprocess.Popen[bytes]
     endpoint: Endpoint
@@ -49,7 +51,7 @@ class Server:
 
     def by_hand(self) -> str:
         """The command line that starts another in its place, for a user to type."""
-        options = list(self.command[self.command.index("serve") :])
+        options = list(self.command)
         for name, plain in (("--ready-file", None), ("--workers", "1"), ("--metrics-port", "0")):
             at = options.index(name)
             if plain in (None, options[at + 1]):
@@ -68,10 +70,9 @@ def how_it_ended(status: int) -> str:
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command,
+        command_of_child("dlm.cli.main", *command),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-        preexec_fn=partial(end_with_parent, os.getpid()),
     )
 
 
@@ -122,9 +123,7 @@ def running_servers(
         servers: list[Server] = []
         try:
             for index, sets in enumerate(held * replicas):
-                # -P: a module in the current folder, such as a queue.py, is not part of a server.
-                command = [sys.executable, "-P", "-m", "dlm.cli.main", "serve"]
-                command += [os.fspath(directories[at]) for at in sets]
+                command = ["serve", *(os.fspath(directories[at]) for at in sets)]
                 command += [
                     "--workers",
                     str(workers),

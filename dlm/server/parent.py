@@ -1,21 +1,43 @@
-"""A child that ends with its parent process, however that ends."""
+"""A child that ends with its parent process, however that ends.
+
+`python -P -m dlm.server.parent PID MODULE ...` runs MODULE as a child of process PID. It asks
+for its end itself: subprocess's `preexec_fn` runs Python between fork and exec, beside gRPC's
+handlers of forks, and most children of a process with busy channels crash there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import runpy
 import signal
+import sys
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
 
 def end_with_parent(parent: int) -> None:
-    """Call it in the child of `parent`, right after the fork: SIGTERM comes when the parent dies.
+    """Called in the child of `parent`: SIGTERM comes when the thread that started it ends.
 
-    Ends the process if the parent is already dead. An exec keeps this; children do not inherit it.
+    Ends the process if the parent is already dead. Children do not inherit this.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+def command_of_child(module: str, *arguments: str) -> list[str]:
+    """The command line of a child that runs `module` and ends with this process.
+
+    -P: a module in the current folder, such as a queue.py, is not part of the child.
+    """
+    line = [sys.executable, "-P", "-m", "dlm.server.parent", str(os.getpid())]
+    return [*line, module, *arguments]
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,11 +25,11 @@ import numpy as np
 from dlm.client.deliver.exchange import SERVICE
 from dlm.errors import ShardDown
 from dlm.ngram.query import QueryGroups
-from dlm.server.parent import end_with_parent
 from dlm.server.security import CHANNEL_OPTIONS
 from dlm.wire import codec
 from loadtest.baselines.hash_index import HashIndex, Ngrams
 from loadtest.baselines.systems import SYSTEMS, Placed
+from loadtest.children import start_child
 
 MAX_QUERIES = 1 << 20
 SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # there is but one
@@ -125,15 +124,10 @@ def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
         ShardDown  one did not start; what it said is on standard error
     """
     processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "loadtest.baselines.server"),
-                *(str(ngrams.absolute()), system, str(servers), str(number), str(os.getpid())),
-            ],
-            cwd=Path(__file__).parents[2],
+        start_child(
+            "loadtest.baselines.server",
+            *(str(ngrams.absolute()), system, str(servers), str(number)),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
         )
         for number in range(servers)
     ]
@@ -168,5 +162,4 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[5]))  # here: a fork that runs Python can abort in a parent of gRPC
     asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

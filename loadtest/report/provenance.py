@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm import __version__
-
-ROOT = Path(__file__).resolve().parents[2]
+from loadtest.children import ROOT
 
 
 def provenance(seed: int) -> dict[str, Any]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from dlm.client.deliver.counts import OK
 from dlm.errors import ConfigError, DlmError
+from loadtest.children import start_child
 from loadtest.run.faults import Faults
 from loadtest.run.latency import Latencies
 from loadtest.run.replay import Record
@@ -28,7 +27,6 @@ from loadtest.run.stopping import INTERRUPTED, SILENT_WINDOWS, Outcome, is_gone,
 from loadtest.run.worker import ClientSettings, WorkerSettings
 from loadtest.traces.schedule import Load
 
-ROOT = Path(__file__).resolve().parents[2]
 READY_S = 600.0  # of client processes: the first one of a version compiles kernels
 LEAD_S = 0.25  # from the order to start until the first request may be due
 GRACE_S = 20.0  # beyond a request's deadline, for the last window
@@ -75,13 +73,10 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings, heard: queue.Queue[Record]) -> None:
         self.index = settings.index
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.run.worker", str(os.getpid())],
+        self.process = start_child(
+            "loadtest.run.worker",
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, "GRPC_VERBOSITY": "NONE"},
+            env={"GRPC_VERBOSITY": "NONE"},
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them
         )
         self.tell(json.dumps(asdict(settings)))

@@ -28,7 +28,6 @@ from prometheus_client import CollectorRegistry
 from dlm.client import AsyncClient, ClientConfig
 from dlm.client.deliver.counts import Stats
 from dlm.errors import ConfigError, DlmError
-from dlm.server.parent import end_with_parent
 from loadtest.run.replay import Record, Replay
 from loadtest.traces.schedule import Load, Schedule, Segment, schedule, shuffled
 from loadtest.traces.trace import Trace, read_trace
@@ -226,5 +225,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[1]))  # here: a fork that runs Python can abort in a parent of gRPC
     main()
