@@ -1,8 +1,4 @@
-"""The acoustic model: a probability for each phoneme in each 20 ms of audio.
-
-It is the phoneme CTC network inside the package `hama` (4.7 MB, run by its native library), so
-nothing is downloaded on first use.
-"""
+"""The acoustic model, the phoneme CTC network in the package `hama`: a probability per 20 ms."""
 
 from __future__ import annotations
 
@@ -17,12 +13,10 @@ FRAME_S = 0.02
 
 
 class AcousticModel:
-    """The packaged phoneme CTC model.
+    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL.
 
     labels    IPA phonemes, the word boundary and the blank, by id
-    boundary  id of the label that ends a word
-    blank     id of CTC's blank
-    Thread-safe; it runs on one core and releases the GIL.
+    boundary, blank  ids of the label that ends a word, and of CTC's blank
 
     Raises  ConfigError  the package has no native library for this platform
     """
@@ -42,12 +36,10 @@ class AcousticModel:
         self.blank = self.labels.index("<blank>")
 
     def log_probs(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Natural log-probabilities of the labels, one row for each frame of 20 ms.
+        """Natural log-probabilities of the labels, one row per frame of 20 ms.
 
-        Shapes
-            samples  (N,)              float32, 16 kHz, in -1..1
-            returns  (N // 320 + 1, labels)  float32
-        Raises  QueryError  wrong shape or type, or no samples
+        Shapes  samples (N,) float32, 16 kHz, in -1..1; returns (N // 320 + 1, labels) float32
+        Raises  QueryError
         Cost    0.09 CPU-seconds per second of audio
         """
         if samples.ndim != 1 or samples.dtype != np.float32 or not len(samples):

@@ -1,8 +1,8 @@
 """For decoders that need every token after every state at once: `advance(states)`.
 
-The interface is that of NeMo's NGPU-LM: states are integers, scores and next states are (B, V)
-arrays. There the model is in the memory of one GPU, token by token. Here it is on servers, with any
-vocabulary and possibly missing suffixes, and a batch costs one message per shard.
+The interface is NeMo's NGPU-LM: states are integers, scores and next states (B, V) arrays. There
+one GPU holds the model, token by token. Here servers do, with any vocabulary and possibly missing
+suffixes, and a batch costs one message per shard.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ _ROW_BYTES = 12  # a token of a row: a score and a state
 class TokenLM:
     """Scores and next states of all tokens after a batch of states; not thread-safe.
 
-    States are numbered in the order they first occur, and keep their number until `clear`. Equal
-    numbers are equal contexts, so hypotheses with equal numbers can be recombined.
+    States are numbered in the order they first occur, until `clear`. Equal numbers are equal
+    contexts, so hypotheses with equal numbers can be recombined.
 
     Args
         utterance  of a `Client`, or of `Client.local`
-        tokens     V tokens by index: strings, bytes or ids. A token that the model lacks is scored
-                   as its unknown word. Default: all words of the model, by id
+        tokens     V tokens by index: strings, bytes or ids; the model's unknown word scores those
+                   it lacks. Default: all words of the model, by id
         natural    scores are natural logarithms, as in NeMo; log10 if False
         max_bytes  size of the rows cached between calls
-    Raises
-        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the tokens
+    Raises  QueryError, ConfigError  see `word_ids`
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class TokenLM:
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of tokens in a row."""
         return len(self._ids)
 
     def clear(self) -> None:
@@ -82,12 +80,9 @@ class TokenLM:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Scores of all tokens after each of B states, and the states after them.
 
-        Args
-            eos_id  index of a token that gets the score of the sentence end
-        Returns
-            (B, V) float32 and (B, V) int64
-        Raises
-            QueryError, UnavailableError, ProtocolError
+        Args     eos_id  index of a token that gets the score of the sentence end
+        Returns  (B, V) float32 and (B, V) int64
+        Raises   QueryError, UnavailableError, ProtocolError
         """
         scores, after = self._all(states)
         scores = scores[:, :-1].copy() if eos_id is None else self._with_end(scores, eos_id)

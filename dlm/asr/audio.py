@@ -47,8 +47,7 @@ _UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's, for FLAC from a stream
 class Segment:
     """A part of the audio that is decoded separately.
 
-    start_s  where it begins in the whole audio
-    samples  (N,) float32 in -1..1, 16 kHz
+    start_s  in the whole audio;  samples  (N,) float32 in -1..1, 16 kHz
     """
 
     start_s: float
@@ -56,15 +55,12 @@ class Segment:
 
 
 def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
-    """The samples of an audio file, with channels averaged, resampled to 16 kHz.
+    """The samples of an audio file, channels averaged, resampled to 16 kHz: (N,) float32 in -1..1.
 
     If a float file exceeds full scale, all samples are divided by the largest.
 
-    Shapes  returns (N,) float32 in -1..1
-    Raises
-        OSError     it does not exist or cannot be read
-        AudioError  it is empty, too short, cut off, damaged, not a regular file, has a rate below
-                    `LOWEST_RATE`, or is not in a format that libsndfile reads
+    Raises  OSError;  AudioError  empty, too short, cut off, damaged, not a regular file, a rate
+            below `LOWEST_RATE`, or a format that libsndfile does not read
     """
     import soundfile
 
@@ -119,10 +115,8 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
 def _promised(audio: Any, file: int) -> int:
     """Samples that the header of an open `soundfile.SoundFile` promises; 0 if it does not say.
 
-    `file` is its descriptor.
-
-    libsndfile reads what there is and reports the difference only in its log. A difference shorter
-    than a word is taken for a mistake in the header: nothing is lost.
+    libsndfile reads what there is and reports the difference only in its log. A difference
+    shorter than a word is taken for a mistake in the header: nothing is lost.
     """
     frames: int = audio.frames if audio.frames != _UNKNOWN_FRAMES else 0
     if audio.format == "NIST":
@@ -161,11 +155,9 @@ def _mono_16k(audio: Any) -> tuple[NDArray[np.float32], int]:
 
 
 def cut_at_pauses(samples: NDArray[np.float32], longest_s: float = SEGMENT_S) -> Iterator[Segment]:
-    """The audio in segments of at most `longest_s`, cut where it is quietest.
+    """Audio, (N,) float32 at 16 kHz, cut where it is quietest into segments of at most `longest_s`.
 
     Every segment but the last is at least half that long. Joined, the segments are the audio.
-
-    Shapes  samples (N,) float32, 16 kHz
     """
     longest = int(longest_s * SAMPLE_RATE)
     begin = 0

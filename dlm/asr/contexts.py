@@ -1,7 +1,6 @@
 """A cache of contexts, each with everything that the model stores after it.
 
-A decoder asks for thousands of words per second, but after few contexts. So whole contexts are
-fetched, and the blocks of those used last are kept.
+A decoder asks for thousands of words per second, but after few contexts.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ class Counts:
 
 
 class KnownContext:
-    """A state with everything that the model stores after it.
+    """A state as `Utterance` gives them, with everything that the model stores after it.
 
-    Attributes
-        state    as `Utterance` gives them
-        answers  by word id: log10 P, and the state after the word
+    answers  by word id: log10 P, and the state after the word
     """
 
     __slots__ = ("_blocks", "_row", "answers", "bigram_fallback", "size", "state")
@@ -50,7 +47,6 @@ class KnownContext:
         self.bigram_fallback = bool(blocks.source[row] == BIGRAM_FALLBACK)
 
     def score(self, word: int) -> tuple[float, State]:
-        """log10 P of the word with this id, and the state after it."""
         found = self.answers.get(word)
         if found is None:
             if len(self.answers) >= MAX_ANSWERS:
@@ -62,9 +58,7 @@ class KnownContext:
 class Contexts:
     """The contexts of one utterance's model that were used last; not thread-safe.
 
-    Args
-        utterance  to fetch them from
-        max_words  stored words over all contexts; the least recently used context is dropped first
+    Args  max_words  stored words over all contexts; the least recently used is dropped first
     """
 
     def __init__(self, utterance: Utterance, max_words: int = MAX_WORDS) -> None:
@@ -80,7 +74,6 @@ class Contexts:
         self._passing.clear()
 
     def find(self, state: State) -> KnownContext | None:
-        """The context of one state, if it is cached."""
         found = self._kept.get(state)
         if found is not None:
             self._kept.move_to_end(state)
@@ -88,7 +81,6 @@ class Contexts:
         return self._passing.get(state)
 
     def get(self, state: State) -> KnownContext:
-        """The context of one state; raises what `Utterance.context_blocks` does."""
         return self.find(state) or self.get_all([state])[0]
 
     def get_all(self, states: Sequence[State]) -> list[KnownContext]:

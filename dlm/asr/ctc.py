@@ -48,7 +48,6 @@ class HeardSentence:
 
     @property
     def text(self) -> str:
-        """Its words, joined by spaces."""
         return " ".join(one.word for one in self.words)
 
     def shifted(self, seconds: float) -> HeardSentence:
@@ -67,10 +66,8 @@ class HeardSentence:
 class CtcDecoder:
     """A beam search over the words of a lexicon.
 
-    Args
-        lexicon          see `dlm.asr.lexicon.model_lexicon`
-        labels           how many the acoustic model has
-        boundary, blank  its ids of the word boundary and of CTC's blank
+    Args  lexicon  see `dlm.asr.lexicon.model_lexicon`;  labels  how many the acoustic model has
+          boundary, blank  its ids of the word boundary and of CTC's blank
     """
 
     def __init__(
@@ -106,14 +103,11 @@ class CtcDecoder:
         )
 
     def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
-        """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`.
+        """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`, maybe none.
 
         Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; one call at a time
         Shapes  log_probs (T, labels) float32, natural logarithms
-        Returns an empty list if no sentence of the lexicon's words fits
-        Raises
-            QueryError  `log_probs` of the wrong shape or type
-            what the language model raises, such as UnavailableError
+        Raises  QueryError  wrong shape or type;  what the language model raises
         """
         from flashlight.lib.text.decoder import LexiconDecoder
 
@@ -162,6 +156,5 @@ class CtcDecoder:
         return HeardSentence(tuple(words), result.score, result.emittingModelScore, result.lmScore)
 
     def _sounding(self, labels: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
-        """The first and last frame of a word's phonemes between two boundaries."""
         sounding = np.flatnonzero(~np.isin(labels[begin:end], (self._boundary, self._blank)))
         return begin + int(sounding[0]), begin + int(sounding[-1])

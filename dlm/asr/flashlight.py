@@ -1,8 +1,8 @@
 """A language model for flashlight-text decoders (and torchaudio's `ctc_decoder`).
 
-flashlight asks for one word after one state at a time, up to 36,000 times per second of audio, and
-compares states by identity. So answers are cached under each `LMState`. Everything that the model
-stores after a context is fetched once, in one message, and answers all later calls.
+flashlight asks for one word after one state, up to 36,000 times per second of audio, and compares
+states by identity. So answers are cached under each `LMState`, and everything that the model stores
+after a context is fetched in one message.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ class DlmLM(LM):  # type: ignore[misc]
 
     Args
         utterance  of a `Client`, or of `Client.local`
-        words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids. A
-                   word that the model lacks is scored as its unknown word
-        recombine  whether equal contexts are the same state for flashlight, so hypotheses that
-                   differ only in words outside the context merge. flashlight's KenLM does not do
-                   this, and keeps more of an n-best list
+        words      by index, like the entries of flashlight's `Dictionary`: strings, bytes or ids;
+                   the model's unknown word scores those it lacks
+        recombine  whether equal contexts are the same state, so hypotheses that differ only outside
+                   the context merge. flashlight's KenLM does not, and keeps more of an n-best list
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch with each, chosen from the decoder's newest
                    states: it will use some next, and a message costs more than they do
     Raises
-        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the words
+        QueryError, ConfigError  see `word_ids`
         QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
             `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
@@ -85,7 +84,6 @@ class DlmLM(LM):  # type: ignore[misc]
 
     @property
     def counts(self) -> Counts:
-        """What the decoder asked for, and what it cost."""
         return self._counts
 
     def start(self, start_with_nothing: bool) -> LMState:

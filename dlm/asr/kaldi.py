@@ -35,10 +35,7 @@ class SymbolTable:
 
     @classmethod
     def read(cls, path: Path | str) -> SymbolTable:
-        """Reads `WORD NUMBER` lines.
-
-        Raises  OSError, LatticeError
-        """
+        """Reads `WORD NUMBER` lines; raises OSError, LatticeError."""
         words: dict[str, str] = {}
         for line, text in read_lines(path):
             fields = text.split()
@@ -63,15 +60,11 @@ def read_kaldi(
 ) -> Iterator[Lattice]:
     """The lattices of an archive, one at a time.
 
-    Args
-        path       plain or compressed; `-` is standard input
-        table      words by number; without it, labels are words (`int2sym.pl -f 3`)
-        non_words  labels that are not words
-        skip       called with the error of each malformed lattice, which is then left out
-    Raises
-        OSError       it cannot be read
-        LatticeError  it is malformed: which line, and why
-        ConfigError   labels are numbers, but there is no table
+    Args    path       plain or compressed; `-` is standard input
+            table      words by number; without it, labels are words (`int2sym.pl -f 3`)
+            non_words  labels that are not words
+            skip       called with the error of each malformed lattice, which is then left out
+    Raises  OSError, LatticeError;  ConfigError  labels are numbers, but there is no table
     """
     for block in _blocks(read_lines(path)):
         reader = partial(_read_block, str(path), block, table, non_words)
@@ -79,7 +72,6 @@ def read_kaldi(
 
 
 def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Lines between empty ones."""
     for is_empty, some in groupby(lines, key=lambda line: not line[1].strip()):
         if not is_empty:
             yield list(some)
@@ -114,7 +106,6 @@ class _Reader:
         self._line = line
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Lattice:
-        """The lattice."""
         start: int | None = None
         finals: list[tuple[int, int, tuple[float, float, str]]] = []
         last = 0
@@ -177,7 +168,6 @@ class _Reader:
         )
 
     def _weight(self, text: str) -> tuple[float, float, str]:
-        """Graph and acoustic log-likelihoods, and the transition-ids."""
         if not text:
             return 0.0, 0.0, ""
         graph, _, rest = text.partition(",")

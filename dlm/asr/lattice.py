@@ -43,7 +43,6 @@ class OraclePath:
     """The path of a lattice that is nearest to a reference.
 
     errors  its substitutions, insertions and deletions; no path has fewer
-    words   of the path
     """
 
     errors: int
@@ -82,12 +81,10 @@ class Lattice:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
         return len(self.times)
 
     @property
     def arcs(self) -> int:
-        """Number of arcs."""
         return len(self.sources)
 
     @property
@@ -110,24 +107,17 @@ class Lattice:
 
     @cached_property
     def _into(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Arcs sorted by the node that they reach, and where each node's arcs begin."""
         order = np.argsort(self.targets, kind="stable")
         return order, np.searchsorted(self.targets[order], np.arange(self.nodes + 1))
 
     def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
-        """What each arc adds to the score of a path, shape (A,).
-
-        Args
-            scales  the lattice's own by default
-        """
+        """What each arc adds to the score of a path, (A,); by default with the lattice's scales."""
         by = self.scales if scales is None else scales
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
     def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each node the best score of a path from it to the end, shape (N,).
-
-        Shapes  arc_scores  (A,)  what each arc adds
-        """
+        """For each node, (N,), the best score of a path from it to the end; `arc_scores` is
+        (A,)."""
         best = np.full(self.nodes, -math.inf)
         best[self.end] = 0.0
         begin, targets = self.out_begin.tolist(), self.targets
@@ -170,7 +160,6 @@ class Lattice:
         return wrong
 
     def _nearest(self, distance: NDArray[np.int32], wrong: NDArray[np.int32]) -> tuple[str, ...]:
-        """The words of a path with the distance of the end node, traced backwards."""
         order, begin = self._into
         node, at = self.end, distance.shape[1] - 1
         words: list[str] = []
@@ -195,10 +184,7 @@ class Lattice:
 class LatticeDraft:
     """A lattice being read from a file, arc by arc; `finish` checks it.
 
-    Args
-        id         of the utterance
-        path       of the file, for errors
-        non_words  labels that are not words
+    Args  path  of the file, for errors;  non_words  labels that are not words
     """
 
     id: str
@@ -209,11 +195,9 @@ class LatticeDraft:
     _times: dict[int, float] = field(default_factory=dict)
 
     def error(self, message: str, line: int | None = None) -> LatticeError:
-        """The error, with the file, the line and the utterance."""
         return LatticeError(f"{message} (utterance {self.id!r})", path=self.path, line=line)
 
     def time(self, node: int, time_s: float) -> None:
-        """Sets the time of a node, in seconds."""
         self._times[node] = time_s
 
     def arc(
@@ -249,10 +233,8 @@ class LatticeDraft:
     ) -> Lattice:
         """The lattice, without nodes that are not on a path.
 
-        Args
-            start, end  nodes; default: the only one that no arc reaches, and that no arc leaves
-        Raises
-            LatticeError  there are no arcs, a cycle, no single start or end, or no path
+        Args    start, end  default: the only node that no arc reaches, and that no arc leaves
+        Raises  LatticeError  there are no arcs, a cycle, no single start or end, or no path
         """
         if not self._arcs:
             raise self.error("the lattice has no arcs; expected a path from a start to an end")
@@ -288,7 +270,6 @@ class LatticeDraft:
         )
 
     def _ends(self, start: int | None, end: int | None) -> tuple[int, int]:
-        """The start and the end, both on arcs."""
         leaves, reached = {arc[0] for arc in self._arcs}, {arc[1] for arc in self._arcs}
         found = []
         for name, given, some, others in (
@@ -308,7 +289,6 @@ class LatticeDraft:
         return found[0], found[1]
 
     def _topological(self) -> list[int]:
-        """All nodes, each before those that its arcs lead to."""
         waiting: Counter[int] = Counter()
         out: dict[int, list[int]] = {}
         for source, target, *_ in self._arcs:

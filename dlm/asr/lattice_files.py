@@ -28,9 +28,7 @@ _HEAD_LINES = 20
 class LatticeFiles:
     """Files of one format.
 
-    format     SLF, KALDI or NBEST
-    table      for Kaldi lattices whose labels are numbers
-    non_words  labels that are not words, besides the usual ones
+    table  for Kaldi lattices whose labels are numbers;  non_words  besides the usual ones
     """
 
     paths: Sequence[Path]
@@ -46,13 +44,9 @@ class LatticeFiles:
         table: SymbolTable | None = None,
         non_words: Collection[str] = (),
     ) -> LatticeFiles:
-        """The file at `path`, or all files of a folder, sorted by name.
+        """The file at `path`, or all files of a folder, sorted by name; the format is detected.
 
-        Args
-            format_  detected from the first file by default
-        Raises
-            ConfigError   no file, or an unknown format
-            LatticeError  the first file has no known format
+        Raises  ConfigError  no file, or an unknown format;  LatticeError  the first file has none
         """
         if format_ not in (None, *FORMATS):
             raise ConfigError(f"unknown format {format_!r}; expected one of {', '.join(FORMATS)}")
@@ -73,10 +67,8 @@ class LatticeFiles:
     def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
         """Every utterance, in the order of the files.
 
-        Args
-            skip  called with the error of each malformed utterance, which is then left out
-        Raises
-            LatticeError, OSError, ConfigError, see the readers
+        Args    skip  called with the error of each malformed utterance, which is then left out
+        Raises  LatticeError, OSError, ConfigError, see the readers
         """
         non_words = {*NON_WORDS, *self.non_words}
         for path in self.paths:
@@ -89,7 +81,6 @@ class LatticeFiles:
 
 
 def _format_of(path: Path) -> str:
-    """Detects a file's format."""
     lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip()]
     if lines and lines[0].lstrip()[0] == "{":
         return NBEST
@@ -116,9 +107,8 @@ def _format_of(path: Path) -> str:
 class FileWriter:
     """Writes all results to one file, which appears when it is complete, or not at all.
 
-    Args
-        path   n-best lists are written as JSON lines if it ends in .jsonl or .json, else as text
-        table  for Kaldi lattices whose labels are numbers
+    Args  path  n-best lists are JSON lines if it ends in .jsonl or .json, else text
+          table  for Kaldi lattices whose labels are numbers
     """
 
     def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
@@ -156,10 +146,8 @@ class FileWriter:
 class FolderWriter:
     """Writes one SLF file per lattice; each appears when it is complete.
 
-    Args
-        resume  skip utterances that already have a file; otherwise the folder must be new or empty
-    Raises
-        ConfigError  it already has files
+    Args    resume  skip utterances that already have a file; otherwise the folder must have none
+    Raises  ConfigError  it already has files
     """
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
@@ -185,14 +173,10 @@ class FolderWriter:
         pass
 
     def has(self, name: str) -> bool:
-        """Whether an earlier run wrote this utterance's lattice."""
         return name not in self._written and self._path(name).exists()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Writes an utterance's file, with `remark` as a comment.
-
-        Raises  ConfigError  a second lattice of the same utterance
-        """
+        """Writes an utterance's file, with `remark` as a comment; ConfigError if there is one."""
         assert isinstance(found, Lattice)
         if found.id in self._written:
             raise ConfigError(

@@ -25,8 +25,7 @@ LONGEST = 32  # letters; the network makes 32 phonemes at most
 def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tuple[str, ...]]:
     """The sounds of each word, in lower case; leaves out words longer than `LONGEST`.
 
-    Args  tell  gets lines of progress if it takes more than a few seconds
-    Guarantees  a cache folder that cannot be written only costs time
+    A cache folder that cannot be written only costs time.
     """
     path = default_cache_dir() / f"pronunciations-{version('hama')}.tsv"
     known = _read(path)
@@ -44,8 +43,9 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each word and its sounds.
 
-    Some belong to another language ("radio" is "r a ð ̞ j o"). The acoustic model was trained with
-    the same network and hears them in English too: without them, word errors are 0.4 points higher.
+    Some belong to another language ("radio" is "r a ð ̞ j o"). The acoustic model was trained
+    with the same network and hears them in English too: without them, word errors are 0.4 points
+    higher.
     """
     from hama import G2PModel
     from hama.tokenizer import TextTokenizer

@@ -3,8 +3,8 @@
 There are three sources, in this order; a word gets every pronunciation from the first two:
 
 1. `pronunciations.tsv.zst` of dlm's data: 60,000 frequent words, as the letters-to-sounds network
-   of the package hama pronounces them. The acoustic model was trained with that network, so this is
-   what it hears: "of" as "ɔf", "one" as it is written. 5 points fewer word errors than with only 2.
+   of the package hama pronounces them. The acoustic model was trained with it, so this is what it
+   hears ("of" as "ɔf"): 5 points fewer word errors than with only 2.
 2. CMU's dictionary (134,000 words, in the package pocketsphinx), its ARPAbet in IPA.
 3. For words missing from both, that network itself (`dlm.asr.letters`); results are cached.
 """
@@ -48,8 +48,8 @@ class PhonemeLexicon:
     """Words that can be recognised, likeliest first.
 
     words          as the model spells them
-    ids            (W,) uint32   their ids in the model
-    log10_unigram  (W,) float32  their probability without context
+    ids            (W,) their ids in the model
+    log10_unigram  (W,) their probability without context
     spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
                    the same, the likeliest `HOMOPHONES`
     """
@@ -69,13 +69,11 @@ def model_lexicon(
 ) -> PhonemeLexicon:
     """The likeliest words of a model that can be pronounced.
 
-    Args
-        utterance  of the model; only its unigrams are used, which need no server
-        labels     of the acoustic model
-        limit      most words, by unigram probability
-        tell       gets a line if words must be pronounced first
-    Raises
-        ConfigError  the model has no word with a pronunciation; or `limit` is below 1
+    Args    utterance  of the model; only its unigrams are used, which need no server
+            labels     of the acoustic model
+            limit      most words, by unigram probability
+            tell       gets a line if words must be pronounced first
+    Raises  ConfigError  no word has a pronunciation; or `limit` is below 1
     """
     if limit < 1:
         raise ConfigError(f"a lexicon of {limit} words was requested; expected 1 or more")
@@ -150,7 +148,6 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
 
 
 def is_spelled(word: str) -> bool:
-    """Whether the word has only English letters, possibly with apostrophes."""
     return word.isascii() and word.replace("'", "").isalpha()
 
 

@@ -21,11 +21,8 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
 
     Bytes that are not UTF-8 become surrogate escapes, as everywhere in words.
 
-    Args
-        path  a file: plain, gzip, zstd, xz or bzip2; or `-`, standard input
-    Raises
-        OSError       it cannot be read
-        LatticeError  it does not decompress, or a line is longer than 64 MiB
+    Args    path  plain, gzip, zstd, xz or bzip2; or `-`, standard input
+    Raises  OSError;  LatticeError  it does not decompress, or a line is longer than 64 MiB
     """
     name = str(path)
     number, rest = 0, b""
@@ -78,8 +75,8 @@ def finite(text: str) -> float | None:
 
 
 def described(text: str) -> str:
-    """Describes a field that should be a number: the number, or "not a number".
-    Other text is not shown: it could be a word, and messages must not reveal what was said."""
+    """A field that should be a number, for messages: the number, or "not a number".
+    Other text is not shown: it could be a word that was said."""
     if not text:
         return "empty"
     try:

@@ -28,19 +28,13 @@ from dlm.errors import ConfigError, LatticeError
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A hypothesis for an utterance.
-
-    words     of the sentence
-    acoustic  acoustic log-likelihood, natural logarithm, not scaled
-    lm        language-model log-probability, likewise
-    """
+    """A hypothesis for an utterance; `acoustic` and `lm` are natural logarithms, not scaled."""
 
     words: tuple[str, ...] = field(repr=False)  # what was said is not for logs
     acoustic: float = 0.0
     lm: float = 0.0
 
     def total(self, scales: Scales) -> float:
-        """The score that hypotheses are compared by."""
         return (
             scales.acoustic * self.acoustic
             + scales.lm * self.lm
@@ -76,7 +70,6 @@ class NbestList:
         return draft.finish(0, 1)
 
     def oracle(self, reference: Sequence[str]) -> OraclePath:
-        """The hypothesis with the fewest word errors against `reference`."""
         return self.lattice().oracle(reference)
 
 
@@ -89,12 +82,9 @@ def read_nbest(
 ) -> Iterator[NbestList]:
     """The lists in a file: JSON lines if its first line begins with `{`, else text.
 
-    Args
-        path  plain or compressed; `-` is standard input
-        skip  called with the error of each malformed list, which is then left out
-    Raises
-        OSError       the file cannot be read
-        LatticeError  it is malformed: which line, and why
+    Args    path  plain or compressed; `-` is standard input
+            skip  called with the error of each malformed list, which is then left out
+    Raises  OSError, LatticeError
     """
     lines = ((number, text) for number, text in read_lines(path) if text.strip())
     for first in lines:
@@ -172,7 +162,6 @@ def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]
 
 
 def nbest_json(found: NbestList) -> str:
-    """The list as one line of JSON."""
     facts: dict[str, Any] = {"id": found.id}
     facts |= {
         name: n
@@ -190,10 +179,7 @@ def nbest_json(found: NbestList) -> str:
 
 
 def nbest_text(found: NbestList) -> str:
-    """The list as lines of text.
-
-    Raises  ConfigError  the id has a space, which the text format does not allow
-    """
+    """The list as lines of text; ConfigError if the id has a space."""
     if found.id.split() != [found.id]:
         raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a .jsonl file")
     return "".join(

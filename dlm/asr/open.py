@@ -87,15 +87,15 @@ def open_model(
         model   which of the servers' models, see `Client.connect`; overrides the pointer's
         tell    gets lines about the progress of sharding; None: silent
     Raises
-        ConfigError        it does not exist, is empty or of another kind, or the cache cannot be
-                           written
-        ArpaError          not an ARPA file, or a damaged one
-        ShardFormatError   the shard set is damaged
+        ConfigError       it does not exist, is empty or of another kind, or the cache is not
+                          writable
+        ArpaError         not an ARPA file, or a damaged one
+        ShardFormatError  the shard set is damaged
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
         An ARPA file is sharded once. The shard set stays in the cache folder ($DLM_CACHE_DIR, or
-        dlm in the user's), one for each path, until the file changes. If several processes open the
-        same file at the same time, one shards it and the others wait.
+        dlm in the user's), one per path, until the file changes. If several processes open the
+        same file at once, one shards it and the others wait.
     """
     source = find_source(named)
     if source.kind == SERVERS:
@@ -114,10 +114,7 @@ def open_model(
 
 
 def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
-    """What `named` refers to; reads only the beginning of a file.
-
-    Raises  ConfigError  see `open_model`
-    """
+    """What `named` refers to; reads only the beginning of a file."""
     if not isinstance(named, (str, bytes, os.PathLike)):
         raise ConfigError(f"the model name is {named!r}; expected a path of {FORMS}")
     text = os.fsdecode(named)
@@ -132,7 +129,6 @@ def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
 
 
 def _of_path(path: Path) -> ModelSource:
-    """The source at a path that is not a pointer file."""
     if path.is_dir():
         if (path / MANIFEST).is_file():
             return ModelSource(SHARD_SET, path)
@@ -205,9 +201,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
     """The folder of an ARPA file's shard set in the cache; created if it is missing.
 
     If the cache exceeds $DLM_CACHE_SIZE, the least recently opened sets are removed, but not those
-    that a running process has open.
-
-    Raises  ArpaError, ConfigError
+    that a running process has open. Raises ArpaError, ConfigError.
     """
     size = os.environ.get("DLM_CACHE_SIZE")
     limit = parse_size(size) if size else math.inf

@@ -17,14 +17,11 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
 
     Paths that differ only in times or silences count as one sentence: the best of them.
 
-    Args
-        scales  the lattice's own by default
-    Cost
-        time and memory grow with the words of the sentences found times the paths between them
-    Paper
-        A* over prefixes of sentences, with the exact best completion (`Lattice.best_to_end`). The
-        nodes that a prefix leads to are searched together, as in Mohri and Riley, An Efficient
-        Algorithm for the n-Best-Strings Problem, 2002.
+    Args   scales  the lattice's own by default
+    Cost   time and memory grow with the words of the sentences found times the paths between them
+    Paper  A* over prefixes of sentences, with the exact best completion (`Lattice.best_to_end`).
+           The nodes that a prefix leads to are searched together, as in Mohri and Riley, An
+           Efficient Algorithm for the n-Best-Strings Problem, 2002.
     """
     scales = lattice.scales if scales is None else scales
     each = lattice.totals(scales)
@@ -55,7 +52,6 @@ class _Search:
         heapq.heappush(self._heap, (-best, next(self._number), words, ways))
 
     def next(self) -> tuple[float, Hypothesis] | None:
-        """The next sentence and its score; None after the last."""
         while self._heap:
             _, _, words, ways = heapq.heappop(self._heap)
             if self._end in ways:

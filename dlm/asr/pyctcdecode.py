@@ -1,11 +1,11 @@
 """A language model for pyctcdecode, and a decoder that queries it once per frame.
 
-pyctcdecode asks for one word at a time. `DlmDecoder` first looks at all beams of a frame and
-fetches their new contexts together; then every word is answered locally.
+pyctcdecode asks for one word at a time. `DlmDecoder` fetches the new contexts of all beams of a
+frame together; then every word is answered locally.
 
 pyctcdecode declares numpy below 2 and dlm needs 2 or later, but it works with both:
-`pip install --no-deps pyctcdecode`, and `pip install pygtrie`. This works with release 0.5.0, whose
-beams are tuples, and with those whose beams are objects.
+`pip install --no-deps pyctcdecode`, and `pip install pygtrie`. Release 0.5.0, whose beams are
+tuples, works, and so do those whose beams are objects.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ign
         return hash(self.state)
 
     def get_mp_safe_state(self) -> DlmState:
-        """Itself, since it can be sent to another process."""
         return self
 
 
@@ -66,7 +65,6 @@ class _Known:
         return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID) != UNK_ID
 
     def id_of(self, word: str) -> int:
-        """The id of a word; 0 if the model lacks it."""
         return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID)
 
 
@@ -79,7 +77,7 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
         max_words  stored words to keep in memory, 11 bytes each
     Raises
-        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the unigrams
+        QueryError, ConfigError  see `word_ids`
         QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
             `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
@@ -110,18 +108,16 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
 
     @property
     def counts(self) -> Counts:
-        """What the decoder asked for, and what it cost."""
         return self._contexts.counts
 
     def get_start_state(self) -> DlmState:
-        """The state at the beginning of an utterance."""
         self._contexts.begin_sentence()
         begin = self._utterance.begin if self.score_boundary else self._utterance.null
         return DlmState(begin())
 
     def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
-        """Fetches what `score` will need for these states and words, in one message per shard, or
-        in two if the sentence end is scored after them."""
+        """Fetches what `score` will need for these states and words, in one message per shard,
+        or in two if the sentence end is scored after them."""
         pairs = [(state.state, word) for state, word in asked]
         if not pairs:
             return
@@ -145,7 +141,6 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         return self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta, DlmState(after)
 
     def save_to_dir(self, filepath: str) -> None:
-        """Not supported: the model is on its servers."""
         _refuse_saving(filepath)
 
 
@@ -153,7 +148,6 @@ class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
     """pyctcdecode's decoder, fetching for all beams of a frame together; same results."""
 
     def save_to_dir(self, filepath: str) -> None:
-        """Not supported; writes nothing."""
         _refuse_saving(filepath)
 
     def _get_lm_beams(
@@ -206,8 +200,7 @@ def build_decoder(
 ) -> DlmDecoder:
     """Like pyctcdecode's `build_ctcdecoder`, with an utterance instead of a model's path.
 
-    Args
-        labels  of the acoustic model's outputs, with an empty string for the blank
+    Args  labels  of the acoustic model's outputs, with an empty string for the blank
     """
     model = DlmLanguageModel(utterance, unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
     return DlmDecoder(Alphabet.build_alphabet(list(labels)), model)

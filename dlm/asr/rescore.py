@@ -5,8 +5,7 @@
 
 Each node keeps distinct model states, and paths with equal states are merged. All queries at a
 position (the words that may come next, after every remaining state) go out in one call, which is
-one message per shard. `positions` does the same without asking an utterance: it yields the queries
-and takes the answers, for callers that ask in another way, or record.
+one message per shard.
 
 Paper  DLM section 3.3: K hypotheses by W words at each position, batched by server. Where we
        differ: positions are those of a lattice (words from its start), hypotheses with equal states
@@ -35,15 +34,11 @@ from dlm.units import LN_10
 
 @dataclass(frozen=True)
 class Search(SearchSettings):
-    """How a lattice is searched, and how its scores are combined.
-
-    scales      None: the lattice's own
-    """
+    """How a lattice is searched, and how its scores are combined; by default its own scales."""
 
     scales: Scales | None = None
 
     def scales_of(self, given: Hypotheses) -> Scales:
-        """The scales to use for this lattice or list."""
         return given.scales if self.scales is None else self.scales
 
 
@@ -51,10 +46,8 @@ class Search(SearchSettings):
 class PositionBatch:
     """The queries at a position, in the form of `Utterance.extend`.
 
-    Shapes
-        states  (K,)
-        words   (K, W)  uint32  ids to score after each state
-    time_s  time of the position, in seconds from the start of the utterance; nan if not known
+    Shapes  states (K,);  words (K, W)  ids to score after each state
+    time_s  of the position, seconds from the start of the utterance; nan if not known
     """
 
     time_s: float
@@ -92,11 +85,8 @@ def rescore(
 ) -> Rescored:
     """The lattice with the scores of the utterance's model.
 
-    Args
-        utterance  an utterance used for nothing else
-        watch      called with each batch before it is sent
-    Raises
-        UnavailableError, ProtocolError  see `Utterance.extend`
+    Args    utterance  used for nothing else;  watch  called with each batch before it is sent
+    Raises  UnavailableError, ProtocolError  see `Utterance.extend`
     """
     steps = positions(lattice, utterance, search)
     try:
@@ -115,8 +105,8 @@ def positions(
 ) -> Positions:
     """Yields the queries at each position, takes the answers, and returns the lattice.
 
-    Args
-        utterance  the source of ids and states, blocking or async; nothing is sent to it here
+    For callers that ask in another way, or record: the utterance, blocking or async, only gives
+    ids and states.
     """
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
@@ -180,7 +170,6 @@ class _Expansion:
         self._positions = self._queries = self._partial = self._small = 0
 
     def run(self) -> Positions:
-        """See `positions`."""
         lattice, search = self._lattice, self._search
         to_end = [0.0] * lattice.nodes if search.exact else (yield from self._best_to_end())
         beam = search.beam * (abs(self._scales.lm) or 1.0)
@@ -321,7 +310,6 @@ class _Expansion:
         self._small += int((found.source == LOCAL_FALLBACK).sum())
 
     def _expanded(self) -> Lattice:
-        """The hypotheses as a lattice, without those that were dropped."""
         old, end = self._lattice, len(self._node) - 1
         links = sorted(self._links)
         kept = np.zeros(end + 1, np.bool_)

@@ -17,14 +17,9 @@ from dlm.errors import DlmError
 
 @dataclass(frozen=True, slots=True)
 class RescoredUtterance:
-    """An utterance with a model's scores.
+    """An utterance with a model's scores: a lattice, or an n-best list; counts as of `Rescored`.
 
-    found      as a lattice, or an n-best list
-    audio_s    seconds of audio; 0 if the file does not say
-    positions  number of calls
-    queries    scores requested
-    bigram_fallback  how many of them came from shorter n-grams, since no shard answered in time
-    local_fallback   how many of them came from the local fallback, since servers failed
+    audio_s  seconds of audio; 0 if the file does not say
     """
 
     found: Hypotheses
@@ -40,10 +35,8 @@ def rescore_one(
 ) -> RescoredUtterance:
     """Rescores one utterance, on its own handle.
 
-    Args
-        nbest  return this many sentences of a lattice as a list; None: the lattice
-    Raises
-        UnavailableError, ProtocolError  see `Utterance.extend`
+    Args    nbest  return this many sentences of a lattice as a list; None: the lattice
+    Raises  UnavailableError, ProtocolError  see `Utterance.extend`
     """
     utterance = client.utterance()
     if not isinstance(given, Lattice):
@@ -75,11 +68,9 @@ def rescore_many(
 ) -> Iterator[RescoredUtterance]:
     """Rescores all utterances, in order; those before an error are still returned.
 
-    Args
-        nbest  see `rescore_one`
-        jobs   utterances in progress at once, >= 1; each is read when it is needed
-    Raises
-        what reading `given` raises; UnavailableError, ProtocolError
+    Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each is read when
+            needed
+    Raises  what reading `given` raises; UnavailableError, ProtocolError
     """
     waiting: deque[Future[RescoredUtterance]] = deque()
     with ThreadPoolExecutor(jobs, thread_name_prefix="dlm-rescore") as pool:

@@ -39,12 +39,8 @@ def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lat
 
     Its id is the file's UTTERANCE field, without folders and suffixes, or else the file's name.
 
-    Args
-        path       plain or compressed; `-` is standard input
-        non_words  labels that are not words
-    Raises
-        OSError       it cannot be read
-        LatticeError  it is malformed: which line, and why
+    Args    path  plain or compressed; `-` is standard input;  non_words  labels that are not words
+    Raises  OSError, LatticeError
     """
     return _Reader(str(path), non_words).read(read_lines(path))
 
@@ -66,7 +62,6 @@ class _Reader:
         self._line: int | None = None
 
     def read(self, lines: Iterable[tuple[int, str]]) -> Lattice:
-        """The lattice."""
         for line, text in lines:
             self._line = line
             if text.startswith("#") or not text.strip():
@@ -229,11 +224,8 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def slf_text(lattice: Lattice, remark: str = "") -> str:
-    """The lattice as the text of an SLF file; reading it gives the same scores, bit for bit.
-
-    Args
-        remark  for a comment line at the top
-    """
+    """The lattice as an SLF file, topped by `remark`; reading it gives the same scores, bit for
+    bit."""
     scales = lattice.scales
     lines = [
         *([f"# {remark}"] if remark else []),
@@ -270,7 +262,6 @@ def slf_text(lattice: Lattice, remark: str = "") -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value as written in the file."""
     if text and not _NEEDS_QUOTES.search(text):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -12,11 +12,8 @@ from dlm.client import States
 
 
 class StateTable:
-    """The states of one model that occurred, each once.
-
-    Args
-        first  a one-dimensional array; its states get the first numbers, from 0
-    """
+    """The states of one model that occurred, each once; `first`, one-dimensional, is numbered
+    from 0."""
 
     def __init__(self, first: States) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -41,6 +38,5 @@ class StateTable:
         return found
 
     def take(self, numbers: Sequence[int] | NDArray[np.integer[Any]]) -> States:
-        """The states of these numbers, as one array."""
         taken: States = self._states[np.asarray(numbers, np.int64)]
         return taken

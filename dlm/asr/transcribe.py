@@ -52,7 +52,6 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The best sentence."""
         return self.sentences[0].text if self.sentences else ""
 
 
@@ -60,11 +59,10 @@ class Transcriber:
     """A recogniser of English speech that uses a client's language model; not thread-safe.
 
     Args
-        client    of servers or a shard set. Each segment is a separate utterance, so after servers
-                  fail the next one uses the local fallback (`ClientConfig.local_fallback`)
-        settings  of the beam search
-        words     most words of the model to recognise, by unigram probability
-        tell      gets lines about steps that take long
+        client  of servers or a shard set. Each segment is a separate utterance, so after servers
+                fail the next one uses the local fallback (`ClientConfig.local_fallback`)
+        words   most words of the model to recognise, by unigram probability
+        tell    gets lines about steps that take long
     Raises
         ConfigError  the model has no word that can be pronounced; or the acoustic model does not
                      run on this platform
@@ -90,10 +88,10 @@ class Transcriber:
         """The segments of the audio in order, each as soon as it is done.
 
         Shapes  samples (N,) float32, 16 kHz: see `dlm.asr.audio.read_audio`
-        Raises
-            QueryError  samples of the wrong shape or type
-            UnavailableError, ProtocolError, AuthenticationError  servers fail, and the client has
-                neither `bigram_fallback` nor `local_fallback`; earlier segments stay valid
+        Raises  QueryError  samples of the wrong shape or type
+                UnavailableError, ProtocolError, AuthenticationError  servers fail, and the
+                    client has neither `bigram_fallback` nor `local_fallback`; earlier segments
+                    stay valid
         """
         for segment in cut_at_pauses(samples):
             yield self._transcribe(segment)

@@ -156,8 +156,8 @@ def with_kaldi_names(
     reference: TranscriptFile, hypothesis: TranscriptFile
 ) -> tuple[TranscriptFile, TranscriptFile]:
     """The two files with names, if their lines begin with a name without a tab, as in Kaldi's
-
     `text`.
+
     Otherwise unchanged. First words count as names if there are at least two lines, they are all
     different, each has a digit, and all names of one file are in the other.
     """
@@ -187,11 +187,9 @@ def paired(
     Names match if they are equal, or paths with the same file name: "audio/a1.flac" matches "a1"
     and "a1.wav".
 
-    Args
-        subset  leave out utterances without a hypothesis
-    Raises
-        TextError  an utterance without a hypothesis (with `subset`, all of them), or a hypothesis
-                   without an utterance
+    Args    subset  leave out utterances without a hypothesis
+    Raises  TextError  an utterance without a hypothesis (with `subset`, all of them), or a
+                       hypothesis without an utterance
     """
     if reference.numbered != hypothesis.numbered:
         alone, named = (

@@ -36,10 +36,7 @@ MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """The error counts of an alignment; they can be added.
-
-    words  in the reference
-    """
+    """The error counts of an alignment, and the reference's words; they can be added."""
 
     words: int = 0
     substitutions: int = 0
@@ -48,7 +45,6 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
-        """Total number of errors."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
@@ -91,12 +87,9 @@ def align(
 ) -> list[tuple[str, str | None, str | None]]:
     """The shortest edit from the reference to the hypothesis, word by word.
 
-    Returns
-        (operation, word of the reference, word of the hypothesis) in order, with None for the word
-        that an insertion or deletion lacks. Among equally short edits, the one that substitutes
-        last
-    Cost
-        time and memory grow with the product of the lengths: 4 bytes per pair of words
+    Returns  (operation, word of the reference, word of the hypothesis) in order, None where an
+             insertion or deletion lacks one. Of equally short edits, the one that substitutes last
+    Cost     time and memory grow with the product of the lengths: 4 bytes per pair of words
     """
     distance = _distances(reference, hypothesis)
     steps: list[tuple[str, str | None, str | None]] = []
@@ -135,12 +128,10 @@ def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[n
 
 
 def distance(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
-    """Only the number of errors."""
     return int(_distances(reference, hypothesis)[-1, -1])
 
 
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErrors:
-    """The errors of a hypothesis."""
     kinds = [step[0] for step in align(reference, hypothesis)]
     return WordErrors(
         len(reference), kinds.count(SUBSTITUTION), kinds.count(DELETION), kinds.count(INSERTION)
@@ -148,16 +139,14 @@ def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErro
 
 
 def total(errors: Iterable[WordErrors]) -> WordErrors:
-    """Their sum."""
     return sum(errors, WordErrors())
 
 
 def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 1) -> Interval:
     """The word error rate, with its interval by bootstrap over groups.
 
-    Args
-        groups  errors per speaker, since utterances of one speaker are not independent
-        draws   number of resamples of all groups, with replacement
+    Args    groups  errors per speaker, since utterances of one speaker are not independent
+            draws   number of resamples of all groups, with replacement
     Raises  QueryError  fewer than two groups, or a group without words
     """
     errors, words = _counts(groups)
@@ -174,10 +163,8 @@ def rate_difference(
 ) -> Interval:
     """Word error rate of the second minus that of the first, by paired bootstrap over groups.
 
-    Args
-        first, second  errors of the same groups, in the same order; see `error_rate`
-    Raises
-        QueryError  groups that do not match, fewer than two, or a group without words
+    Args    first, second  errors of the same groups, in the same order; see `error_rate`
+    Raises  QueryError  groups that do not match, fewer than two, or a group without words
     """
     errors, words = _counts(first)
     others, same = _counts(second)
@@ -219,12 +206,7 @@ def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
 def by_group(
     errors: Mapping[str, WordErrors], group_of: Mapping[str, str]
 ) -> dict[str, WordErrors]:
-    """Sums the errors of utterances by group, such as the speaker.
-
-    Args
-        errors    by utterance
-        group_of  by utterance
-    """
+    """Sums the errors of utterances by group, such as the speaker."""
     found: dict[str, WordErrors] = {}
     for utterance, one in errors.items():
         group = group_of[utterance]

@@ -24,9 +24,8 @@ def check_utterance(given: Utterance) -> None:
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     """The ids of words by index; 0 for words that the model lacks.
 
-    Raises
-        QueryError   not a list of words, or ids that the model does not have
-        ConfigError  the model lacks all of them
+    Raises  QueryError  not a list of words, or ids that the model does not have
+            ConfigError  the model lacks all of them: nothing could be recognised
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(
@@ -47,7 +46,7 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
 
 
 def check_known(words: Collection[str | bytes], utterance: Utterance) -> None:
-    """Raises `ConfigError` if the model lacks all of the words: nothing could be recognised."""
+    """Raises `ConfigError` if the model lacks all of the words."""
     vocabulary = utterance.vocabulary
     if not words or any(
         vocabulary.id_of(word) != UNK_ID or as_bytes(word) in UNK_SPELLINGS for word in words

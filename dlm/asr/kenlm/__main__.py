@@ -11,7 +11,6 @@ USAGE = "usage: python -m dlm.asr.kenlm (script.py | -m MODULE) [arguments of it
 
 
 def main() -> None:
-    """Runs the script or module on the command line, as Python would."""
     arguments = sys.argv[1:]
     is_module = arguments[:1] == ["-m"]
     if is_module:

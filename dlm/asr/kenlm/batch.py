@@ -32,7 +32,6 @@ class Extended:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(K, W)."""
         return self.reach.shape
 
     def words_of(self, k: int, w: int) -> tuple[int, ...]:
@@ -55,7 +54,6 @@ class NextStates:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(K, W)."""
         return self._states.shape
 
     def __getitem__(self, at: tuple[int, int]) -> KenlmState:
@@ -74,7 +72,6 @@ class NextStates:
 def score_batch(
     model: OpenedModel, states: Sequence[KenlmState], words: Any
 ) -> tuple[NDArray[np.float32], NextStates]:
-    """See `KenlmModel.base_score_batch`."""
     if isinstance(states, KenlmState):
         raise QueryError("found a State, expected a sequence of states; give [state]")
     if isinstance(words, (str, bytes)):
@@ -106,7 +103,7 @@ def score_batch(
 def _rows_of(
     model: OpenedModel, states: Sequence[KenlmState]
 ) -> tuple[ModelTable, NDArray[np.int64]]:
-    """The rows of states in one table."""
+    """The rows of states in one table; a state of another table of the same model is entered."""
     while True:
         table = model.table
         rows = []

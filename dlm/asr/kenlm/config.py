@@ -32,8 +32,7 @@ class KenlmConfig:
 
     load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
     arpa_complain  accepted for compatibility; has no effect
-    show_progress  whether opening a model reports to standard error the progress of sharding an
-                   ARPA file and the compilation of kernels
+    show_progress  whether opening a model reports sharding and compilation to standard error
     client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
     """
 
@@ -59,17 +58,14 @@ class WordScore:
 
     @property
     def log_prob(self) -> float:
-        """See the class."""
         return self._values[0]
 
     @property
     def ngram_length(self) -> int:
-        """See the class."""
         return self._values[1]
 
     @property
     def oov(self) -> bool:
-        """See the class."""
         return self._values[2]
 
     def __repr__(self) -> str:

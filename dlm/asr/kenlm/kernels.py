@@ -1,11 +1,8 @@
 """One word after one state, in one call that takes only numbers.
 
-States are small integers: rows of a table (`row_kernels.py`). A step finds its answer in a cache,
-or else searches the word in the lists of the row. The blocks of `index.search.kernels`, which wait
-for memory of many queries at once, take longer for one.
-
-Everything is behind addresses, since taking an array costs as much as a step. The GIL is held, so
-that threads share a table without a lock.
+States are rows of a table (`row_kernels.py`). A step finds its answer in a cache, or searches the
+row's lists; the blocks of `index.search.kernels` take longer for one query. Tables are behind
+addresses, since taking an array costs as much as a step. The GIL is held, so threads need no lock.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -71,20 +68,17 @@ _LOW_32 = np.int64((1 << 32) - 1)
 
 @inlined
 def add_one(table, place):  # type: ignore[no-untyped-def]
-    """ModelCounts."""
     store64(table + (np.int64(place) << _3), of(table, place) + _1)
 
 
 @inlined
 def line_of(table, key):  # type: ignore[no-untyped-def]
-    """The address of the line of the cache where a step may be."""
     mixed = (key ^ (key >> _32)) * _MIX
     return of(table, CACHE) + ((mixed >> _32) & of(table, LINE_MASK)) * np.int64(LINE_BYTES)
 
 
 @inlined
 def put_step(line, key, value):  # type: ignore[no-untyped-def]
-    """Keeps a step in its line, in place of the one used longest ago."""
     for way in range(WAYS - 1, 0, -1):
         here = line + np.int64(way) * _16
         store64(here, load64(here - _16))
@@ -95,10 +89,9 @@ def put_step(line, key, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def enter_row(table):  # type: ignore[no-untyped-def]
-    """The number of the row that was written after the last one: of the same one, where there is
-    one already; FULL where there is no room.
+    """The number of the row written after the last one, or of its equal; FULL without room.
 
-    Trusts  a row more than the capacity, to write in
+    Trusts  space for one row past the capacity
     """
     rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
     row = rows + count * stride
@@ -145,14 +138,10 @@ def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
 def step(table, state, word):  # type: ignore[no-untyped-def]
     """Scores a word after a state.
 
-    Args
-        table  address of a table
-        state  a row in use;  word  an id below the vocabulary's size
-    Returns
-        (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's ngram_length;
-        or NEEDS_SHARD, where the view does not hold what is stored, or FULL
-    Guarantees
-        equals ngram.backoff.score bit for bit
+    Args        table  its address;  state  a row in use;  word  an id below the vocabulary's size
+    Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
+                ngram_length; or NEEDS_SHARD, where the view lacks the answer, or FULL
+    Guarantees  equals ngram.backoff.score bit for bit
     """
     key = (state << _32 | word) + _1
     line = line_of(table, key)
@@ -181,9 +170,8 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
 def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ignore[no-untyped-def]
     """Enters what a shard answered; returns as `step` does.
 
-    Args
-        found, reach  KenLM's ngram_length, and how many words of (state, word) are the next state
-        keep          whether the cache has it from now on
+    Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
+          keep   whether to cache the answer
     """
     after = next_row(table, state, word, reach)
     if after < 0:
@@ -217,14 +205,11 @@ BLOCK = 64  # words whose places are asked for before the first is looked at
 def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
     """Scores words after states of a table whose view is the whole model.
 
-    Shapes
-        rows        (K,)    int64
-        words       (1, W) for all states, or (K, W)  uint32
-        log10_prob  (K, W)  float32  filled
-        reach       (K, W)  uint8    filled: how many words of (state, word) are the next state
-    Guarantees
-        equals ngram.backoff.score bit for bit
-    Trusts  rows in use, ids below the vocabulary's size
+    Shapes      rows (K,) int64;  words (1, W) for all states, or (K, W), uint32
+                log10_prob (K, W) float32  filled
+                reach (K, W) uint8  filled: how many words of (state, word) are the next state
+    Guarantees  equals ngram.backoff.score bit for bit
+    Trusts      rows in use, ids below the vocabulary's size
     """
     view = of(table, VIEW)
     low = low_of(view)

@@ -36,9 +36,7 @@ def opened(
 ) -> OpenedModel:
     """The model of this name: the open one, unless its file has changed since.
 
-    Args
-        unpacks  whether to unpack a local model, if there is room
-    Raises  as `open_model`
+    Args  unpacks  whether to unpack a local model, if there is room
     """
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
@@ -60,11 +58,7 @@ def _silent(line: str) -> None:
 
 
 class OpenedModel:
-    """A client, and the table of states in which new sentences begin.
-
-    Attributes
-        table  of the model in use
-    """
+    """A client, and the table of states in which new sentences begin."""
 
     def __init__(
         self, named: bytes, config: ClientConfig | None, unpacks: bool, tell: Tell
@@ -89,7 +83,7 @@ class OpenedModel:
         self._looked_s = time.monotonic()
 
     def current(self) -> ModelTable:
-        """The table in which a new sentence begins: that of the client's current model."""
+        """The table in which a new sentence begins."""
         if not self._is_fixed and time.monotonic() - self._looked_s > LOOK_S:
             self._look()
         return self.table
@@ -107,9 +101,7 @@ class OpenedModel:
     def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
         """The table and row in which a state continues.
 
-        Raises
-            TypeError       not a state of dlm
-            ModelMismatch  (a TypeError) a state of another model or shard set
+        Raises  TypeError  not a state of dlm;  ModelMismatch  of another model or shard set
         """
         if not isinstance(state, KenlmState):
             found = f"{type(state).__module__}.{type(state).__qualname__}"
@@ -132,8 +124,8 @@ class OpenedModel:
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first, and its table: a new one if this
-        one is full."""
+        """The row of a state with these ids, most recent first, and its table: new if this is
+        full."""
         row = table.row_of(words)
         return (table, row) if row >= 0 else self._renewed(table, words)
 
@@ -142,7 +134,6 @@ class OpenedModel:
         return fresh, fresh.row_of(words)
 
     def renew(self, table: ModelTable) -> ModelTable:
-        """An empty table to replace one that is full."""
         assert isinstance(table, StepTable)  # others are never full
         fresh = table.renewed()
         if table is self.table:
@@ -150,7 +141,7 @@ class OpenedModel:
         return fresh
 
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
-        """A step that the table did not know, and the table of its answer."""
+        """A step that the table did not know: the table of its answer, log10 P, answer."""
         while True:
             log10_prob, answer = table.step(table.address, row, word)
             if answer == NEEDS_SHARD and isinstance(table, StepTable):
@@ -160,11 +151,8 @@ class OpenedModel:
             table, row = self._renewed(table, table.words(row))
 
     def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """Counts queries that the table could not answer.
-
-        Args
-            source   what answered each; None: the full model answered all `queries`
-        """
+        """Counts queries not answered by the table; without `source`, the full model answered
+        them."""
         asked = queries if source is None else source.size
         self.counts.queries += asked
         self.counts.cache_misses += asked
@@ -172,6 +160,5 @@ class OpenedModel:
             self.counts.bigram_fallback += int((source == BIGRAM_FALLBACK).sum())
 
     def stats(self) -> dict[str, int]:
-        """See `Model.stats`."""
         self.table.count()
         return asdict(self.counts)

@@ -1,8 +1,7 @@
 """A state with what its words lead to, and the search of a word after it.
 
-A row holds the words that still matter, and for each of their lengths the back-off weight of that
-context and the list of the words that follow it, so that a context is walked once for each state.
-Rows are behind addresses: taking an array costs as much as a search.
+A row holds the words that still matter and, for each of their lengths, the back-off weight of that
+context and the list of the words that follow it: a context is walked once per state.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -117,7 +116,6 @@ def put_word_at(row, i, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_context(context, bit, size, weight):  # type: ignore[no-untyped-def]
-    """Writes the list and the weight of a context."""
     store64(context, bit)
     store32(context + np.int64(8), size)
     store32(context + np.int64(12), bits_of_float32(weight))
@@ -181,12 +179,10 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
 def search(view, row, contexts, word):  # type: ignore[no-untyped-def]
     """One word after the words of a row.
 
-    Returns
-        (log10 P float32, length of the longest n-gram found with blanks, words that matter to the
-        right)
-    Guarantees
-        as `index.search.kernels.score_groups`, a list at a time
-    Trusts  an id below the vocabulary's size
+    Returns     (log10 P float32, length of the longest n-gram found with blanks, words that matter
+                to the right)
+    Guarantees  as `index.search.kernels.score_groups`, a list at a time
+    Trusts      an id below the vocabulary's size
     """
     low = low_of(view)
     length = load32(row)
@@ -218,14 +214,12 @@ def weight_from(contexts, length, matched):  # type: ignore[no-untyped-def]
 
 @inlined
 def search_longer(view, contexts, length, size, rank, value_at):  # type: ignore[no-untyped-def]
-    """What stands beside a pair of words that was found, and then the lists of longer contexts.
+    """The value of a pair of words that was found, then the lists of longer contexts.
 
-    Args
-        size, rank  entries of the list of the last word, and the place of the word in it
-        value_at    address of the value of the pair, in bits
-    Returns
-        (longest n-gram found with blanks, longest with a probability, words that matter to the
-        right, that log10 P, which means nothing where the second is 1)
+    Args     size, rank  entries of the last word's list, and the word's place in it
+             value_at    address of the pair's value, in bits
+    Returns  (longest n-gram found with blanks, longest with a probability, words that matter to the
+             right, that log10 P, which means nothing where the second is 1)
     """
     low = low_of(view)
     value = field(value_at, low.near_bits)

@@ -22,8 +22,7 @@ IN_BYTES = bytes.__basicsize__ - 1
 class TextScorer:
     """Looks up words, and scores sentences if the whole model is in this process.
 
-    Args
-        view  of the one shard; with only the low orders, it only looks up words
+    Args  view  of the one shard; with only the low orders, it only looks up words
     """
 
     def __init__(self, vocabulary: Vocabulary, order: int, view: NDArray[np.int64]) -> None:
@@ -44,7 +43,6 @@ class TextScorer:
         self._find: Callable[[int, int, int], int] = kernels.find_id.compile()
 
     def id_of(self, word: bytes) -> int:
-        """The id of a word; 0 if the vocabulary lacks it."""
         padded = word + TEXT_PADDING  # this name keeps it in place
         return self._find(self.address, id(padded) + IN_BYTES, len(word))
 
@@ -54,7 +52,6 @@ class TextScorer:
         return self._score(self.address, id(padded) + IN_BYTES, len(text), bos, eos)
 
     def take_count(self) -> int:
-        """Words scored since the last call."""
         found = int(self._numbers[kernels.ASKED])
         self._numbers[kernels.ASKED] = 0
         return found

@@ -56,7 +56,7 @@ floats_behind = _pointer_to(types.float32)
 
 @inlined
 def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
-    """Writes the ids of the words of a text from the beginning of the scratch on; how many."""
+    """Writes the ids of a text's words to the scratch; returns how many."""
     model_ = numbers_behind(model)
     text = bytes_behind(text_at)
     slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])
@@ -98,12 +98,9 @@ def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
 def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
     """The sum of the scores of a sentence's words, in double precision.
 
-    Args
-        model     address of a description
-        text_at   address of the text;  size  its bytes, TEXT_BYTES at most
-        bos, eos  1: it begins after <s>, its end is scored
-    Trusts
-        a delimiter after the text, and PAD_BYTES after that
+    Args    model  address of a description;  text_at  address of the text, of TEXT_BYTES at most
+            bos, eos  1: it begins after <s>, its end is scored
+    Trusts  a delimiter after the text, and PAD_BYTES after that
     """
     model_ = numbers_behind(model)
     order = model_[ORDER]

@@ -55,7 +55,6 @@ def score(model: OpenedModel, text: bytes, bos: bool, eos: bool) -> float:
 def full_scores(
     model: OpenedModel, text: bytes, bos: bool, eos: bool
 ) -> Iterator[tuple[float, int, bool]]:
-    """A tuple for each token; see `KenlmModel.full_scores`."""
     table = model.current()
     ids = _ids(table, text, eos)
     unknown = [word == UNK_ID for word in ids]
@@ -76,8 +75,7 @@ def _served(
 ) -> tuple[list[float], list[int]]:
     """log10 P and KenLM's ngram_length of each word after those before it.
 
-    The table answers the first words. From the first word that it does not know, all are requested
-    in one call and added to it.
+    The table answers the first words. From the first that it lacks, all are requested in one call.
     """
     assert isinstance(table, StepTable)
     log10_probs: list[float] = []
@@ -101,7 +99,6 @@ def _served(
 
 
 def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
-    """Scores each word except the known first ones after its predecessors, in one call."""
     begin = [table.utterance.vocabulary.begin_id] * bos
     whole, width = begin + ids, max(table.order - 1, 0)
     ends = range(len(begin) + known, len(whole))
@@ -112,7 +109,6 @@ def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
 def score_many(
     model: OpenedModel, texts: Sequence[bytes], bos: bool, eos: bool
 ) -> NDArray[np.float64]:
-    """`score` of each sentence."""
     table = model.current()
     local = table.utterance.local_model
     if not texts:
@@ -133,7 +129,6 @@ def score_many(
 
 
 def distribution(model: OpenedModel, table: ModelTable, row: int) -> NDArray[np.float32]:
-    """log10 P of every word after a state."""
     ids = np.arange(table.utterance.vocabulary_size, dtype=np.uint32)
     rows = np.array([row], np.int64)
     if not isinstance(table, StepTable) or table.is_whole:

@@ -16,7 +16,6 @@ class PickledStates:
         self._words = words
 
     def words(self, row: int) -> tuple[int, ...]:
-        """See `ModelTable.words`."""
         return self._words
 
 

@@ -63,16 +63,13 @@ class ModelTable(ABC):
     """States of the model that an utterance is pinned to, as row numbers.
 
     Args
-        utterance  of a client of servers, or of one in this process
-        counts     of the model; queries to servers are added
-        owner      of this table: states of its other tables can continue here
-        view       of the one shard, or of the low orders; see `TextScorer`
+        counts    of the model; queries to servers are added
+        owner     of this table: states of its other tables can continue here
+        view      of the one shard, or of the low orders; see `TextScorer`
     Attributes
-        is_whole   the whole model is in this process: no step is NEEDS_SHARD
-        address    of the table
-        step       compiled function that takes it: see `kernels.step`
-        begin      row of the state at the beginning of a sentence
-        ids        of words;  scorer  looks them up
+        is_whole  the whole model is in this process: no step is NEEDS_SHARD
+        step      compiled function that takes `address`: see `kernels.step`
+        begin     row of the state at the beginning of a sentence
     Guarantees
         one row per state: different rows of a table are different states. Threads can share a
         table, since its kernels hold the GIL
@@ -175,12 +172,10 @@ class StepTable(ModelTable):
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
 
     def words(self, row: int) -> tuple[int, ...]:
-        """See `ModelTable.words`."""
         found = self._rows[row, : self._width].tolist()
         return tuple(found[2 : 2 + found[0]])
 
     def states(self, rows: NDArray[np.int64]) -> States:
-        """The states of these rows in the client's form."""
         width = max(self.order - 1, 0)
         found = self._rows[rows, : self._width]
         # Most recent last, and at the right.
@@ -191,29 +186,24 @@ class StepTable(ModelTable):
         )
 
     def row_of(self, words: Sequence[int]) -> int:
-        """See `ModelTable.row_of`."""
         return int(kernels.enter_state(self.address, np.array(words, np.uint32)))
 
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """See `kernels.score_rows`; its last two arguments."""
         shape = len(rows), words.shape[1]
         found, reach = np.empty(shape, np.float32), np.empty(shape, np.uint8)
         compiled().score_rows(self.address, rows, words, found, reach)
         return found, reach
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """See `ModelTable.score`."""
         return self.scorer.score(text, bos, eos)
 
     def renewed(self) -> StepTable:
-        """An empty table of the same utterance, to replace a full one."""
         self.count()
         return StepTable(self.utterance, self._counts, self.owner, states=self._states)
 
     def count(self) -> None:
-        """See `ModelTable.count`."""
         self._add(int(self._numbers[kernels.ASKED]), int(self._numbers[kernels.HITS]))
         self._numbers[kernels.ASKED] = self._numbers[kernels.HITS] = 0
 
@@ -234,8 +224,8 @@ class StepTable(ModelTable):
     def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
         """Counts and keeps the servers' answers to consecutive words; False if there is no room.
 
-        Answers after a bigram-fallback one are not kept: its next row has fewer words than the
-        answers were computed for.
+        Answers after a bigram-fallback one are not kept: they were asked after more words than
+        its next row has.
         """
         count = len(words)
         degraded = (
@@ -265,10 +255,7 @@ class StepTable(ModelTable):
         return True
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
-        """Like `kernels.step`, from the servers that have what the low orders lack.
-
-        Raises  UnavailableError, ProtocolError, if the client has no bigram fallback
-        """
+        """Like `kernels.step`, from the servers that have what the low orders lack."""
         blocks = self._blocks_of(row)
         answers = blocks.answers(0, np.array([word], np.uint32))
         is_fallback = bool(blocks.source[0] == BIGRAM_FALLBACK)
@@ -302,7 +289,6 @@ class Compiled(NamedTuple):
 
 @lru_cache(1)
 def compiled() -> Compiled:
-    """Compiles them on the first call."""
     return Compiled(
         kernels.step.compile(), kernels.enter_step.compile(), kernels.score_rows.compile()
     )

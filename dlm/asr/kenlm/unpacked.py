@@ -27,11 +27,8 @@ LOAD = 0.7  # of the hash table
 class UnpackedModel:
     """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one.
 
-    Shapes
-        numbers  int64   the table for the kernels
-        entries, contexts, words  arrays that it points to
-        prefix   (contexts + 1,) uint32  each context without its last word
-        word     (contexts + 1,) uint32  that last word
+    Shapes  numbers  the table for the kernels;  entries, contexts, words  arrays that it points to
+            prefix, word  (contexts + 1,)  each context without its last word, and that word
     """
 
     numbers: NDArray[np.int64]
@@ -43,7 +40,6 @@ class UnpackedModel:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, in bytes."""
         kept = (self.entries, self.contexts, self.words, self.prefix, self.word)
         return sum(array.nbytes for array in kept)
 
@@ -97,11 +93,7 @@ def unpack(model: LocalModel) -> UnpackedModel:
 
 
 class UnpackedTable(ModelTable):
-    """States of an unpacked model are numbers of its n-grams, so no queries are cached.
-
-    Args
-        model  of the utterance, unpacked
-    """
+    """States of an unpacked model are numbers of its n-grams, so no queries are cached."""
 
     is_whole = True
 
@@ -116,7 +108,6 @@ class UnpackedTable(ModelTable):
         self.begin = int(model.words[2 * utterance.vocabulary.begin_id + 1])
 
     def words(self, row: int) -> tuple[int, ...]:
-        """See `ModelTable.words`."""
         found = []
         while row:
             found.append(int(self._model.word[row]))
@@ -124,7 +115,6 @@ class UnpackedTable(ModelTable):
         return tuple(found)
 
     def row_of(self, words: Sequence[int]) -> int:
-        """See `ModelTable.row_of`; never lacks room."""
         row = NULL
         for word in reversed(words):
             row = self.step(self.address, row, word)[1] & ROW_MASK
@@ -133,20 +123,17 @@ class UnpackedTable(ModelTable):
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
-        """See `unpacked_kernels.score_rows`; its last two arguments."""
         shape = len(rows), words.shape[1]
         found, after = np.empty(shape, np.float32), np.empty(shape, np.uint32)
         self._score_rows(self.address, rows, words, found, after)
         return found, after
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """See `ModelTable.score`."""
         padded = text + TEXT_PADDING  # which this name keeps in its place
         text_at = id(padded) + IN_BYTES
         return self._score(self.address, self.scorer.address, text_at, len(text), bos, eos)
 
     def count(self) -> None:
-        """See `ModelTable.count`."""
         numbers = self._model.numbers
         self._add(int(numbers[kernels.ASKED]), 0)
         numbers[kernels.ASKED] = 0
@@ -154,7 +141,6 @@ class UnpackedTable(ModelTable):
 
 @lru_cache(1)
 def compiled() -> tuple[Any, Any, Any]:
-    """`step`, `score_sentence` and `score_rows`, compiled."""
     return (
         kernels.step.compile(),
         kernels.score_sentence.compile(),

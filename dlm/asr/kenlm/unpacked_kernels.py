@@ -62,7 +62,6 @@ def find(table, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_from(table, at, key):  # type: ignore[no-untyped-def]
-    """`find`, from the entry where the search begins."""
     end = of(table, ENTRIES) + of(table, SIZE) * np.int64(ENTRY_BYTES)
     while True:
         found = load64(at)
@@ -97,14 +96,13 @@ def enter_order(  # type: ignore[no-untyped-def]
 ):
     """Enters the n-grams of one order; orders come from 1 up.
 
-    Args
-        first  the row of the first of them; rows count the n-grams of all orders from 1
+    Args    first  row of the first of them; rows count the n-grams of all orders from 1
     Shapes
-        prefix, word, log10_backoff, extended  (n,)  of each n-gram; `prefix` is the row of the
-                       n-gram without its last word, 0 of a 1-gram
+        prefix, word, log10_backoff, extended  (n,)  `prefix`: row of the n-gram without its last
+                       word, 0 of a 1-gram
         context_of     (rows,)  the number of each n-gram as a context, 0 where it is not one
-        suffix, after  (rows,)  filled for these: the row of the n-gram without its first word; the
-                       context after the n-gram, its longest suffix that matters
+        suffix, after  (rows,)  filled for these: the row of the n-gram without its first word; its
+                       longest suffix that matters
     Trusts  the table has room; the model is closed under suffixes; 1-grams are all numbered
     """
     for i in range(len(word)):
@@ -130,10 +128,7 @@ def enter_order(  # type: ignore[no-untyped-def]
 
 @kernel("int64, float32[:], bool[:], uint32[:], uint8[:]")
 def finish(table, log10_prob, blank, after, order_of):  # type: ignore[no-untyped-def]
-    """Replaces the rows in the table by answers.
-
-    Shapes  (rows,) each
-    """
+    """Replaces the rows in the table by answers. Shapes: (rows,) each."""
     at = of(table, ENTRIES)
     for _ in range(of(table, SIZE)):
         if load64(at) != 0:
@@ -178,7 +173,6 @@ def step(table, context, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64, int64, int64, int64", nogil=False)
 def score_sentence(table, model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
-    """See `sentence_kernels.score_sentence`."""
     model_ = numbers_behind(model)
     words = ids_behind(model_[SCRATCH])
     count = read_words(model, text_at, size)
@@ -213,17 +207,14 @@ def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-un
     """Scores words after contexts.
 
     Most words of a batch follow no part of their context. So the shortest part is tried first: the
-    model is closed under suffixes (blanks included), so a word that does not follow a context
-    follows no longer one, and its search ends there.
+    model is closed under suffixes (blanks included), so a word that does not follow it follows no
+    longer one.
 
-    Shapes
-        contexts    (K,)    int64
-        words       (1, W) for all contexts, or (K, W)  uint32
-        log10_prob  (K, W)  float32  filled
-        after       (K, W)  uint32   filled: the context after each word
-    Guarantees
-        bit for bit as `step`: weights are added from the longest context down
-    Trusts  numbers of contexts, ids below the vocabulary's size
+    Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
+                log10_prob (K, W) float32  filled
+                after (K, W) uint32  filled: the context after each word
+    Guarantees  bit for bit as `step`: weights are added from the longest context down
+    Trusts      numbers of contexts, ids below the vocabulary's size
     """
     mask = np.int64((1 << ROW_BITS) - 1)
     width = words.shape[1]
