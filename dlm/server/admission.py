@@ -19,13 +19,11 @@ Clock = Callable[[], float]
 class Admission:
     """Of one shard; on the event loop.
 
-    Args
-        shard_set, shard  what the service holds
-        clock             seconds that never go back
-    Attributes
-        refuses  while DRAINING: accepts no more messages
-        held     shard sets of all models on this port; `Models` sets it if there are several
-        load     messages that this process is working on, of all its models
+    Args        clock  seconds that never go back
+    Attributes  refuses  while DRAINING: accepts no more messages
+                held     shard sets of all models on this port; `Models` sets it if there are
+                         several
+                load     messages that this process is working on, of all its models
     """
 
     def __init__(
@@ -65,11 +63,9 @@ class Admission:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Returns once no message is in flight."""
         await self._idle.wait()
 
     def asked_within(self, seconds: float) -> bool:
-        """Whether a message came in the last `seconds`."""
         return self._clock() - self._asked < seconds
 
     # ------------------------------------------------------------------ refusals
@@ -102,7 +98,6 @@ class Admission:
             raise Refusal(Reason.DRAINING, "this server is shutting down; ask a replica")
 
     def require_same(self, shard_set: bytes, shard: int | None = None) -> None:
-        """Raises `Refusal` if a message names another shard set or shard."""
         if len(shard_set) != codec.SHARD_SET_BYTES:
             raise Refusal(
                 Reason.MALFORMED,

@@ -64,10 +64,7 @@ class OpenShard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A reply, and what is counted of it.
-
-    Shapes   by_order (16,) int64: its queries by matched order
-    """
+    """A reply, and what is counted of it; `by_order` (16,): its queries by matched order."""
 
     data: bytes
     queries: int
@@ -88,20 +85,16 @@ class Located:
 
     @property
     def size(self) -> int:
-        """Words and contexts stored in all; the work grows with it."""
         return self.found.words + len(self.request.context_lengths)
 
 
 class Answerer:
     """Answers of one shard; each method in any thread.
 
-    Args
-        most_queries  per message
-        require_same  raises `Refusal` if a message names another shard set or shard
-        clock         monotonic seconds; the clock of `late`
-    Guarantees
-        a message is answered in full and correctly, or `Refusal` is raised with its first fault,
-        in the order of proto/README.md
+    Args        most_queries  per message;  clock  monotonic seconds; the clock of `late`
+                require_same  raises `Refusal` if a message names another shard set or shard
+    Guarantees  a message is answered in full and correctly, or `Refusal` is raised with its first
+                fault, in the order of proto/README.md
     """
 
     def __init__(
@@ -149,7 +142,6 @@ class Answerer:
         return time.perf_counter()
 
     def _fault_of(self, request: codec.ScoreRequest) -> Exception:
-        """What is wrong with a request that was not answered."""
         try:
             codec.check_counts(request.groups)
             self._require_same(request.shard_set, request.shard)
@@ -233,7 +225,6 @@ class Answerer:
 
 
 def _refusal(fault: int, place: int, groups: QueryGroups, shard: OpenShard) -> Refusal:
-    """What `kernels.check` found, as a message."""
     if fault == kernels.BAD_CONTEXT_LENGTH:
         longest = shard.order - 1
         allowed = f"expected 2 to {longest}" if longest >= 2 else "it has no partitioned n-grams"

@@ -76,18 +76,15 @@ def serve(
 ) -> int:
     """Serves shard `index` of the shard set in each of `directories` until SIGTERM or SIGINT.
 
-    Args
-        directories  one or more; a call that names no shard set means the first
-        on_ready     called once, when every worker can answer its first query
-        ready_file   JSON of `Ready`; it exists from that moment until the server drains
-    Returns
-        0 if everything in flight was answered, 1 if the second signal or shutdown_timeout_s cut it
-        off
-    Raises
-        ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound, memory cannot be locked, a shard set is given
-                          twice, a file of tokens or certificates is unusable, or a worker ended
-                          before it was ready
+    Args     directories  one or more; a call that names no shard set means the first
+             on_ready     called once, when every worker can answer its first query
+             ready_file   JSON of `Ready`; it exists from that moment until the server drains
+    Returns  0 if everything in flight was answered, 1 if the second signal or shutdown_timeout_s
+             ended it
+    Raises   ShardFormatError  a file is missing, damaged or contradicts the manifest
+             ConfigError  the port cannot be bound, memory cannot be locked, a shard set is given
+                 twice, a file of tokens or certificates is unusable, or a worker ended before it
+                 was ready
     """
     allow_connections()
     credentials = Credentials(config)  # faults in them are reported before anything is opened
@@ -137,9 +134,7 @@ def serve(
 def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
     """Runs a server on a loop of its own, until a signal.
 
-    Args
-        worker  SIGTERM comes from the supervisor, and perhaps from a service manager too: a second
-                one has no further effect
+    A `worker` may get SIGTERM from supervisor and service manager: the second has no effect.
     """
 
     async def main() -> int:
@@ -183,11 +178,8 @@ def reopen_shard(
     For the worker that follows one that could not read a page of its map: by now the file may have
     been replaced or restored; otherwise the error says what is wrong.
 
-    Args
-        tick  called every few megabytes
-    Raises
-        ShardFormatError  a file is damaged
-        ConfigError       the folder now holds another shard set
+    Args    tick  called every few megabytes
+    Raises  ShardFormatError  a file is damaged;  ConfigError  the folder has another shard set
     """
     directory, index = shard.directory, shard.index
     manifest = read_manifest(directory)
@@ -210,13 +202,9 @@ class ShardServer:
 
     `run` carries out what `health.step` says; `post` is how events reach it.
 
-    Args
-        shards   one of each shard set, the default first
-        process  which of the processes on the port this is
-        files    per shard, what `open_files` returned before the process was forked
-        credentials  who may call, also read before the fork
-    Raises
-        ConfigError  a shard set is given twice
+    Args    shards  one of each shard set, the default first
+            files, credentials  opened and read before the process was forked
+    Raises  ConfigError  a shard set is given twice
     """
 
     def __init__(
@@ -252,11 +240,9 @@ class ShardServer:
 
     @property
     def service(self) -> ShardService:
-        """Of the default shard set."""
         return self.models.default
 
     def drain(self) -> None:
-        """Posts STOP, once, however often it is called."""
         if not self._asked_to_drain:
             self._asked_to_drain = True
             self.post(Event.STOP)
@@ -318,7 +304,6 @@ class ShardServer:
         await self._health.announce(self.models.state, in_trouble=bool(self._trouble()))
 
     def _trouble(self) -> str:
-        """Why it is not ready though it answers, or ""."""
         return "; ".join(filter(None, self.process.trouble().values()))
 
     async def _serve(self) -> Event:
@@ -379,7 +364,6 @@ class ShardServer:
         return server
 
     def _show(self) -> HttpServer | None:
-        """The HTTP endpoint of metrics and probes, if one is configured."""
         config = self.config
         if self.process.metrics_socket is not None:
             listening = self.process.metrics_socket
@@ -466,9 +450,9 @@ def warm_up_messages(shard: OpenShard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them.
 
     One context and many, one word and many, each context length; with contexts of this shard if a
-    search finds some. They pass through the codec, so that the kernels get arrays of the kind that
-    traffic brings (read-only, over the received bytes): any other kind is compiled separately. None
-    for a model of order 2 or less, for which this server answers nothing.
+    search finds some. They pass through the codec, so that kernels compile for arrays of the
+    kind that traffic brings (read-only, over the received bytes). None for a model of order 2 or
+    less.
     """
     if shard.order <= 2:
         return []

@@ -45,7 +45,6 @@ class Served:
     shards: int
 
     def labels(self, worker: int) -> tuple[str, str, str, str]:
-        """Values of `LABELS`."""
         return (
             self.model[:ID_DIGITS],
             self.shard_set[:ID_DIGITS],
@@ -55,11 +54,7 @@ class Served:
 
 
 def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
-    """Labels of metrics of a whole process, except the worker.
-
-    Args
-        manifest  of its default model
-    """
+    """Labels of metrics of a whole process, except the worker; `manifest` of its default model."""
     values = (manifest.model[:ID_DIGITS], manifest.shard_set[:ID_DIGITS], str(shard))
     return dict(zip(LABELS, values, strict=False))
 
@@ -67,10 +62,8 @@ def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
 class ServerCollector(Collector):
     """The metric families of one process.
 
-    Args
-        served    what it serves, called at every scrape, the default first; metrics of the whole
-                  process (memory, version) have the labels of the default
-        process   which of the processes on the port this is
+    Args  served  what it serves, called at every scrape, the default first: metrics of the whole
+                  process (memory, version) have its labels
     """
 
     def __init__(
@@ -82,11 +75,9 @@ class ServerCollector(Collector):
         self._process = process or Process()
 
     def describe(self) -> Iterable[Metric]:
-        """The same families without samples."""
         return self._families([])
 
     def collect(self) -> Iterable[Metric]:
-        """The current families."""
         return self._families(self._served())
 
     def _families(self, served: Sequence[Served]) -> Iterator[Metric]:

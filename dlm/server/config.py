@@ -12,7 +12,6 @@ MIB = 1 << 20
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -249,6 +248,5 @@ class ServerConfig:
 
     @property
     def address(self) -> str:
-        """host:port as gRPC writes it, an IPv6 address in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"

@@ -27,7 +27,7 @@ KIND_OF_FILE: dict[int, str] = {
 def open_files(shard: OpenShard) -> dict[int, int]:
     """Descriptors of the files that clients download, by their number on the wire.
 
-    They are open from the start, so replacing the folder under a running server has no effect.
+    Open from the start, so replacing the folder under a running server has no effect.
     """
     return {
         number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
@@ -45,11 +45,8 @@ class Download:
 
 
 class Downloads:
-    """Those of one service.
-
-    Args
-        files  what `open_files` returned, for services that must not open them again
-    """
+    """Those of one service; `files` is what `open_files` returned, if it must not open them
+    again."""
 
     def __init__(
         self,
@@ -69,14 +66,12 @@ class Downloads:
         }
 
     def close(self) -> None:
-        """Ends the thread and closes the files."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         for descriptor, _ in self.files.values():
             os.close(descriptor)
         self.files = {}
 
     def begin(self, data: bytes) -> Download:
-        """Begins what a DownloadRequest asks for; raises `Refusal`."""
         request = parse(pb.DownloadRequest(), data)
         self._admission.require_ready()
         self._admission.require_same(request.shard_set, request.shard)
@@ -116,7 +111,6 @@ class Downloads:
         )
 
     def read_chunk(self, descriptor: int, entry: FileEntry, offset: int, size: int) -> bytes:
-        """One serialized chunk; in a thread."""
         raw = os.pread(descriptor, size, offset)
         if len(raw) != size:
             raise OSError(f"{entry.name} ends at byte {offset + len(raw)}; it was truncated")

@@ -56,13 +56,8 @@ class Model(Protocol):
 
 
 class ExchangeStream:
-    """One stream; on the event loop.
-
-    Args
-        find     the model of a message, by the shard set it names
-        metrics  where the stream is counted
-        context  of the call, from gRPC
-    """
+    """One stream; on the event loop. `find` gives the model of a message, by the shard set it
+    names."""
 
     def __init__(
         self,
@@ -183,8 +178,8 @@ class ExchangeStream:
         return model.refusal("exchange", exc).reply(message.sequence)
 
     async def _break_off(self, size: int) -> None:
-        """Ends a stream after bytes that are not a message: they carry no number for a reply to
-        name, and what follows cannot be trusted either."""
+        """Ends a stream after bytes that are not a message: a reply could name no number, and
+        what follows cannot be trusted either."""
         self._metrics.refused(Reason.MALFORMED)
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()

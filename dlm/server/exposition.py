@@ -1,7 +1,7 @@
 """What a server shows over HTTP: /metrics, /healthz and /readyz.
 
-It shows only numbers, no user's text, and takes no input but a path. It does reveal how busy the
-server is, so it listens on loopback by default.
+It shows only numbers, no user's text, and takes no input but a path. It reveals how busy the server
+is, so it listens on loopback by default.
 
 A single process serves its own metrics (`worker_exposition`). Processes that share a port each do
 so on a unix socket in a private folder, and one more process joins them (`serve_joined`). A dead or
@@ -53,7 +53,6 @@ Clock = Callable[[], float]
 
 
 def worker_socket(folder: Path, worker: int) -> Path:
-    """The socket of worker `worker`, in the private folder of its supervisor."""
     return folder / f"metrics-{worker}.sock"
 
 
@@ -71,10 +70,8 @@ def worker_exposition(
     /healthz is 200 while `loop`, which answers messages, is running, and 503 while it is stuck;
     /readyz is 200 only in READY and without trouble. Both report the state.
 
-    Args
-        listening  a socket of `http.tcp_socket` or `http.unix_socket`
-        loop       the event loop that serves
-        trouble    why the server is not ready although it answers, or ""
+    Args  listening  a socket of `http.tcp_socket` or `http.unix_socket`
+          trouble    why the server is not ready although it answers, or ""
     """
     rendered: tuple[float, bytes] | None = None
 
@@ -108,12 +105,9 @@ def worker_exposition(
 
 @contextlib.contextmanager
 def starting_exposition(config: ServerConfig) -> Iterator[None]:
-    """Meanwhile, the metrics port says that the server is starting: while it compiles kernels and
-    opens its shards, which may take minutes.
+    """Meanwhile, the metrics port says that the server is starting, which may take minutes.
 
-    /healthz is 200; /readyz and /metrics are 503.
-
-    Raises  ConfigError  the port cannot be bound
+    /healthz is 200; /readyz and /metrics are 503. ConfigError if the port cannot be bound.
     """
     if not config.metrics_port:
         yield
@@ -152,10 +146,8 @@ def joined_exposition(
     /readyz is 200 while at least one worker is ready, since the port then answers. /healthz is 200
     while at least one worker's is: the supervisor replaces a dead or stuck one.
 
-    Args
-        sockets  worker -> its unix socket (`worker_socket`), which may not exist
-        labels   of metrics of a whole process, except the worker
-        trouble  why none of them is ready, or ""
+    Args  sockets  worker -> its unix socket (`worker_socket`), which may not exist
+          labels   of metrics of a whole process, except the worker
     """
     rendered: tuple[float, bytes] | None = None
     one_at_a_time = asyncio.Lock()
@@ -205,8 +197,7 @@ def serve_joined(
 ) -> None:
     """`joined_exposition` as a whole process, until SIGTERM or SIGINT.
 
-    It runs in a child of the supervisor, since that must have no threads if it is to fork. Bind
-    `listening` before the fork, so that a port in use is reported at the start.
+    A child of the supervisor, which must have no threads. Bind `listening` before the fork.
     """
     ends = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in the server's thread too
@@ -218,10 +209,8 @@ def serve_joined(
 def join(texts: Mapping[int, str]) -> list[Metric]:
     """The families of several workers as one list, each family once.
 
-    Args
-        texts  worker -> its /metrics; one that cannot be read is left out
-    Guarantees
-        every sample has the label `worker`; samples of a worker keep their order
+    Args        texts  worker -> its /metrics; one that cannot be read is left out
+    Guarantees  every sample has the label `worker`; samples of a worker keep their order
     """
     families: dict[str, Metric] = {}
     for worker, exposed in sorted(texts.items()):
@@ -262,7 +251,7 @@ def _with_damage(
 class WorkerSockets:
     """The socket for the metrics of all workers, and one for each worker's own.
 
-    sockets  of the workers; a worker's successor takes over its socket
+    sockets  a worker's successor takes over its socket
     ways     paths that lead to them, in this process and its children
     """
 
@@ -271,7 +260,6 @@ class WorkerSockets:
     ways: dict[int, Path]
 
     def keep_own(self, worker: int | None) -> None:
-        """In a child: closes the sockets of others."""
         for other, shown in self.sockets.items():
             if other != worker:
                 shown.close()
@@ -317,8 +305,6 @@ class _Families(Collector):
 
 
 async def _ask_all(sockets: Mapping[int, Path], target: str) -> dict[int, Response]:
-    """The answers of the workers that answer in time."""
-
     async def ask(path: Path) -> Response | None:
         try:
             async with asyncio.timeout(WORKER_S):

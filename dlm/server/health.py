@@ -65,12 +65,10 @@ TRANSITIONS: dict[tuple[ServingState, Event], tuple[ServingState, tuple[Action, 
 
 
 def step(state: ServingState, event: Event) -> tuple[ServingState, tuple[Action, ...]]:
-    """The state after `event`, and what to do, in order."""
     return TRANSITIONS[state, event]
 
 
 def serving_status(state: ServingState) -> int:
-    """What the health service says in `state`."""
     response = health_pb2.HealthCheckResponse
     return int(response.SERVING if state is ServingState.READY else response.NOT_SERVING)
 
@@ -91,17 +89,13 @@ class HealthService:
         self._changed = asyncio.Condition()
 
     async def announce(self, state: ServingState, *, in_trouble: bool = False) -> None:
-        """Answers for `state` from now on, and sends it to watchers.
-
-        Args
-            in_trouble  NOT_SERVING in any state (trouble.py)
-        """
+        """Answers for `state` from now on, and sends it to watchers; NOT_SERVING if
+        `in_trouble`."""
         async with self._changed:
             self._state, self._in_trouble = state, in_trouble
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Ends the watchers' streams, so that they do not hold up the server."""
         async with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -111,7 +105,6 @@ class HealthService:
         return serving_status(state) if service in self.SERVICES else None
 
     async def check(self, request: Any, context: Any) -> Any:
-        """The status of one service; NOT_FOUND for an unknown service."""
         status = self._status(request.service)
         if status is None:
             await context.abort(
@@ -121,7 +114,6 @@ class HealthService:
         return health_pb2.HealthCheckResponse(status=status)
 
     async def watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """The status of one service, and again whenever it changes."""
         sent = None
         while True:
             status = self._watched(request.service)
@@ -140,7 +132,6 @@ class HealthService:
         return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
 
     def handlers(self) -> Any:
-        """What a gRPC server is given."""
         reply = health_pb2.HealthCheckResponse.SerializeToString
         request = health_pb2.HealthCheckRequest.FromString
         return grpc.method_handlers_generic_handler(

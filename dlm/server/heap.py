@@ -20,10 +20,9 @@ LEAST_S, MOST_S = 5.0, 80.0  # between two; one takes about 10 ms per 100 MB, in
 class TrimState(NamedTuple):
     """What decides when to trim next; `after` makes the next one.
 
-    Units
-        at_start  bytes of the process when it began to serve
-        due_s     when it may trim next, on the caller's clock
-        pause_s   seconds from a trim to the next
+    at_start  bytes of the process when it began to serve
+    due_s     when it may trim next, on the caller's clock
+    pause_s   seconds from a trim to the next
     """
 
     at_start: int
@@ -31,11 +30,9 @@ class TrimState(NamedTuple):
     pause_s: float = LEAST_S
 
     def is_due(self, size: int, now_s: float) -> bool:
-        """Whether a process of `size` bytes should trim now."""
         return now_s >= self.due_s and size >= self.at_start + GROWTH
 
     def after(self, before: int, size: int, now_s: float) -> TrimState:
-        """The state after a trim, from `before` to `size` bytes."""
         pause = LEAST_S if before - size >= WORTH else min(2 * self.pause_s, MOST_S)
         return TrimState(self.at_start, now_s + pause, pause)
 
@@ -46,18 +43,13 @@ def find_trim() -> Callable[[int], int] | None:
 
 
 class Heap:
-    """Trims this process's heap when it is due.
-
-    Args
-        size  bytes of the process now, when it begins to serve
-    """
+    """Trims this process's heap when it is due; `size`: bytes now, when it begins to serve."""
 
     def __init__(self, size: int) -> None:
         self._trim = find_trim()
         self._state = TrimState(size)
 
     def is_due(self, size: int, now_s: float) -> bool:
-        """Whether `trim` should run, in a process of `size` bytes."""
         return self._trim is not None and self._state.is_due(size, now_s)
 
     def trim(self, now_s: float) -> None:

@@ -2,10 +2,8 @@
 
 Small on purpose: one request per connection, and no body is read. Connections can slow only the
 endpoint itself: each has `REQUEST_S` from its first byte to its last and `HEAD_BYTES` for its head,
-and beyond `CONNECTIONS` the oldest is closed. So idle connections cannot keep out a probe, which
-takes milliseconds. Nothing they do is logged.
-
-One descriptor is kept in reserve, so that a process that can open no other file still says so here.
+and beyond `CONNECTIONS` the oldest is closed, so idle ones cannot keep out a probe. Nothing they do
+is logged. One descriptor is kept in reserve, for a process that can open no other file.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The response of a path."""
-
     status: HTTPStatus
     body: bytes
     content_type: str = TEXT
@@ -48,15 +44,11 @@ Route: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def text(status: HTTPStatus, line: str) -> Response:
-    """A response of one line."""
     return Response(status, line.encode() + b"\n")
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens.
-
-    Raises  ConfigError  it cannot be bound
-    """
+    """A socket that listens; ConfigError if it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -68,10 +60,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A socket that listens at `path`, replacing one that an ended process may have left.
-
-    Raises  ConfigError  it cannot be bound
-    """
+    """A socket that listens at `path`, replacing one that an ended process may have left."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
@@ -84,11 +73,8 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 class HttpServer:
-    """Answers the `routes` on a socket that listens, until closed.
-
-    Args
-        routes  path -> its handler, which runs on this server's own event loop
-    """
+    """Answers a socket that listens, until closed; handlers of `routes` run on its own event
+    loop."""
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
         self._socket = listening
@@ -102,11 +88,9 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on; of a TCP socket."""
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Closes the socket and cuts open connections."""
         with contextlib.suppress(RuntimeError):  # closed already
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -213,7 +197,6 @@ class HttpServer:
                 return
 
     async def _exchange(self, head: bytes) -> bytes:
-        """The bytes that answer a head."""
         if len(head) > HEAD_BYTES:
             return _bytes(text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
         parts = head.split(b"\r\n", 1)[0].split(b" ")
@@ -248,9 +231,8 @@ def _bytes(response: Response, *, with_body: bool = True) -> bytes:
 async def get(path: Path, target: str, limit: int) -> Response:
     """The response of the server on the unix socket at `path` to GET `target`; without a timeout.
 
-    Raises
-        OSError     nothing listens there, or the connection broke
-        ValueError  the response is incomplete, or longer than `limit` bytes
+    Raises  OSError  nothing listens there, or the connection broke
+            ValueError  the response is incomplete, or longer than `limit` bytes
     """
     reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=limit)
     try:

@@ -1,8 +1,8 @@
 """Passes over a message's arrays: to find its first fault, and to count its answers.
 
-A Score is checked as it is searched (`index/search/owned_kernels.py`), which reports only that
-something is wrong; this finds what. ContextBlocks are checked only here. In NumPy the slots take
-some 40 microseconds for a message of any size; this takes 2 for a small one.
+A Score is checked as it is searched (`index/search/owned_kernels.py`); this finds what is wrong.
+ContextBlocks are checked only here. In NumPy the slots take some 40 microseconds for a message of
+any size; this takes 2 for a small one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ def first_fault(  # type: ignore[no-untyped-def]
 ):
     """The first thing that is wrong with a message, and where.
 
-    Shapes
-        context_lengths  (C,)      uint8
-        context_words    (sum,)    uint32  most recent last
-        words            (Q,)      uint32
-        slots            (4096,)   uint16  the shard of each slot
-    Returns      (fault, place): FINE and 0, or one of the BAD_ numbers and the index of the context
-                 length, context word, word or context at fault. Lengths are looked at before ids,
-                 ids before slots.
-    Cost         O(C + sum + Q), no allocation
-    Trusts       sum(context_lengths) == len(context_words); `wire.codec` checked it
+    Shapes   context_lengths (C,), context_words (sum,) most recent last, words (Q,)
+             slots (4096,)  the shard of each slot
+    Returns  (fault, place): FINE and 0, or one of the BAD_ numbers and the index of the context
+             length, context word, word or context at fault. Lengths before ids, ids before slots.
+    Cost     O(C + sum + Q), no allocation
+    Trusts   sum(context_lengths) == len(context_words); `wire.codec` checked it
     """
     for i in range(len(context_lengths)):
         if context_lengths[i] < 2 or context_lengths[i] > order - 1:
@@ -63,7 +59,6 @@ def check(
     slots: NDArray[np.uint16],
     shard: int,
 ) -> tuple[int, int]:
-    """`first_fault`, typed for callers."""
     fault, place = first_fault(
         context_lengths, context_words, words, order, vocabulary_size, slots, shard
     )
@@ -72,12 +67,9 @@ def check(
 
 @kernel("uint8[:], out int64[:]")
 def count_orders(orders, totals):  # type: ignore[no-untyped-def]
-    """Adds to `totals` how often each order stands in `orders`.
+    """Adds to `totals` (T,) how often each order stands in `orders` (Q,), leaving out T and above.
 
-    Shapes
-        orders  (Q,)  uint8
-        totals  (T,)  int64   changed; orders of T or more are left out
-    Cost     O(Q): half a microsecond for 64 queries, where NumPy's bincount and a sum take 3.7
+    Cost  half a microsecond for 64 queries, where NumPy's bincount and a sum take 3.7
     """
     for i in range(len(orders)):
         if orders[i] < len(totals):

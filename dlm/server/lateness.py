@@ -23,11 +23,8 @@ class Lateness:
         self._least = inf  # of this window
 
     def of(self, sent_us: int, now: float) -> float:
-        """Seconds that a message stamped `sent_us` has waited, seen at `now`; at least 0.
-
-        Args
-            now  seconds on a clock that never goes back
-        """
+        """Seconds, at least 0, that a message stamped `sent_us` has waited; `now` never goes
+        back."""
         if self._first is None:
             self._first = now
         difference = now - sent_us * 1e-6

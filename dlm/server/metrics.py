@@ -51,23 +51,16 @@ class ServerMetrics:
     whole, and all of them at most one message apart.
 
     messages   Score requests answered, and ContextBlocks, which count as Scores of their words
-    queries    queries answered in them
     blocks     contexts answered in ContextBlocks
-    refusals   requests refused, by reason; the labels are the closed set `Reason`
-    in_flight  requests being worked on now
-    streams    Exchange streams open now
-    downloads  Download streams open now
     abandoned  requests whose client went away before the answer
     unauthenticated  calls of any method refused because they have no valid token
     client_limits    calls of any method refused because their client had too much open
     clients    calls accepted, by the name of their token; as many as the tokens file names
+    matched_orders  (16,)  queries answered by matched order, 1 to 15
     batch_queries   queries per request
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
                start, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
                bytes to gRPC (streams only: for a unary call gRPC does that itself)
-
-    Shapes
-        matched_orders  (16,) int64: queries answered by matched order, 1 to 15
     """
 
     messages: int = 0
@@ -100,10 +93,7 @@ class ServerMetrics:
         search_s: float,
         encode_s: float,
     ) -> None:
-        """Counts a request that was answered.
-
-        Shapes   by_order (16,) int64: its queries by matched order
-        """
+        """Counts a request that was answered; `by_order` (16,): its queries by matched order."""
         self.messages += 1
         self.queries += queries
         self.batch_queries.add(queries)
@@ -114,11 +104,9 @@ class ServerMetrics:
         self.matched_orders += by_order
 
     def wrote(self, write_s: float) -> None:
-        """Counts a reply handed to a stream."""
         self.write_s.add(write_s)
 
     def refused(self, reason: Reason) -> None:
-        """Counts a request that was refused."""
         self.refusals[reason] += 1
 
     def refused_for(self, reason: Reason) -> int:
@@ -131,5 +119,4 @@ class ServerMetrics:
 
     @property
     def refused_total(self) -> int:
-        """Score requests refused for any reason."""
         return self.refusals.total()

@@ -26,11 +26,7 @@ _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 
 class Models:
-    """The services of one server process, one per shard set.
-
-    Raises
-        ConfigError  the same shard set is given twice
-    """
+    """The services of one server process, one per shard set; ConfigError if one is given twice."""
 
     def __init__(self, services: Sequence[ShardService]) -> None:
         self.default = services[0]
@@ -56,7 +52,7 @@ class Models:
 
     @property
     def state(self) -> ServingState:
-        """The state of all services: they warm up, answer and drain together."""
+        """They warm up, answer and drain together."""
         return self.default.state
 
     @state.setter
@@ -66,7 +62,6 @@ class Models:
 
     @property
     def refuses(self) -> bool:
-        """Whether a draining server has stopped accepting messages."""
         return self.default.admission.refuses
 
     @refuses.setter
@@ -84,28 +79,26 @@ class Models:
 
     @property
     def in_flight(self) -> int:
-        """Score messages that any service is working on."""
         return sum(service.metrics.in_flight for service in self)
 
     async def idle(self) -> None:
-        """Returns once no Score is in flight."""
         while self.in_flight:
             for service in self:
                 await service.admission.idle()
 
     def close(self) -> None:
-        """Ends the threads and closes the files."""
         for service in self:
             service.close()
 
     # ------------------------------------------------------------- the choice
 
     def find(self, shard_set: bytes) -> ShardService:
-        """The service that checks and answers a message that names `shard_set`.
+        """The service that checks and answers a message for `shard_set`; the first if none holds
+        it.
 
-        If none holds it, the first: that one refuses the message, for the first reason in the order
-        of the contract (a damaged message is CHECKSUM, not another set). Each service checks that
-        the message names its own set, so a mistake here cannot become an answer.
+        It refuses the message, for the first reason in the order of the contract (a damaged
+        message is CHECKSUM, not another set). Each service checks that the message names its own
+        set, so a mistake here cannot become an answer.
         """
         return self._by_set.get(shard_set, self.default)
 
@@ -124,33 +117,27 @@ class Models:
             return b""
 
     def _chosen(self, message: M, data: bytes) -> ShardService:
-        """`find` for the calls whose messages are small and few."""
         return self.find(self._named(message, data))
 
     # -------------------------------------------------------------- the calls
 
     async def score(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Score."""
         return await self.find_for(data).score(data, context)
 
     async def context_block(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/ContextBlock."""
         return await self.find_for(data).context_block(data, context)
 
     async def exchange(self, messages: Any, context: Any) -> None:
-        """dlm.v1.Shard/Exchange; each message of the stream goes to the service that it names."""
+        """Each message of the stream goes to the service that it names."""
         await self.default.exchange(messages, context)
 
     async def describe(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Describe."""
         return await self._chosen(pb.DescribeRequest(), data).describe(data, context)
 
     async def heartbeat(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Heartbeat."""
         return await self._chosen(pb.HeartbeatRequest(), data).heartbeat(data, context)
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        """dlm.v1.Shard/Download."""
         chunks: Any = self._chosen(pb.DownloadRequest(), data).download(data, context)
         async with aclosing(chunks):  # a client that stops half-way frees its place
             async for chunk in chunks:

@@ -20,7 +20,6 @@ _TRIES = 16  # ports to try if the system picks one that is free for only one ad
 
 
 def cannot_be_bound(address: str) -> ConfigError:
-    """The error message for an address that this process cannot listen on."""
     return ConfigError(
         f"{address} cannot be bound: another process listens there, or this machine "
         "has no such address. Stop that process, or choose another port (0 picks a free one)"
@@ -31,14 +30,10 @@ def cannot_be_bound(address: str) -> ConfigError:
 def reserved(host: str, port: int, *, address: str) -> Iterator[int]:
     """Reserves a port for this process, on which its children may listen with SO_REUSEPORT.
 
-    Args
-        port     0 takes a free one
-        address  shown in errors
-    Returns
-        the port
-    Raises
-        ConfigError  another process listens there or has reserved it, or the address does not exist
-        OSError      no file descriptor is left
+    Args    port  0 takes a free one, which is returned;  address  shown in errors
+    Raises  ConfigError  another process listens there or has reserved it, or there is no such
+            address
+            OSError  no file descriptor is left
     """
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

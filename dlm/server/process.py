@@ -21,8 +21,7 @@ MEMORY_SHARE = 100
 def private_memory(status: Path = Path("/proc/self")) -> int:
     """Bytes that would be freed if this process ended: those it wrote and shares with no other.
 
-    Pages of mapped files are not counted, since they belong to the page cache; nor are pages that a
-    worker still shares with its parent.
+    Not pages of mapped files, which belong to the page cache, nor those shared with its parent.
     """
     try:
         lines = (status / "smaps_rollup").read_bytes().splitlines()
@@ -36,12 +35,9 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 class MemoryGauge:
     """`private_memory`, without waiting for it.
 
-    Args
-        read   counts the bytes; may take milliseconds per GiB mapped
-        clock  monotonic seconds
-    Guarantees
-        only the first `bytes` reads on the caller's thread; later ones return the last known number
-        and, if it is old, start a thread that finds the next
+    Args        read   counts the bytes; may take milliseconds per GiB mapped
+    Guarantees  only the first `bytes` reads on the caller's thread; later ones return the last
+                known number and, if it is old, start a thread that finds the next
     """
 
     def __init__(
@@ -55,7 +51,6 @@ class MemoryGauge:
         self._reading = threading.Lock()
 
     def bytes(self) -> int:
-        """Bytes of this process alone."""
         if self._bytes is None:
             self._measure()
         elif self._clock() >= self._due and self._reading.acquire(blocking=False):
@@ -82,12 +77,9 @@ class MemoryGauge:
 class Process:
     """One of the processes that share a port.
 
-    worker    its number, from 0
-    workers   how many there are
     restarts  earlier processes of this worker
     instance  drawn at random: a new number means a new process, whose counters began at 0
     metrics_socket  where it shows its metrics, if its supervisor joins those of all workers
-    open_files      of this process
     damage    a fault that its supervisor found in a file that all workers have mapped
     doubts    another worker could not read a page of a mapped file: this one reads the files and
               then maps them again
@@ -117,5 +109,5 @@ class Process:
 
     @staticmethod
     def cpu_ms() -> int:
-        """Processor time since the start, of all threads, in milliseconds."""
+        """Processor time since the start, of all threads."""
         return time.process_time_ns() // 1_000_000

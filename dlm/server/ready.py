@@ -34,8 +34,7 @@ OnReady = Callable[[Ready], None]
 class Notice:
     """The ready file and the callback: there from `publish` until `withdraw`.
 
-    Args
-        file  JSON of `Ready`; one left by an earlier server is removed at once
+    An earlier server's file is removed at once.
     """
 
     def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
@@ -44,13 +43,11 @@ class Notice:
         self.withdraw()
 
     def publish(self, ready: Ready) -> None:
-        """Writes the file atomically, and calls back."""
         if self._file is not None:
             write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
         if self._on_ready is not None:
             self._on_ready(ready)
 
     def withdraw(self) -> None:
-        """Removes the file."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)

@@ -19,8 +19,7 @@ LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 class Refusal(Exception):
     """A refused call: the reason, and a message for readers of the client's log.
 
-    It never leaves the server: handlers turn it into a status code and trailing metadata, streams
-    into a reply.
+    It never leaves the server: it becomes a status code and metadata, or a stream's reply.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -29,7 +28,6 @@ class Refusal(Exception):
         self.message = message
 
     async def abort(self, context: Any) -> NoReturn:
-        """Ends the call."""
         metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, self.reason.value),)
         if self.reason in LOAD_REASONS:
             metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
@@ -37,20 +35,17 @@ class Refusal(Exception):
         raise AssertionError("abort returned")
 
     def reply(self, sequence: int) -> bytes:
-        """The reply of a stream to its message `sequence`."""
         retry_after_ms = RETRY_AFTER_MS if self.reason in LOAD_REASONS else 0
         return codec.encode_refusal(sequence, self.reason.value, self.message, retry_after_ms)
 
 
 def too_late() -> Refusal:
-    """For work that did not start in time."""
     return Refusal(
         Reason.LATE, "the deadline passed before work started; allow more time, or ask a replica"
     )
 
 
 def of_fault(error: ProtocolError) -> Refusal:
-    """For a message in which the codec found a fault."""
     if isinstance(error, codec.DamagedMessage):
         return Refusal(Reason.CHECKSUM, str(error))
     if isinstance(error, codec.OversizedMessage):
@@ -59,8 +54,7 @@ def of_fault(error: ProtocolError) -> Refusal:
 
 
 def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
-    """For any exception. A bug is logged with its place and type, but without its message, which
-    may contain queries."""
+    """For any exception. A bug is logged by place and type: its message may contain queries."""
     if isinstance(exc, Refusal):
         return exc
     kind = type(exc).__name__

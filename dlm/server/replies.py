@@ -44,9 +44,6 @@ class Replies:
     handler is cancelled and the context raises `Unread`. If the client went away, then or before,
     the context ends as if the handler was cancelled.
 
-    Args
-        context  of the call, from gRPC
-        client   whose it is, for the log
     Guarantees
         the function given with a reply is always called once: when gRPC has the reply, or when it
         never will; after a reply that was not read in time, nothing more is written; after the
@@ -93,7 +90,6 @@ class Replies:
             raise asyncio.CancelledError
 
     def check(self) -> None:
-        """Raises `Unread` if a reply was not read."""
         if self._unread:
             raise Unread(WRITE_S)
 

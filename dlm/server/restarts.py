@@ -28,7 +28,6 @@ class Pulse:
 
     looks         made before it was ready; -1 from then on
     silent_looks  made since the last sign of life
-    has_beaten    whether there was one
     """
 
     looks: int = 0
@@ -36,12 +35,10 @@ class Pulse:
     has_beaten: bool = False
 
     def beat(self) -> None:
-        """Its event loop runs."""
         self.silent_looks = 0
         self.has_beaten = True
 
     def ready(self) -> None:
-        """It is ready, which counts as a beat too."""
         self.beat()
         self.looks = -1
 
@@ -59,17 +56,10 @@ class Pulse:
 
 
 def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:
-    """What to do after the death of a worker.
+    """Quick deaths in a row from now on, and the seconds to wait before the next start of a worker.
 
-    Args
-        lived_s       seconds from its start to its end
-        quick_deaths  quick deaths in a row before this one
-    Returns
-        quick deaths in a row from now on, and the seconds to wait before the next start
-
-    Edge cases
-        | the first quick death       | no pause: one crash costs nobody a second |
-        | a long life                 | no pause, and the count starts again      |
+    The first quick death costs no pause: one crash costs nobody a second. A long life resets the
+    count.
     """
     if lived_s >= QUICK_S:
         return 0, 0.0

@@ -64,11 +64,8 @@ CHANNEL_OPTIONS = (
 class ClientUsage:
     """What one client has open now.
 
-    name       of its token; else the subject of its certificate; else its address without the port
-    calls      calls and streams of every kind, until the client has read their end: unread data is
-               kept for it
-    in_flight  Score messages being worked on; `service` counts them
-    downloads  Download streams
+    name   of its token; else the subject of its certificate; else its address without the port
+    calls  calls and streams of every kind, until the client has read their end: unread data is kept
     """
 
     name: str
@@ -86,15 +83,12 @@ def caller() -> ClientUsage | None:
 
 
 def replies_to(context: Any) -> Replies:
-    """The replies to the stream of the current call."""
     client = caller()
     return Replies(context, client.name if client is not None else "")
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call in progress."""
-
     client: ClientUsage
     digest: bytes | None
     task: asyncio.Task[Any]
@@ -111,8 +105,7 @@ class Credentials:
     starts with what the others have: neither with a file that is now unusable, nor with a token
     that was revoked.
 
-    Raises
-        ConfigError  a file that config names is unusable
+    Raises  ConfigError  a file that config names is unusable
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -130,10 +123,7 @@ class Credentials:
             self.certificates = Certificates(*files)
 
     def reload(self, what: str) -> None:
-        """Reads the files of a watch again.
-
-        Raises  ConfigError; then nothing changes
-        """
+        """Reads the files of a watch again; after a ConfigError nothing has changed."""
         if what == "tokens":
             self.tokens = read_tokens(self._path)
         elif self.certificates is not None:
@@ -148,12 +138,8 @@ class Credentials:
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets calls in, or not; on the event loop.
 
-    Args
-        config   tls_*, tokens, open_health and the limits of a client
-        metrics  the counts, including calls by token name
-        credentials  what the process had read before it was forked
-    Raises
-        ConfigError  a file that config names is unusable
+    Args  metrics      the counts, including calls by token name
+          credentials  what the process had read before it was forked
     """
 
     def __init__(
@@ -172,32 +158,24 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # ------------------------------------------------------------------- life
 
     def bind(self, server: Any, address: str) -> int:
-        """Binds `address` with TLS or without, as configured; returns the port.
-
-        Raises  RuntimeError, from gRPC
-        """
+        """Binds `address` with TLS or without, as configured; returns the port."""
         certificates = self._credentials.certificates
         if certificates is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, certificates.credentials()))
 
     def start(self) -> None:
-        """Follows changes of the files from now on."""
         self._tasks = [
             asyncio.create_task(follow(watch, partial(self._reload, what), what=what))
             for what, watch in self._credentials.watches.items()
         ]
 
     def close(self) -> None:
-        """Stops following."""
         for task in self._tasks:
             task.cancel()
 
     def _reload(self, what: str) -> dict[str, object]:
-        """Reads files again, and ends what a revoked token opened; returns what to log.
-
-        Raises  ConfigError; then nothing changes
-        """
+        """Reads files again, and ends what a revoked token opened; returns what to log."""
         self._credentials.reload(what)
         tokens = self._credentials.tokens
         if what != "tokens" or tokens is None:
@@ -216,7 +194,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        """See grpc.aio.ServerInterceptor: the handler of a call, or one that refuses it."""
+        """The handler of a call, or one that refuses it."""
         tokens, name, digest = self._credentials.tokens, None, None
         if tokens is not None:
             number = tokens.find(details.invocation_metadata)
@@ -307,7 +285,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return await self._refuse(requests, context)
 
     def _ended(self, client: ClientUsage, method: str, _: Any) -> None:
-        """A call is over: its client has all of it, or has gone away."""
         self._open -= 1
         client.calls -= 1
         client.downloads -= method == DOWNLOAD
@@ -325,7 +302,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._clients.pop(client.name, None)
 
     def _full(self, client: ClientUsage, method: str) -> tuple[Reason, str] | None:
-        """Why this client may not open another call; None if it may."""
         config = self._config
         if client.calls >= config.client_streams:
             return Reason.CLIENT_LIMIT, (
@@ -375,8 +351,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def allow_connections() -> None:
-    """Raises this process's limit of open files as far as allowed, so that idle connections of one
-    peer leave room for others."""
+    """Raises this process's limit of open files as far as allowed, so that idle connections of
+    one peer leave room for others."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

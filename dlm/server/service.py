@@ -1,8 +1,8 @@
 """The six calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
 
-Handlers take and return raw bytes, so that bytes that are not protobuf are refused like any other
-bad message, and internal errors are distinguished from them. They run on the event loop; answering
-(`answers.py`) runs there for a small message and in a thread for a large one.
+Handlers take raw bytes, so that bytes that are not protobuf are refused like any other bad message,
+and internal errors differ from them. They run on the event loop; answering (`answers.py`) runs
+there for a small message and in a thread for a large one.
 """
 
 from __future__ import annotations
@@ -37,15 +37,10 @@ Work = Callable[[bytes, float | None], Awaitable[bytes]]
 class ShardService:
     """Answers for one shard.
 
-    Args
-        shard    open and verified
-        config   limits
-        clock    monotonic seconds, for deadlines and the uptime
-        process  what a heartbeat reports of the process
-        files    what `downloads.open_files` returned, for services that must not open them again
-    Guarantees
-        a Score is answered in full and correctly, or refused with a code and a reason; nothing that
-        a client sends can end the process
+    Args        clock  monotonic seconds, for deadlines and the uptime
+                files  what `downloads.open_files` returned, if it must not open them again
+    Guarantees  a Score is answered in full and correctly, or refused with a code and a reason;
+                nothing that a client sends can end the process
     """
 
     def __init__(
@@ -77,21 +72,17 @@ class ShardService:
 
     @property
     def state(self) -> ServingState:
-        """Whether it warms up, answers or drains."""
         return self.admission.state
 
     # ---------------------------------------------------- Score and ContextBlock
 
     async def score(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Score."""
         return await self._take("score", data, context, self._read_and_answer)
 
     async def context_block(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/ContextBlock."""
         return await self._take("context_block", data, context, self._read_and_list)
 
     async def _take(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
-        """What `work` returns for a message, in a span if calls are traced."""
         if self._tracer is not None:
             return await self._take_traced(call, data, context, work, self._tracer)
         return await self._take_counted(call, data, context, work)
@@ -120,7 +111,6 @@ class ShardService:
     async def _take_traced(
         self, call: str, data: bytes, context: Any, work: Work, tracer: Tracer
     ) -> bytes:
-        """The same in a span, if the caller sent a sampled trace context."""
         span = tracer.proceed(
             f"dlm.{call}", context.invocation_metadata() or (), shard=self.shard.index
         )
@@ -166,7 +156,6 @@ class ShardService:
     async def in_thread(
         self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
     ) -> Answered:
-        """What `work` returns."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work, asked, late)
 
@@ -179,9 +168,8 @@ class ShardService:
     ) -> None:
         """Counts a request that was answered.
 
-        Args
-            arrived   when it was read, after it had waited `waited_s`
-            posted    when enough of it was read to hand it to a thread
+        Args  arrived  when it was read, after it had waited `waited_s`
+              posted   when enough of it was read to hand it to a thread
         """
         read = arrived if posted is None else posted
         self.metrics.blocks += answered.blocks
@@ -195,7 +183,6 @@ class ShardService:
         )
 
     def refusal(self, call: str, exc: Exception) -> Refusal:
-        """Counts a request that was not answered, and says why."""
         refusal = of_exception(call, exc, self.shard.index)
         self.metrics.refused(refusal.reason)
         return refusal
@@ -206,20 +193,17 @@ class ShardService:
         self.admission.leave()
 
     def warm_up(self, data: bytes) -> None:
-        """See `Answerer.warm_up`; in any thread."""
         self.answerer.warm_up(data)
 
     # --------------------------------------------------------------- Exchange
 
     async def exchange(self, _: Any, context: Any) -> None:
-        """dlm.v1.Shard/Exchange: a stream of Scores, of any model on this port."""
         async with replies_to(context) as replies:
             await ExchangeStream(self.find, self.metrics, context, replies).run()
 
     # ------------------------------------------------- Describe and Heartbeat
 
     async def describe(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Describe."""
         return await self._guard(context, "describe", lambda: self._describe(data))
 
     def _describe(self, data: bytes) -> bytes:
@@ -240,7 +224,6 @@ class ShardService:
         return bytes(reply.SerializeToString())
 
     async def heartbeat(self, data: bytes, context: Any) -> bytes:
-        """dlm.v1.Shard/Heartbeat."""
         return await self._guard(context, "heartbeat", lambda: self._heartbeat(data))
 
     def _heartbeat(self, data: bytes) -> bytes:
@@ -269,7 +252,6 @@ class ShardService:
     # --------------------------------------------------------------- Download
 
     async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        """dlm.v1.Shard/Download."""
         download = await self._guard(context, "download", lambda: self.downloads.begin(data))
         self.metrics.downloads += 1
         try:

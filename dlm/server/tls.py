@@ -12,8 +12,6 @@ class Certificates:
     """What a handshake uses: read and checked once, then again whenever `reload` is called.
 
     A connection keeps what it began with; each new handshake uses what was read last.
-
-    Raises  ConfigError, see `read_certificates`
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -22,10 +20,8 @@ class Certificates:
         self._fresh = False
 
     def reload(self) -> None:
-        """Reads the files again; if they are unusable, what was read before stays.
-
-        Raises  ConfigError
-        """
+        """Reads the files again; if they are unusable, raises ConfigError and keeps the earlier
+        ones."""
         self._content = read_certificates(**self._files)
         self._fresh = True
 

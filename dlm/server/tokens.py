@@ -51,7 +51,6 @@ class Tokens:
 
 
 def is_name(name: str) -> bool:
-    """Whether a client may have this name."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -34,9 +34,7 @@ class Cause(Enum):
 class OpenFiles:
     """How many files and connections this process has open, and whether it may open another.
 
-    Args
-        room   raises OSError if nothing can be opened
-        clock  monotonic seconds
+    Args  room  raises OSError if nothing can be opened
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class OpenFiles:
 
     @property
     def limit(self) -> int:
-        """The limit of this process, as `ulimit -n` shows it."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def count(self) -> int:
@@ -109,13 +106,11 @@ class SharedText:
         self._memory = mmap.mmap(-1, self._BYTES)
 
     def write(self, text: str) -> None:
-        """Replaces the text; a text that is too long is cut."""
         data = text.encode()[: self._BYTES - 2]
         self._memory[:2] = b"\0\0"  # a reader meanwhile finds nothing rather than half
         self._memory[2 : 2 + len(data)] = data
         self._memory[:2] = len(data).to_bytes(2, "little")
 
     def read(self) -> str:
-        """The text; "" if there is none."""
         length = int.from_bytes(self._memory[:2], "little")
         return self._memory[2 : 2 + length].decode(errors="replace")

@@ -56,7 +56,6 @@ def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
 
 
 async def follow(watch: FileWatcher, reload: Reload, *, what: str) -> None:
-    """Looks repeatedly."""
     while True:
         await asyncio.sleep(POLL_S)
         reload_if_changed(watch, reload, what=what)

@@ -1,16 +1,12 @@
 """Several processes on one port: the supervisor that starts, replaces and ends them.
 
-The supervisor opens and compiles, then forks its workers, so that they share all of its pages
-(README.md, "Decisions"). It never starts gRPC, an event loop or a thread: those belong to the
-workers, and none would survive the fork that replaces a worker.
+The supervisor opens and compiles, then forks its workers, so that they share all of its pages. It
+never starts gRPC, an event loop or a thread: none would survive the fork that replaces a worker.
 
 A worker sends lines of JSON to it over a pipe, which closes when the worker ends for any reason.
 Signals go the other way: SIGTERM drains, SIGKILL ends. The worker's event loop beats over that
-pipe: a stuck worker keeps its port and its connections but answers nobody, so it is ended. So is a
-worker that does not become ready.
-
-If metrics are on, one more process joins those of the workers (`exposition.serve_joined`): it is
-replaced like a worker, and outlives them all.
+pipe: a worker that is stuck, or does not become ready, is ended. If metrics are on, one more
+process joins those of the workers: it is replaced like a worker, and outlives them all.
 
 A worker that dies of SIGBUS could not read a page of a mapped file. Later workers read the files
 and map them again; while they find one damaged, the server is not ready and says which.
@@ -64,11 +60,9 @@ class _Stopped(BaseException):
 class _Worker:
     """A child process, or the pause before the next one.
 
-    index   number of the worker; None for the process that shows the metrics of all
-    pid     0 between two processes
-    pipe    for its messages; -1 between two processes
+    index   None for the process that shows the metrics of all
+    pid     0 between two processes;  pipe  for its messages, -1 then
     again   when the next one starts
-    pulse   of the process
     suspect whether it may map files of which another worker could not read a page
     """
 
@@ -89,12 +83,12 @@ class _Worker:
 class Supervisor:
     """Keeps `config.workers` processes serving.
 
-    Args
-        warm    called once, before the first fork: what it leaves in memory is shared
-        work    what each worker does; gets the port, its own `Process`, and what to call when ready
-        notice  published when all workers answer, withdrawn when they drain
-        look    called several times per second: refreshes what new workers start with
-        labels  of the metrics that are shown for a dead worker
+    Args  warm    called once, before the first fork: what it leaves in memory is shared
+          work    what each worker does; gets the port, its own `Process`, and what to call when
+                  ready
+          notice  published when all workers answer, withdrawn when they drain
+          look    called several times per second: refreshes what new workers start with
+          labels  of the metrics that are shown for a dead worker
     """
 
     def __init__(
@@ -130,11 +124,9 @@ class Supervisor:
     def run(self) -> int:
         """Serves until SIGTERM or SIGINT; a second one ends the workers at once.
 
-        Returns
-            0 if every worker answered all of its messages, 1 if one was cut off
-        Raises
-            ConfigError  the port cannot be bound, or a worker ended before all were ready
-            DlmError     the error that such a worker raised
+        Returns  0 if every worker answered all of its messages, 1 if one was cut off
+        Raises   ConfigError  the port cannot be bound, or a worker ended before all were ready
+                 DlmError     the error that such a worker raised
         """
         try:
             return self._run()
@@ -189,7 +181,6 @@ class Supervisor:
 
     @property
     def _processes(self) -> list[_Worker]:
-        """The workers, and the process that shows their metrics."""
         return [*self._workers, self._shows] if self._shows else self._workers
 
     def _prepare(self) -> None:
@@ -204,7 +195,6 @@ class Supervisor:
         )
 
     def _supervise(self) -> None:
-        """Runs until every worker has ended after a signal."""
         while True:
             now = time.monotonic()
             if self._signals and self._stopping_since is None:
@@ -278,7 +268,6 @@ class Supervisor:
                 os.kill(worker.pid, number)
 
     def _end_all(self) -> None:
-        """Ends all processes; workers are left only if an error was raised."""
         for worker in self._processes:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGKILL)
@@ -289,10 +278,8 @@ class Supervisor:
     # --------------------------------------------------------------- one worker
 
     def _start_or_wait(self, worker: _Worker) -> None:
-        """Starts a worker; or later, if the system has no process or no memory for it now.
-
-        Raises  ConfigError  this happens at the start of the server
-        """
+        """Starts a worker; or later, if the system has no process or no memory for it now. At
+        the server's start, that is a ConfigError."""
         try:
             self._start(worker)
         except OSError as exc:
@@ -380,7 +367,6 @@ class Supervisor:
                 os._exit(status)
 
     def _hear(self, worker: _Worker) -> None:
-        """Handles a worker's message, or its end."""
         try:
             data = os.read(worker.pipe, 65_536)
         except BlockingIOError:
@@ -405,7 +391,6 @@ class Supervisor:
             self._ended(worker)
 
     def _publish(self) -> None:
-        """Reports that the server is ready, once all workers are."""
         if self._published or self._stopping_since is not None:
             return
         if all(worker.ready for worker in self._workers):
