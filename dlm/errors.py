@@ -6,6 +6,7 @@
     ├── ConfigError            a setting is wrong; nothing was attempted
     ├── FormatError            a file is not what it should be
     │   ├── ArpaError          ... an ARPA file
+    │   ├── KenlmFormatError   ... a KenLM binary file
     │   ├── ShardFormatError   ... a shard set, its manifest or one of its files
     │   ├── LatticeError       ... a lattice, or an n-best list
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
@@ -82,6 +83,30 @@ class ArpaError(FormatError):
         if advice:
             text += f". {advice}"
         super().__init__(text)
+
+
+class KenlmFormatError(FormatError):
+    """A KenLM binary file is damaged, incomplete, or of another version, kind or byte order.
+
+    `section` is what the fault is in, such as "header" or "3-grams"; `byte_offset` is its place in
+    the file, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        section: str,
+        byte_offset: int | None = None,
+        advice: str,
+    ) -> None:
+        self.path = path
+        self.section = section
+        self.byte_offset = byte_offset
+        self.advice = advice
+        place = f"{path}, {section}" + ("" if byte_offset is None else f", byte {byte_offset}")
+        super().__init__(f"{message} ({place}). {advice}")
 
 
 class ShardFormatError(FormatError):

@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import ShardFormatError
-from dlm.index.memory_options import MAPPED, MemoryOptions, hold
+from dlm.memory_options import MAPPED, MemoryOptions, hold
 from dlm.ngram.partition import MAX_SHARDS, SLOTS
 
 FORMAT_NAME = "dlm shard set"  # DO NOT CHANGE: on disk

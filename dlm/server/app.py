@@ -21,9 +21,9 @@ import uvloop
 
 from dlm.errors import ConfigError
 from dlm.index.layout import check_file, map_columns, read_manifest
-from dlm.index.memory_options import MAPPED, MemoryOptions
 from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
+from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.admission import Clock

@@ -23,16 +23,16 @@ from dlm.asr.kenlm.row_kernels import (
     weight_from,
     word_at,
 )
-from dlm.index.packed.kernels import (
+from dlm.index.packed.kernels import find_key
+from dlm.index.search.step_kernels import alone, ask_alone, key_of, low_of, of, open_list
+from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import (
     as_float32,
-    find_key,
     load64,
     mask_of,
     prefetch,
     two_fields,
 )
-from dlm.index.search.step_kernels import alone, ask_alone, key_of, low_of, of, open_list
-from dlm.jit import inlined, kernel
 
 # Places in a table, an array of int64.
 (

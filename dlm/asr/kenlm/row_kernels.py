@@ -12,16 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from dlm.index.packed.kernels import (
-    field,
-    find_key,
-    load64,
-    load_float32,
-    mask_of,
-    prefetch,
-    rank_bits,
-    two_fields,
-)
+from dlm.index.packed.kernels import find_key, rank_bits
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
 from dlm.index.search.step_kernels import (
@@ -48,6 +39,14 @@ from dlm.index.search.step_kernels import (
     word_backoff,
 )
 from dlm.jit import inlined
+from dlm.ngram.memory_kernels import (
+    field,
+    load64,
+    load_float32,
+    mask_of,
+    prefetch,
+    two_fields,
+)
 
 # A row: the number of its words, whether something is stored under the last two, and the words,
 # newest first; uint32. Then of the context of each length the address of its list in bits, int64;

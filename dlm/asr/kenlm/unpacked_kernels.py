@@ -22,9 +22,14 @@ from dlm.asr.kenlm.sentence_kernels import (
     numbers_behind,
     read_words,
 )
-from dlm.index.packed.kernels import as_float32, load64, load_float32, prefetch
 from dlm.index.search.step_kernels import of
 from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import (
+    as_float32,
+    load64,
+    load_float32,
+    prefetch,
+)
 
 # Places in a table, an array of int64.
 (

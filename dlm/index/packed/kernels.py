@@ -12,108 +12,22 @@ by side so that they change together.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import (
+    bit_length,
+    field,
+    get,
+    load64,
+    mask_of,
+    trailing_zeros,
+)
 
 # DO NOT CHANGE: on disk.
 OFFSET_BLOCK = 16  # offsets that share a base
 DIRECT = 8  # lists of at most so many keys have no directory
 
 _ONE = np.int64(1)
-
-
-@intrinsic
-def load64(typingctx, address):  # type: ignore[no-untyped-def]
-    """The eight bytes at `address`, aligned or not, as int64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def load_float32(typingctx, address):  # type: ignore[no-untyped-def]
-    """The float32 at `address`, a multiple of four."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.FloatType().as_pointer())
-        return builder.load(pointer, align=4)
-
-    return types.float32(types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
-    """Asks for the cache line at `address`; harmless at any address."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        byte_pointer = ir.IntType(8).as_pointer()
-        i32 = ir.IntType(32)
-        function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], function_type)
-        pointer = builder.inttoptr(args[0], byte_pointer)
-        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
-@intrinsic
-def as_float32(typingctx, bits):  # type: ignore[no-untyped-def]
-    """The float32 whose bits are the low 32 of `bits`."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        low = builder.trunc(args[0], ir.IntType(32))
-        return builder.bitcast(low, ir.FloatType())
-
-    return types.float32(types.int64), codegen
-
-
-@intrinsic
-def leading_zeros(typingctx, value):  # type: ignore[no-untyped-def]
-    """Zero bits above the highest one of an int64; 64 for 0."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctlz(args[0], ir.IntType(1)(0))
-
-    return types.int64(types.int64), codegen
-
-
-@inlined
-def mask_of(width):  # type: ignore[no-untyped-def]
-    """`width` ones."""
-    return (_ONE << width) - _ONE
-
-
-@inlined
-def get(address, bit, width):  # type: ignore[no-untyped-def]
-    """The field of `width` bits that begins at bit `bit` of the column at `address`."""
-    return (load64(address + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask_of(width)
-
-
-@inlined
-def field(bit, width):  # type: ignore[no-untyped-def]
-    """The field of `width` bits that begins at `bit`, eight times its address."""
-    return (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) & mask_of(width)
-
-
-@inlined
-def two_fields(bit, width):  # type: ignore[no-untyped-def]
-    """The field of `width` bits, 28 at most, that begins at `bit`, and the one after it."""
-    x = load64(bit >> np.int64(3)) >> (bit & np.int64(7))
-    mask = mask_of(width)
-    return x & mask, (x >> width) & mask
-
-
-@inlined
-def bit_length(value):  # type: ignore[no-untyped-def]
-    """Bits that `value` >= 0 needs; 0 for 0."""
-    return np.int64(64) - leading_zeros(value)
 
 
 @inlined
@@ -185,16 +99,6 @@ HIGHS = np.array(
     [sum(1 << (i * w + w - 1) for i in range(57 // w)) if w else 0 for w in _WIDTHS], np.int64
 )
 DIVIDE = np.array([-(-(1 << 16) // max(w, 1)) for w in _WIDTHS], np.int64)
-
-
-@intrinsic
-def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
-    """Zero bits below the lowest one of an int64; 64 for 0."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.cttz(args[0], ir.IntType(1)(0))
-
-    return types.int64(types.int64), codegen
 
 
 @inlined

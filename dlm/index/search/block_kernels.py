@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import field, rank_bits, two_fields
+from dlm.index.packed.kernels import rank_bits
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search.step_kernels import (
     address_of,
@@ -31,6 +31,10 @@ from dlm.index.search.step_kernels import (
     word_backoff,
 )
 from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import (
+    field,
+    two_fields,
+)
 
 _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.index.packed.kernels import field, find_key, mask_of, prefetch, two_fields
+from dlm.index.packed.kernels import find_key
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
 from dlm.index.search.step_kernels import (
@@ -51,6 +51,12 @@ from dlm.index.search.step_kernels import (
     word_backoff,
 )
 from dlm.jit import inlined, kernel
+from dlm.ngram.memory_kernels import (
+    field,
+    mask_of,
+    prefetch,
+    two_fields,
+)
 
 CONTEXTS = 32  # of a block
 WORDS = 64

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
 from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
-from dlm.index.memory_options import MAPPED, MemoryOptions
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
 from dlm.index.search import block_kernels, kernels, owned_kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
+from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable

@@ -16,23 +16,25 @@ from typing import NamedTuple
 import numpy as np
 
 from dlm.index.packed.kernels import (
-    as_float32,
     directory_bits,
-    field,
     find_key,
-    get,
-    load64,
-    load_float32,
-    mask_of,
     offset_at,
-    prefetch,
     rank_bits,
     read_head,
-    two_fields,
 )
 from dlm.index.packed.low import PAIR_FLAG_BITS
 from dlm.index.search import view as at
 from dlm.jit import inlined
+from dlm.ngram.memory_kernels import (
+    as_float32,
+    field,
+    get,
+    load64,
+    load_float32,
+    mask_of,
+    prefetch,
+    two_fields,
+)
 
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _15 = np.int64(15)

@@ -13,18 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.index.packed.kernels import (
-    as_float32,
-    field,
     find_few,
     find_key,
-    get,
-    load_float32,
-    mask_of,
     offset_at,
-    prefetch,
     rank_bits,
     read_head,
-    two_fields,
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
@@ -38,6 +31,15 @@ from dlm.index.search.step_kernels import (
 )
 from dlm.jit import inlined, kernel
 from dlm.ngram.digits.kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
+from dlm.ngram.memory_kernels import (
+    as_float32,
+    field,
+    get,
+    load_float32,
+    mask_of,
+    prefetch,
+    two_fields,
+)
 
 TOKENS = 256  # of a block
 STAGE = 32  # that go through a stage before the next begins

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlm.index import layout, memory_options
-from dlm.index.memory_options import MAPPED, MemoryOptions
+from dlm import memory_options
+from dlm.index import layout
 from dlm.index.search.local import LocalModel
 from dlm.index.search.view import WORD_VALUE
+from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.backoff import DictModel
 from index.oracle import write_columns
 from models import assert_equals_oracle, build, queries, random_model
@@ -104,7 +105,7 @@ def test_memory_that_cannot_be_locked_is_told_with_its_limit(tmp_path: Path) -> 
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))\n"
         "from dlm.index.search.local import LocalModel\n"
-        "from dlm.index.memory_options import MemoryOptions\n"
+        "from dlm.memory_options import MemoryOptions\n"
         "LocalModel.open(sys.argv[1], memory_options=MemoryOptions(lock=True))\n"
     )
     done = subprocess.run(

@@ -1,0 +1,414 @@
+"""What a KenLM binary file holds, and where: the header, and the sections that follow from it.
+
+The header is read and every section is checked against the size of the file when it is opened;
+README.md has the layout. Beyond that, KenLM's files cannot be checked: they have no checksums.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import KenlmFormatError
+from dlm.memory_options import MAPPED, MemoryOptions, hold
+
+Data = NDArray[np.uint8]
+
+# DO NOT CHANGE: on disk, KenLM's.
+PREFIX = b"mmap lm http://kheafield.com/code "
+_VERSIONED = PREFIX + b"format version "
+_VERSION = 5
+_SANITY = struct.Struct("<56s3f3IQ")
+_REFERENCE = _SANITY.pack(_VERSIONED + b"5\n\0", 0.0, 1.0, -0.5, 1, 0xFFFFFFFF, 0, 1)
+_FIXED = struct.Struct("<B3xfIB3xI")
+_SEARCH_VERSION = {False: 0, True: 1}  # by whether it is a trie
+_QUANTISED_VERSION, _ARRAY_VERSION, _PROBING_VERSION = 2, 0, 0
+_FIRST_WORD = b"<unk>\0"
+MAX_ORDER = 15  # of any model in dlm: a state length is four bits on the wire
+_MAX_COUNT = 1 << 57  # KenLM's: a pointer is read in one load
+_MAX_CODE_BITS = 25  # KenLM's
+_EXACT_BITS = 63, 31  # of the values of a middle and of the longest n-gram that is not quantised
+
+
+class ModelType(IntEnum):
+    """KenLM's six data structures, by the number in the header."""
+
+    PROBING = 0
+    REST_PROBING = 1
+    TRIE = 2
+    QUANT_TRIE = 3
+    ARRAY_TRIE = 4
+    QUANT_ARRAY_TRIE = 5
+
+    @property
+    def is_trie(self) -> bool:
+        """Whether n-grams are found in a trie, rather than by the hash of their words."""
+        return self >= ModelType.TRIE
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values are codes (`build_binary -q`)."""
+        return self in (ModelType.QUANT_TRIE, ModelType.QUANT_ARRAY_TRIE)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the high bits of pointers lie in a table (`build_binary -a`)."""
+        return self in (ModelType.ARRAY_TRIE, ModelType.QUANT_ARRAY_TRIE)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The n-grams of one order from 2 up. Places are bytes from the start of the file; 0: none.
+
+    order, count
+    at             where the entries begin
+    entries        probing: buckets, some of them empty; trie: `count`
+    entry_size     probing: bytes of a bucket; trie: bits of an entry
+    word_bits      trie: of the word, the first field of an entry
+    prob_bits      trie: of the probability, or of its code
+    backoff_bits   trie: of the back-off weight, or of its code; 0 at the longest order
+    next_bits      trie: of the pointer to the first child, the last field; without what `highs` has
+    highs_at       trie with arrays: where the table is that has a pointer's high bits: u64, the
+                   first entry at which they have each value
+    highs          ... and how many values that is
+    probs_at       quantised: where the float32 of each code are
+    backoffs_at    quantised: ... of the back-off weights
+    """
+
+    order: int
+    count: int
+    at: int
+    entries: int
+    entry_size: int
+    word_bits: int = 0
+    prob_bits: int = 0
+    backoff_bits: int = 0
+    next_bits: int = 0
+    highs_at: int = 0
+    highs: int = 0
+    probs_at: int = 0
+    backoffs_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything lies in a file. Places are bytes from its start.
+
+    path
+    model_type
+    order, counts     `counts[n - 1]` n-grams of order n; those of a trie contain KenLM's blanks
+    multiplier        probing: buckets per n-gram, in float32
+    words             the number of words, <unk> counted; ids are below it
+    hashes_at         of the words. Probing: buckets of u64 hash, u32 id. Trie: sorted u64; the id
+                      is the rank, from 1
+    hashes            buckets; or words without <unk>
+    unigrams_at       by id: f32 probability, f32 back-off weight; then f32 rest cost
+                      (REST_PROBING), or u64 first child (tries)
+    unigram_bytes     of one
+    levels            orders 2, 3, ...
+    words_at          where the words are: by id, each ended by a zero byte; None: not stored (`-v`)
+    size              of the file
+    """
+
+    path: str
+    model_type: ModelType
+    order: int
+    counts: tuple[int, ...]
+    multiplier: float
+    words: int
+    hashes_at: int
+    hashes: int
+    unigrams_at: int
+    unigram_bytes: int
+    levels: tuple[Level, ...]
+    words_at: int | None
+    size: int
+
+
+def is_kenlm(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is one of KenLM's, complete or not."""
+    return head.startswith(PREFIX)
+
+
+def open_file(
+    path: str | os.PathLike[str], *, memory_options: MemoryOptions = MAPPED
+) -> tuple[Data, Layout]:
+    """A KenLM binary file, mapped: processes that open it share its pages.
+
+    Returns  the bytes of the file, read-only, (size,) uint8; and where everything lies in it
+    Raises
+        KenlmFormatError  the file is none of KenLM's, or is incomplete, damaged, cut, or of
+                          another version or byte order
+        OSError           the file cannot be read
+    Cost     some pages are read, whatever the size of the file
+    """
+    with open(path, "rb") as file:  # noqa: PTH123
+        size = os.fstat(file.fileno()).st_size
+        if size < len(_REFERENCE):
+            _check_head(file.read(len(_REFERENCE)), os.fspath(path))
+        data = np.frombuffer(hold(file, size, memory_options), np.uint8)
+    return data, read_layout(data, os.fspath(path))
+
+
+def read_layout(data: Data, path: str) -> Layout:
+    """Where everything lies in the file with these bytes.
+
+    Args
+        path  for messages
+    Raises    KenlmFormatError, as `open_file`
+    """
+    _check_head(data[: len(_REFERENCE)].tobytes(), path)
+    at = len(_REFERENCE)
+    fault = _Faults(path, len(data))
+    fault.check_end(at + _FIXED.size, "header")
+    order, multiplier, kind, has_words, version = _FIXED.unpack_from(data.data, at)
+    at += _FIXED.size
+    if kind not in list(ModelType):
+        raise fault(f"the model has type {kind}; KenLM has types 0 to 5", "header")
+    model_type = ModelType(kind)
+    if version != _SEARCH_VERSION[model_type.is_trie]:
+        raise fault(
+            f"the {model_type.name} has search version {version}; expected "
+            f"{_SEARCH_VERSION[model_type.is_trie]}",
+            "header",
+            advice="Build the file again with the current `build_binary`",
+        )
+    if not 2 <= order <= MAX_ORDER:
+        raise fault(f"the model has order {order}; expected 2 to {MAX_ORDER}", "header")
+    if not (math.isfinite(multiplier) and multiplier >= 1):
+        raise fault(f"the probing multiplier is {multiplier}; expected 1 or more", "header")
+    if has_words not in (0, 1):
+        raise fault(f"the flag for stored words is {has_words}; expected 0 or 1", "header")
+    fault.check_end(at + 8 * order, "header")
+    counts = struct.unpack_from(f"<{order}Q", data.data, at)
+    for n, count in enumerate(counts, 1):
+        if count >= (_MAX_COUNT if n > 1 else 1 << 32) or (n == 1 and not count):
+            raise fault(f"the header says {count} {n}-grams", "header")
+    at = -(-(at + 8 * order) // 8) * 8
+    read = _trie if model_type.is_trie else _probing
+    words, hashes_at, hashes, unigrams_at, unigram_bytes, levels, at = read(
+        data, fault, at, model_type, counts, multiplier
+    )
+    if has_words:
+        fault.check_end(at + len(_FIRST_WORD), "words")
+        if data[at : at + len(_FIRST_WORD)].tobytes() != _FIRST_WORD:
+            raise fault("the first word is not <unk>", "words", at)
+    return Layout(
+        path,
+        model_type,
+        order,
+        counts,
+        multiplier,
+        words,
+        hashes_at,
+        hashes,
+        unigrams_at,
+        unigram_bytes,
+        levels,
+        at if has_words else None,
+        len(data),
+    )
+
+
+_Sections = tuple[int, int, int, int, int, tuple[Level, ...], int]
+
+
+def _probing(
+    data: Data,
+    fault: _Faults,
+    at: int,
+    model_type: ModelType,
+    counts: tuple[int, ...],
+    multiplier: float,
+) -> _Sections:
+    """The sections of a file of hash tables, from the end of the header."""
+
+    def buckets(count: int) -> int:
+        wanted = float(np.float32(multiplier) * np.float32(count))
+        return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
+
+    fault.check_end(at + 8, "vocabulary")
+    version, words = struct.unpack_from("<2I", data.data, at)
+    if version != _PROBING_VERSION:
+        raise fault(
+            f"the vocabulary has version {version}; expected {_PROBING_VERSION}", "vocabulary", at
+        )
+    # An ARPA file without <unk> counts one word less.
+    if not counts[0] <= words <= counts[0] + 1:
+        raise fault(
+            f"the vocabulary has {words} words; expected one for each of {counts[0]} 1-grams",
+            "vocabulary",
+            at,
+        )
+    hashes_at, hashes = at + 8, buckets(counts[0])
+    unigrams_at = hashes_at + 12 * hashes
+    value_bytes = 12 if model_type is ModelType.REST_PROBING else 8
+    at = unigrams_at + value_bytes * (counts[0] + 1)
+    fault.check_end(at, "1-grams")
+    levels = []
+    for order, count in enumerate(counts[1:], 2):
+        size = 12 if order == len(counts) else 8 + value_bytes
+        level = Level(order, count, at, buckets(count), size)
+        at += level.entries * size
+        fault.check_end(at, f"{order}-grams")
+        levels.append(level)
+    return words, hashes_at, hashes, unigrams_at, value_bytes, tuple(levels), at
+
+
+def _trie(
+    data: Data,
+    fault: _Faults,
+    at: int,
+    model_type: ModelType,
+    counts: tuple[int, ...],
+    multiplier: float,
+) -> _Sections:
+    """The sections of a trie, from the end of the header."""
+    fault.check_end(at + 8 + 8 * counts[0], "vocabulary")
+    (hashes,) = struct.unpack_from("<Q", data.data, at)
+    if hashes != counts[0] - 1:
+        raise fault(
+            f"the vocabulary has {hashes} words besides <unk>; expected {counts[0] - 1}, one for "
+            "each other 1-gram",
+            "vocabulary",
+            at,
+        )
+    hashes_at, at = at + 8, at + 8 + 8 * counts[0]
+    longest = len(counts)
+    prob_bits = backoff_bits = 0
+    codes: dict[int, tuple[int, int]] = dict.fromkeys(range(2, longest + 1), (0, 0))
+    if model_type.is_quantised:
+        fault.check_end(at + 8, "codes")
+        version, prob_bits, backoff_bits = data[at : at + 3].tolist()
+        if version != _QUANTISED_VERSION:
+            raise fault(f"codes have version {version}; expected {_QUANTISED_VERSION}", "codes", at)
+        for bits in (prob_bits, backoff_bits):
+            if not 1 <= bits <= _MAX_CODE_BITS:
+                raise fault(f"a code has {bits} bits; expected 1 to {_MAX_CODE_BITS}", "codes", at)
+        at += 8
+        for order in range(2, longest + 1):
+            codes[order] = at, (at + (4 << prob_bits)) * (order < longest)
+            at += (4 << prob_bits) + (4 << backoff_bits) * (order < longest)
+        fault.check_end(at, "codes")
+    unigrams_at, at = at, at + 16 * (counts[0] + 2)
+    fault.check_end(at, "1-grams")
+    word_bits = counts[0].bit_length()
+    chopped = None
+    levels = []
+    for order, count in enumerate(counts[1:], 2):
+        section = f"{order}-grams"
+        next_bits = highs_at = highs = 0
+        if order < longest:
+            prob, backoff = (prob_bits, backoff_bits) if prob_bits else (31, 32)
+            next_bits = counts[order].bit_length()
+            if model_type.has_arrays:
+                if chopped is None:
+                    fault.check_end(at + 2, section)
+                    version, chopped = data[at : at + 2].tolist()
+                    if version != _ARRAY_VERSION:
+                        raise fault(
+                            f"pointers have version {version}; expected {_ARRAY_VERSION}",
+                            section,
+                            at,
+                        )
+                high_bits = _high_bits(count + 1, counts[order], chopped)
+                next_bits -= high_bits
+                highs_at, highs = -(-at // 8) * 8 + 8, (counts[order] >> next_bits) + 1
+                at += 8 * (1 + highs) + 7
+        else:
+            prob, backoff = prob_bits or 31, 0
+        bits = word_bits + prob + backoff + next_bits
+        probs_at, backoffs_at = codes[order]
+        level = Level(
+            order,
+            count,
+            at,
+            count,
+            bits,
+            word_bits,
+            prob,
+            backoff,
+            next_bits,
+            highs_at,
+            highs,
+            probs_at,
+            backoffs_at,
+        )
+        at += ((1 + count) * bits + 7) // 8 + 8
+        fault.check_end(at, section)
+        levels.append(level)
+    return counts[0], hashes_at, hashes, unigrams_at, 16, tuple(levels), at
+
+
+def _high_bits(entries: int, largest: int, most: int) -> int:
+    """How many high bits of its pointers a trie keeps in a table: as many as make it smallest."""
+    required = largest.bit_length()
+
+    def change(high: int) -> int:
+        return (largest >> (required - high)) * 64 - entries * high
+
+    return min(range(min(required, most) + 1), key=change)
+
+
+class _Faults:
+    """Makes the errors of a file."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path, self._size = path, size
+
+    def __call__(
+        self,
+        message: str,
+        section: str,
+        at: int | None = None,
+        *,
+        advice: str = "Get the file again, or build it again from its ARPA file",
+    ) -> KenlmFormatError:
+        return KenlmFormatError(
+            message, path=self._path, section=section, byte_offset=at, advice=advice
+        )
+
+    def check_end(self, end: int, section: str) -> None:
+        """That a section ends inside of the file."""
+        if end > self._size:
+            raise self(
+                f"the file has {self._size} bytes, but by its header this section ends at byte "
+                f"{end}",
+                section,
+            )
+
+
+def _check_head(head: bytes, path: str) -> None:
+    """That a file begins as KenLM's do, in this version and byte order."""
+    if head == _REFERENCE:
+        return
+    fault = _Faults(path, len(head))
+    build = "Build it again from its ARPA file, with the current `build_binary`"
+    if not is_kenlm(head):
+        raise fault(
+            f"the file is not one of KenLM's: it begins with {head[:24]!r}",
+            "header",
+            0,
+            advice="Expected what `build_binary` writes, or an ARPA file",
+        )
+    if head.startswith(PREFIX + b"incomplete"):
+        raise fault("the file did not finish building", "header", 0, advice=build)
+    version = head[len(_VERSIONED) :].split(b"\n")[0]
+    if head.startswith(_VERSIONED) and version.isdigit() and int(version) != _VERSION:
+        raise fault(
+            f"the file has format version {int(version)}; expected {_VERSION}",
+            "header",
+            0,
+            advice=build,
+        )
+    if len(head) < len(_REFERENCE):
+        raise fault(f"the file ends after {len(head)} bytes, in its header", "header")
+    swapped = struct.pack(">3f", 0.0, 1.0, -0.5)
+    found = "of a machine with another byte order" if swapped in head else "not those of x86-64"
+    raise fault(f"the test values in the header are {found}", "header", 56, advice=build)
