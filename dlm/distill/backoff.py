@@ -86,8 +86,7 @@ class BackoffSource:
     def of(cls, model: ModelColumns, topology: ModelColumns) -> BackoffSource:
         """The model on a closed topology that contains its n-grams and words.
 
-        Raises
-            SourceError  its contexts do not sum to 1: it was filtered, or has wrong values
+        Raises  SourceError  its contexts do not sum to 1: it was filtered, or has wrong values
         """
         prob, weight = [], []
         for columns in topology.orders:
@@ -109,11 +108,8 @@ class BackoffSource:
 
 
 def _check_sums(source: BackoffSource) -> None:
-    """Checks that the words after a context have probability 1, in the mean of all contexts.
-
-    Raises
-        SourceError  they do not
-    """
+    """Raises SourceError unless words after a context have probability 1 in the mean of all
+    contexts."""
     contexts = [np.ones(1), *(np.ones(len(columns)) for columns in source.topology.orders[:-1])]
     with np.errstate(all="ignore"):
         total = sum(float(found.sum()) for found in _step(source, contexts))
@@ -141,18 +137,14 @@ def _normalise(source: BackoffSource) -> None:
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:
-    """The expected counts of one sentence from a backoff model, without sampling.
+    """The expected counts of one sentence from a backoff model, on its topology, without sampling.
 
     The expected visits of its states solve a sparse linear system, visits = start + step(visits)
     (Suresh et al. 2021 compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) solves
     it in some tens of steps; plain iteration takes as many as the longest sentences have words.
 
-    Returns
-        counts for the n-grams of the source's topology
-    Raises
-        DlmError  it does not converge: the model's sentences do not end
-    Cost
-        linear in the n-grams for each step
+    Raises  DlmError  it does not converge: the model's sentences do not end
+    Cost    linear in the n-grams for each step
     """
     topology = source.topology
     if topology.order == 1:

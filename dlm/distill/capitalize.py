@@ -37,14 +37,12 @@ class Spellings:
     spellings stays as it is.
 
     Args
-        uncased  words of the source, in lower case
-        model    of cased text
+        uncased     words of the source; ConfigError if one is not in lower case
+        model       of cased text
     Fields
         vocabulary  all spellings
         history     how many words the model looks back
         uncased_of  (v,) uint32: the source's word for each spelling
-    Raises
-        ConfigError  a word of the source is not in lower case
     """
 
     def __init__(self, uncased: Vocabulary, model: ModelColumns) -> None:
@@ -130,10 +128,8 @@ class Spellings:
         )
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of words, spread over their spellings by the model's unigrams.
-
-        Shapes  values (u,) float64; returns (v,) float64 with the same sum
-        """
+        """Values of words (u,), spread over their spellings by the model's unigrams: (v,), of the
+        same sum."""
         words = np.arange(len(values), dtype=np.uint32)
         nothing = np.zeros((1, 0), np.uint32)
         places, _, share = self.split_words(nothing, np.zeros(len(values), np.int64), words)
@@ -162,11 +158,7 @@ class Spellings:
 
 
 class CasedVisits:
-    """Turns each visit of uncased words into a visit of their spellings.
-
-    Args
-        seed  for drawing spellings
-    """
+    """Turns each visit of uncased words into a visit of their spellings, drawn by `seed`."""
 
     def __init__(self, spellings: Spellings, seed: int) -> None:
         self._spellings = spellings
@@ -175,7 +167,6 @@ class CasedVisits:
         self._window = np.zeros((0, max(spellings.history, 1)), np.uint32)
 
     def read(self, visit: Visit) -> Visit:
-        """The visit, with spellings drawn for its words."""
         begin = self._spellings.vocabulary.begin_id
         more = int(visit.places[-1]) + 1 - len(self._window)
         if more > 0:
@@ -190,24 +181,15 @@ class CasedVisits:
         return Visit(words, visit.places, given, entropy)
 
     def position(self) -> work.Position:
-        """See `visits.VisitReader`."""
         return work.Position([self._window], {"random": self._random.bit_generator.state})
 
     def restore(self, at: work.Position) -> None:
-        """See `visits.VisitReader`."""
         self._window = at.arrays[0].copy()
         self._random.bit_generator.state = at.facts["random"]
 
 
 class CasedSource:
-    """A source of uncased words, as a source of their spellings.
-
-    Args
-        source  has lower-case words
-        model   of cased text, without user data
-    Raises
-        ConfigError  as `Spellings`
-    """
+    """A source of lower-case words, as a source of their spellings in a model of cased text."""
 
     def __init__(self, source: NetworkSource, model: ModelColumns) -> None:
         self._source = source
@@ -216,7 +198,6 @@ class CasedSource:
         self.record = source.record
 
     def visits(self, samples: int, seed: int) -> ReadVisits:
-        """See `source.Source`."""
         reader = CasedVisits(self.spellings, seed)
         return ReadVisits(self._source.visits(samples, seed), reader)
 
@@ -227,7 +208,6 @@ def spelling_generator(seed: int) -> np.random.Generator:
 
 
 def lower(word: bytes) -> bytes:
-    """The word in lower case; unchanged if it is not UTF-8."""
     try:
         return word.decode().lower().encode()
     except UnicodeDecodeError:

@@ -103,7 +103,6 @@ class NgramCounts:
         )
 
     def scaled(self, by: float) -> NgramCounts:
-        """All counts times a factor, such as a source's weight in a mixture."""
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
@@ -143,9 +142,8 @@ class LocalCounts:
 def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """The counts by the context at which they are found.
 
-    Guarantees
-        none is negative: differences within rounding are 0
-        no context backs off more by rounding than the words that it does not list have
+    Guarantees  none is negative: differences within rounding are 0
+                no context backs off more by rounding than the words that it does not list have
     """
     found: list[NDArray[np.float64]] = []
     backed: list[NDArray[np.float64]] = []
@@ -213,8 +211,6 @@ def sampled_counts(
         topology  closed; uses the ids of the visits
         progress  gets the new words and sentences
         counter   of this topology, to continue from
-    Returns
-        counts of all samples together
     """
     counter = counter or VisitCounter(topology)
     for visit in visits:
@@ -228,7 +224,6 @@ class VisitCounter:
     """Adds up visits, one at a time.
 
     Fields
-        counts   so far
         entropy  (1,) float64: of all distributions together, in nats
         begun    number of sentences
         window   (places, order - 1) uint32: the last words of each unfinished sentence, `MISSING`

@@ -47,13 +47,10 @@ DRAWN_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class GivenText:
-    """Text whose histories are visited instead of sampled ones.
+    """Text whose histories are visited instead of sampled ones; `sha256` is of its content.
 
-    Fields
-        name    for messages
-        sha256  of its content
-        blocks  one sentence per line, joined by line feeds; every call returns the same
-        record  line of its privacy record, stored with its counts; "" without one
+    `blocks` has one sentence per line, joined by line feeds; every call returns the same. `record`
+    is the line of its privacy record, stored with its counts; "" without one.
     """
 
     name: str
@@ -71,8 +68,6 @@ class Sampling:
         seed     the same seed gives the same sentences
         part     (i, n): part i of n, from 1, each counted by one worker
         text     instead of samples
-    Raises
-        ConfigError  neither samples nor text, or both; a part outside 1 to n
     """
 
     samples: int = 0
@@ -95,13 +90,11 @@ class Sampling:
 
     @property
     def own_samples(self) -> int:
-        """Number of sentences in this part."""
         place, parts = self.part
         return self.samples // parts + (place <= self.samples % parts)
 
     @property
     def seeds(self) -> tuple[int, int, int]:
-        """The seeds of this part's random numbers."""
         return (self.seed, *self.part)
 
     def settings(self) -> dict[str, Any]:
@@ -155,7 +148,6 @@ class VisitCounting:
         self._topology = topology
 
     def step(self) -> int | None:
-        """See `Counting`."""
         visit = None if self._stream is None else next(self._stream, None)
         if visit is None:
             return None
@@ -167,29 +159,24 @@ class VisitCounting:
 
     @property
     def can_stop(self) -> bool:
-        """See `Counting`."""
         return self._stream is not None and self._stream.can_stop
 
     def sums(self) -> list[NDArray[Any]]:
-        """See `Counting`."""
         counts = self._counter.counts
         return [*counts.ngrams, *counts.contexts, self._counter.entropy]
 
     def position(self) -> work.Position:
-        """See `Counting`."""
         assert self._stream is not None
         at = self._stream.position()
         return work.Position([self._counter.window, *at.arrays], at.facts)
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """See `Counting`."""
         _fill(self.sums(), sums)
         if at is not None and self._stream is not None:
             self._counter.window = at.arrays[0].copy()
             self._stream.restore(work.Position(at.arrays[1:], at.facts))
 
     def result(self) -> tuple[NgramCounts, float]:
-        """See `NgramCounting`."""
         return self._counter.counts, float(self._counter.entropy[0])
 
 
@@ -230,9 +217,7 @@ def _without_unknown(
 class WalkCounting:
     """Counts the states of a backoff model that its own or given sentences visit.
 
-    Args
-        model     has the topology's words, with the same ids
-        topology  closed
+    `model` has the words of `topology`, which is closed, with the same ids.
     """
 
     can_stop = True
@@ -253,7 +238,6 @@ class WalkCounting:
             )
 
     def step(self) -> int | None:
-        """See `Counting`."""
         if self._blocks is not None:
             lines = next(self._blocks, None)
             if lines is None:
@@ -267,17 +251,14 @@ class WalkCounting:
         return drawn or None
 
     def sums(self) -> list[NDArray[Any]]:
-        """See `Counting`."""
         return [self._automaton.visits]
 
     def position(self) -> work.Position:
-        """See `Counting`."""
         if self._blocks is not None:
             return self._blocks.position()
         return work.Position([self._random], {"left": self._left})
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """See `Counting`."""
         _fill(self.sums(), sums)
         if at is None:
             return
@@ -288,7 +269,6 @@ class WalkCounting:
         self._left = int(at.facts["left"])
 
     def result(self) -> tuple[NgramCounts, float]:
-        """See `NgramCounting`."""
         whole, known = self._whole, self._known
         counts = self._automaton.counts()
         own = ln_likelihood(
@@ -300,16 +280,11 @@ class WalkCounting:
 
 
 def first_random(sampling: Sampling) -> NDArray[np.uint64]:
-    """The initial state of a walk's random numbers."""
     return np.random.SeedSequence(sampling.seeds).generate_state(1, np.uint64).astype(np.uint64)
 
 
 def check_backoff_source(model: ModelColumns, name: str) -> None:
-    """Checks that a backoff model can end its sentences.
-
-    Raises
-        ConfigError  it has no `</s>`
-    """
+    """Raises ConfigError if a backoff model has no `</s>`, so that its sentences never end."""
     if END_SENTENCE not in model.vocabulary.ids:
         raise ConfigError(f"{name} has no </s>, so its sentences never end; estimate it again")
 

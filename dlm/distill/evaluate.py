@@ -48,8 +48,6 @@ class Judge(Protocol):
 
 
 class NgramJudge:
-    """An n-gram model."""
-
     predicts_words = True
 
     def __init__(self, name: str, model: ModelColumns) -> None:
@@ -57,13 +55,11 @@ class NgramJudge:
         self._next = NextWords(model)
 
     def knows(self, word: str) -> bool:
-        """See `Judge`."""
         return word in self._model.vocabulary
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """See `Judge`."""
         vocabulary, order = self._model.vocabulary, self._model.order
         before = [MISSING] * (order - 2) + [vocabulary.begin_id] if order > 1 else []
         tables = []
@@ -109,14 +105,10 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`.
+    """The network of a run of `dlm federate`; raises as `federated.train.load_model`.
 
     With wordpieces, a word's log-probability is that of its pieces, and the most likely next word
     is not computed, since that takes hundreds of steps (FNG 7.1).
-
-    Raises
-        ConfigError   a run without a vocabulary
-        FormatError, PrivacyError  as `federated.train.load_model`
     """
 
     def __init__(self, name: str, run: Path) -> None:
@@ -138,13 +130,11 @@ class NetworkJudge:
         self.predicts_words = self._pieces is None
 
     def knows(self, word: str) -> bool:
-        """See `Judge`."""
         return self._knows(word)
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """See `Judge`."""
         ids = [np.asarray(self._encode(words), np.int32) for words in sentences]
         unknown = [~there for there in known]
         if self._pieces is not None:
@@ -201,7 +191,6 @@ class Evaluation:
     sums: NDArray[np.float64]
 
     def total(self, model: int) -> Metrics:
-        """Metrics over all users."""
         return _metrics(self.sums[model].sum(axis=0))
 
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
@@ -256,12 +245,9 @@ class Evaluation:
 
 
 def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Evaluation:
-    """Evaluates each model on text.
+    """Evaluates each model on the sentences of each user, or on one entry with all of them.
 
-    Args
-        users  the sentences of each; one entry with all sentences if users are not known
-    Raises
-        ConfigError  there are no words
+    Raises  ConfigError  there are no words
     """
     rows: list[NDArray[np.float64]] = []
     known_words: dict[str, bool] = {}

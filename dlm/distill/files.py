@@ -44,8 +44,6 @@ def distill_files(
 ) -> DistilledModel | None:
     """Writes the model on a topology that is nearest to a source, or only counts for it.
 
-    Args
-        progress      gets one line at a time about what happens
     Returns
         what was written; None if only counts were requested
     Raises
@@ -126,7 +124,6 @@ def needed_bytes(counts: Sequence[int]) -> int:
 
 
 def _check_memory(request: DistillRequest, limit: int) -> None:
-    """Raises `ConfigError` if the models, their union and its extra columns do not fit."""
     paths = [Path(request.source)] if request.kind == "model" else []
     paths += [path for path in (request.external, request.capitalize) if path is not None]
     counts = []
@@ -143,7 +140,6 @@ def _check_memory(request: DistillRequest, limit: int) -> None:
 
 
 def _read(request: DistillRequest, tell: Tell) -> _Inputs:
-    """Source and topology."""
     inputs = _Inputs()
     tell(f"reading {request.source}")
     if request.kind == "network":
@@ -186,7 +182,6 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
 
 
 def _read_unigrams(inputs: _Inputs, request: DistillRequest, path: Path) -> None:
-    """Reads counts of words and records them in the header."""
     inputs.counted = read_unigrams(path, request.public)
     record = inputs.counted.record
     inputs.comments[f"the unigrams {path.name}"] = [] if record is None else [record.line]
@@ -218,9 +213,8 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
 
 
 def _digest(request: DistillRequest) -> str | None:
-    """SHA-256 of a network's checkpoint and its casing model; None for sources identified by what
-    they say.
-    """
+    """SHA-256 of a network's checkpoint and casing model; None for sources known by what they
+    say."""
     path = Path(request.source)
     if request.kind != "network":
         return None
@@ -231,10 +225,8 @@ def _digest(request: DistillRequest) -> str | None:
 
 
 def _given(path: Path, public: str) -> GivenText:
-    """A text whose contexts are counted.
-
-    Raises  PrivacyError  it is declared public, and files beside it come from users
-    """
+    """A text whose contexts are counted; PrivacyError if it is declared public, but comes from
+    users."""
 
     def blocks() -> Iterator[bytes]:
         return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)
@@ -281,7 +273,6 @@ def _sampled(
     limit: int,
     tell: Tell,
 ) -> DistilledModel | None:
-    """Distills by samples or a text; None if only counts were requested."""
     topology, inputs.topology = inputs.topology, None
     sampling: Sampling | None = None
     if not request.counts:

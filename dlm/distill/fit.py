@@ -63,7 +63,6 @@ class FitResult:
 
     @property
     def perplexity(self) -> float:
-        """The model's perplexity on the source's text."""
         return math.exp(-self.ln_likelihood / self.words)
 
 
@@ -101,7 +100,6 @@ def fit(
 
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
-        counts     for its n-grams
         prior      visits to add to each visited context. A number is spread over the context's
                    words as they were seen after it, so words that only longer contexts saw keep
                    some probability. 0 for exact counts; 1e-3 to 1 for samples
@@ -174,11 +172,7 @@ def fit(
 
 
 def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
-    """The likelihood of the counts under a model that was not fitted here.
-
-    Args
-        model  closed under prefixes and suffixes
-    """
+    """The likelihood of the counts under a closed model that was not fitted here."""
     prob = [columns.log10_prob.astype(F64) for columns in model.orders]
     weight = [columns.log10_backoff.astype(F64) for columns in model.orders[:-1]]
     local = local_counts(model, counts)

@@ -43,9 +43,8 @@ def infer_topology(
 ) -> ModelColumns:
     """The n-grams of a model that is estimated from sampled sentences and pruned.
 
-    Shapes
-        said          (n,)  uint32  words by id, with `</s>` after each sentence
     Args
+        said          (n,)  uint32  words by id, with `</s>` after each sentence
         vocabulary    of the ids; the topology has all its words
         order         1 to 5
         ngrams        over all orders, including words; None keeps all that were sampled
@@ -91,11 +90,7 @@ def infer_topology(
 
 
 def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> int:
-    """Checks that such a topology can be inferred; returns how many words it will have.
-
-    Raises
-        ConfigError  as `infer_topology`
-    """
+    """How many words a topology as of `infer_topology` will have; raises as it does."""
     if not 1 <= order <= MOST_ORDER:
         raise ConfigError(f"order {order} for an inferred topology; expected 1 to {MOST_ORDER}")
     words = len(vocabulary) - (not vocabulary.unk_in_model)
@@ -108,7 +103,6 @@ def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> in
 
 
 def _topology(vocabulary: Vocabulary, sections: list[NDArray[np.uint32]]) -> ModelColumns:
-    """All words, and the given longer n-grams."""
     words = np.arange(len(vocabulary), dtype=U32)[:, None]
     return ModelColumns.of(vocabulary, [without_values(ids) for ids in (words, *sections)])
 
@@ -129,10 +123,9 @@ def interpolate(
 ) -> ModelColumns:
     """Interpolates approximations of one source with equal weights (A_m), pruned to a size.
 
-    Args
-        ngrams  over all orders, including words; None keeps all
-    Returns
-        a model whose n-grams are a topology: closed under prefixes and suffixes
+    `ngrams` is over all orders, including words; None keeps all. The result is closed under
+    prefixes
+    and suffixes.
     """
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress

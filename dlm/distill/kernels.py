@@ -24,11 +24,7 @@ _LN_LEAST = -227.955924206411  # its logarithm
 
 @kernel("float64[:], uint32[:], out float64[:]")
 def add_at(values, place, total):  # type: ignore[no-untyped-def]
-    """total[place[i]] += values[i].
-
-    Shapes  (n,), (n,), (m,)
-    Trusts  place < m
-    """
+    """total[place[i]] += values[i]; trusts that place is below the size of `total`."""
     for i in range(len(values)):
         total[place[i]] += values[i]
 
@@ -42,10 +38,7 @@ def subtract_at(values, place, total):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], uint32[:], uint32[:], out float64[:]")
 def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
-    """total[suffix[i]] -= values[prefix[i]]: a context passes nothing on for the words it lists.
-
-    Shapes  (m,), (n,), (n,), (l,)
-    """
+    """total[suffix[i]] -= values[prefix[i]]: a context passes nothing on for the words it lists."""
     for i in range(len(prefix)):
         total[suffix[i]] -= values[prefix[i]]
 

@@ -46,11 +46,7 @@ class Lexicon:
 
     @classmethod
     def of(cls, inventory: Inventory, words: Iterable[bytes]) -> Lexicon:
-        """The words that an inventory can spell; the others are left out.
-
-        Raises
-            ConfigError  it can spell none of them
-        """
+        """The words that an inventory can spell; ConfigError if there are none."""
         ln_piece = inventory.log_probabilities()
         spelled: list[str] = []
         ln_words: list[float] = []
@@ -85,7 +81,6 @@ class Lexicon:
         return out
 
     def split(self, given: NDArray[np.floating], nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What the next piece does to the word: see `mass_kernels.split_mass`."""
         out = np.empty((len(given), 4))
         exact = np.ascontiguousarray(given, np.float64)
         kernels.split_mass(exact, nodes, self.kind, self.begin, self.arc_piece, out)

@@ -22,15 +22,13 @@ from dlm.estimate.merge import check_weights, unite
 def mixed_counts(
     counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
 ) -> NgramCounts:
-    """Expected counts of a sentence of a mixture.
+    """Expected counts of a sentence of a mixture; ConfigError for invalid weights.
 
     Args
         counts     of each source, on one topology
         weights    of the sources: at least 0, of sum 1
         sentences  how many each of `counts` covers (sampled sentences); 1 each by default, as from
                    `backoff.exact_counts`
-    Raises
-        ConfigError  invalid weights; no sentences
     """
     shares = check_weights(weights, len(counts)).tolist()
     said = list(sentences) or [1.0] * len(counts)
@@ -62,9 +60,8 @@ def merge_by_counts(
         ConfigError  invalid weights; as `topology.restricted`
         DlmError     the sentences of a model do not end
     Guarantees
-        no model with these n-grams is nearer to the mixture, by relative entropy
-    Edge cases
-        a word that a model lacks has probability 0 there
+        no model with these n-grams is nearer to the mixture, by relative entropy; a word that a
+        model lacks has probability 0 there
     """
     check_weights(weights, len(models))
     tell = progress or (lambda _: None)

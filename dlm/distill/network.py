@@ -26,15 +26,11 @@ from dlm.ngram.vocab import MARKS, Vocabulary
 
 
 class NetworkSource:
-    """The released network of a run of `dlm federate`.
+    """The released network of a run of `dlm federate`; raises as `federated.train.load_model`.
 
-    Fields
-        vocabulary  of its words or wordpieces
-        inventory   of wordpieces; None for a network of words. `pieces_to_words.PieceSource` turns
-                    pieces into words
-    Raises
-        ConfigError   a run without a vocabulary
-        FormatError, PrivacyError  as `federated.train.load_model`
+    `inventory` is of its wordpieces, which `pieces_to_words.PieceSource` turns into words; None for
+    a
+    network of words.
     """
 
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
@@ -67,11 +63,9 @@ class NetworkSource:
         return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))
 
     def histories(self, places: int) -> NetworkHistories:
-        """Unfinished sentences, at one step of the network per word."""
         return NetworkHistories(self._network, self._params, places)
 
     def visits(self, samples: int, seed: int) -> SampledVisits:
-        """The histories of sampled sentences; the same arguments give the same ones."""
         batch = min(self._batch, samples)
         return SampledVisits(self.histories(batch), self.vocabulary, samples, (seed,), batch)
 
@@ -88,7 +82,7 @@ class NetworkHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """See `Histories`; the other places start again."""
+        """The distributions and entropies at some places; the other places start again."""
         self._words[:] = BOS_ID
         self._words[places] = words
         begins = self._words == BOS_ID
@@ -96,11 +90,9 @@ class NetworkHistories:
         return np.asarray(given)[places], np.asarray(entropy)[places]
 
     def arrays(self) -> list[NDArray[Any]]:
-        """See `Histories`."""
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self._state)]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """See `Histories`."""
         shape = jax.tree.structure(self._state)
         self._state = jax.tree.unflatten(shape, [jnp.asarray(array) for array in arrays])
 

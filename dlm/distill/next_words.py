@@ -12,7 +12,7 @@ from dlm.estimate.columns import ModelColumns
 class NextWords:
     """Distributions of a model's next word.
 
-    Cost   8 bytes per word, order and history: pass a few histories at a time
+    Cost  8 bytes per word, order and history: pass a few histories at a time
     """
 
     def __init__(self, model: ModelColumns) -> None:
@@ -22,12 +22,8 @@ class NextWords:
         self._last = [np.ascontiguousarray(c.ids[:, -1]) for c in model.orders]
 
     def after(self, histories: NDArray[np.uint32]) -> NDArray[np.float64]:
-        """P of each word after each history.
-
-        Shapes
-            histories  (b, m)  uint32   most recent last, `MISSING` where shorter
-            returns    (b, v)  float64
-        """
+        """P of each word after each history: (b, v) of (b, m), most recent last, `MISSING` where
+        shorter."""
         out = np.repeat(self._prob[0][None, :], len(histories), axis=0)
         length = histories.shape[1]
         for k in range(1, min(self._model.order - 1, length) + 1):

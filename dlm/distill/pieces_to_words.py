@@ -32,19 +32,16 @@ _ROOT = 0  # the node at the beginning of a sentence
 
 
 class PieceSource:
-    """A network of wordpieces as a source of words.
+    """A network of wordpieces as a source of words; ConfigError if the pieces spell none of them.
 
     Args
-        network   of wordpieces
-        words     of the topology; those that the pieces cannot spell are left out
-        history   most words in a context of the topology
-        cased     a model of cased text: words get its spellings (`capitalize`), and the pieces
-                  spell their lower case
+        words       of the topology; those that the pieces cannot spell are left out
+        history     most words in a context of the topology
+        cased       a model of cased text: words get its spellings (`capitalize`), and the pieces
+                    spell their lower case
     Fields
         vocabulary  marks, and the words that pieces can spell
         base        (v,) float64: the prior of words, for those that no sample spells
-    Raises
-        ConfigError  the pieces spell none of the words
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class PieceSource:
         self._network, self._history = network, history
 
     def visits(self, samples: int, seed: int) -> ReadVisits:
-        """See `source.Source`: `WordMass`."""
         reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
         return ReadVisits(self._network.visits(samples, seed), reader)
 
@@ -83,10 +79,8 @@ def in_words(
 ) -> NetworkSource | CasedSource | PieceSource:
     """The network as a source of words: the topology's words, if the network says wordpieces.
 
-    Args
-        cased  a model of cased text whose spellings the words get, if any
-    Raises
-        ConfigError  as `PieceSource`, `capitalize.Spellings`; wordpieces without a topology
+    `cased` is a model of cased text whose spellings the words get. Raises as `PieceSource` and
+    `capitalize.Spellings`; ConfigError for wordpieces without a topology.
     """
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
@@ -131,7 +125,6 @@ class PieceReader:
         self._ending = np.zeros(0, np.uint32)
 
     def read(self, visit: Visit) -> WordMass:
-        """The mass of words at the samples' current places."""
         lexicon, vocabulary, places = self._lexicon, self._lexicon.vocabulary, visit.places
         self._make_room(int(places[-1]) + 1)
         pieces = visit.words.astype(np.int64)
@@ -167,12 +160,10 @@ class PieceReader:
         return given if self._spellings is None else self._spellings.split_mass(given)
 
     def position(self) -> work.Position:
-        """See `visits.VisitReader`."""
         drawn = {"random": self._random.bit_generator.state}
         return work.Position([self._node, self._window, self._ending], drawn)
 
     def restore(self, at: work.Position) -> None:
-        """See `visits.VisitReader`."""
         self._node, self._window, self._ending = (array.copy() for array in at.arrays)
         self._random.bit_generator.state = at.facts["random"]
 

@@ -17,7 +17,7 @@ SELF = "self"
 
 @dataclass(frozen=True)
 class DistillRequest(DistillSettings):
-    """A request to `files.distill_files`.
+    """A request to `files.distill_files`; ConfigError for options that do not go together.
 
     Fields
         source        an ARPA file; the folder of a run of `dlm federate`; `module:factory`, a
@@ -25,20 +25,17 @@ class DistillRequest(DistillSettings):
         topology      an ARPA file, whose values are ignored; `self` for n-grams that the source
                       says; `self+FILE` for both
         output        ARPA file, compressed according to its suffix; None to only count into `work`
-        samples       sentences to sample; None for the exact counts of an ARPA file
+        samples       None for the exact counts of an ARPA file
         text          file whose contexts are counted instead of samples, one sentence per line
         order, ngrams, interpolated  of `self`, as `sampled.Inference`
-        seed, part    as `counting.Sampling`
+        part          as `counting.Sampling`
         work          folder for counts; the same request resumes from it
         counts        the `work` folders of all parts: they are added up, nothing is counted
-        prior         as `sampled.distill_samples`
         capitalize    ARPA file of cased text, for a network of words in lower case
         unigrams      counts of words that replace the model's unigrams or, with a weight below 1,
                       are mixed with them
         public        who vouches that inputs without a privacy record contain no user's text
         memory_bytes  limit; None for the free memory
-    Raises
-        ConfigError   options that do not go together
     """
 
     source: str

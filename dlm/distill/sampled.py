@@ -37,14 +37,11 @@ WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 
 class SampledSource:
-    """A protocol source or a backoff model, ready to be counted.
+    """A protocol source or a backoff model, ready to be counted; raises as `source.SourceReader`.
 
-    Args
-        source  of the protocol, or a backoff model
-        name    for errors
-        sha256  of the file it was read from; without one, it is identified by what it says
-    Raises
-        ConfigError, SourceError  as `source.SourceReader`; a backoff model without `</s>`
+    `name` is for errors, `sha256` of the file it was read from; without one, it is identified by
+    what
+    it says.
     """
 
     def __init__(
@@ -87,7 +84,6 @@ class SampledSource:
         return WalkCounting(self._model, topology, sampling)
 
     def collection(self, sampling: Sampling) -> SentenceCollection:
-        """Collects the sentences it says."""
         if self._reader is not None:
             return collect_from(self._reader, sampling)
         assert self._model is not None
@@ -96,13 +92,10 @@ class SampledSource:
 
 @dataclass(frozen=True)
 class Inference:
-    """How to infer a topology.
+    """How to infer a topology: the `order` of its n-grams, 1 to 5, and how many, words included.
 
-    Fields
-        order         of its n-grams, 1 to 5
-        ngrams        over all orders, including words; None keeps all that were sampled
-        interpolated  with an external topology: return the interpolation (A_m) itself, not the
-                      model fitted again on its n-grams (A_r)
+    `ngrams` None keeps all that were sampled. With an external topology, `interpolated` returns the
+    interpolation (A_m) itself, not the model fitted again on its n-grams (A_r).
     """
 
     order: int = 3
@@ -123,8 +116,8 @@ def count_source(
 
     Args
         sampling  None with `added`
-        folder  of `--work`: counting is saved there, and resumed
-        added   counts of several workers to add up; nothing is counted then
+        folder    of `--work`: counting is saved there, and resumed
+        added     counts of several workers to add up; nothing is counted then
     Raises
         ConfigError, FormatError  as `work.count_all` and `work.add_parts`
     """

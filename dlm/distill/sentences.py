@@ -30,7 +30,7 @@ class SentenceStream(Protocol):
         end."""
 
     def position(self) -> work.Position:
-        """See `work.Counting`."""
+        """Where to resume."""
 
     def restore(self, at: work.Position) -> None:
         """Resumes from `position`."""
@@ -46,7 +46,6 @@ class SentenceCollection:
         self._said: list[NDArray[np.uint32]] = []
 
     def step(self) -> int | None:
-        """See `Counting`."""
         more = self._stream.next_sentences()
         if more is None:
             return None
@@ -54,27 +53,21 @@ class SentenceCollection:
         return more[0]
 
     def sums(self) -> list[NDArray[Any]]:
-        """See `Counting`; one array of words, with `</s>` after each sentence."""
         self._said = [np.concatenate([np.zeros(0, U32), *self._said])]
         return list(self._said)
 
     def position(self) -> work.Position:
-        """See `Counting`."""
         return self._stream.position()
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """See `Counting`."""
         self._said = [sums[0]]
         if at is not None:
             self._stream.restore(at)
 
 
 def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection:
-    """From a source of the protocol.
-
-    Raises
-        ConfigError  a source that makes visits, which do not show where sentences end
-    """
+    """From a source of the protocol; ConfigError for visits, which do not show where sentences
+    end."""
     if reader.makes_visits:
         raise ConfigError(f"{reader.name} makes visits, not sentences; give a topology")
     if hasattr(reader.source, "sample"):
@@ -88,7 +81,6 @@ def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection
 
 
 def collect_from_backoff(model: ModelColumns, sampling: Sampling) -> SentenceCollection:
-    """From a backoff model."""
     return SentenceCollection(_WalkedSentences(model, sampling))
 
 

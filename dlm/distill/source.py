@@ -98,9 +98,8 @@ class Histories(Protocol):
 class SourceReader:
     """A source with the ids of a dlm model, whose answers are checked.
 
-    Args
-        source  has its own ids; `ids` and `own_ids` map between them
-        name    for errors
+    `ids` and `own_ids` map between the source's ids and ours.
+
     Raises
         ConfigError  invalid, repeated or unordered words; no id that begins or ends a sentence
         SourceError  its first answer is not a distribution over these words
@@ -143,7 +142,6 @@ class SourceReader:
 
     @property
     def record(self) -> Any:
-        """The source's record, or None."""
         return getattr(self.source, "record", None)
 
     def identity(self) -> dict[str, object]:
@@ -164,10 +162,8 @@ class SourceReader:
     def distributions(
         self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Next-word distributions; they and the prefixes use our ids.
-
-        Raises  SourceError  not a distribution
-        """
+        """Next-word distributions, by our ids, after prefixes by our ids; SourceError for anything
+        else."""
         given = np.asarray(self.source.log_probs(self.own_ids[prefixes], lengths))
         if given.shape != (len(prefixes), self._size):
             raise SourceError(
@@ -212,11 +208,8 @@ class SourceReader:
 
 
 class OwnHistories:
-    """Histories that a source makes itself, with its answers checked.
-
-    Raises
-        SourceError  wrong shapes or types; a probability for `<s>`
-    """
+    """Histories that a source makes itself; SourceError for wrong shapes or types, or for P of
+    `<s>`."""
 
     def __init__(self, reader: SourceReader, own: Histories) -> None:
         self._own, self._name = own, reader.name
@@ -225,7 +218,6 @@ class OwnHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """See `Histories`."""
         given, entropy = self._own.advance(words, places)
         found = f"{given.dtype} {given.shape} and {entropy.dtype} {entropy.shape}"
         wanted = f"float32 {(len(places), self._words)} and float32 {(len(places),)}"
@@ -242,11 +234,9 @@ class OwnHistories:
         return given, entropy
 
     def arrays(self) -> list[NDArray[Any]]:
-        """See `Histories`."""
         return self._own.arrays()
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """See `Histories`."""
         self._own.restore(arrays)
 
 
@@ -262,7 +252,6 @@ class PrefixHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """See `Histories`."""
         self._lengths[places[words == self._begin]] = 0
         at = self._lengths[places]
         self._prefixes[places, at] = words
@@ -274,20 +263,14 @@ class PrefixHistories:
         return given, entropy.astype(np.float32)
 
     def arrays(self) -> list[NDArray[Any]]:
-        """See `Histories`."""
         return [self._prefixes, self._lengths]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """See `Histories`."""
         self._prefixes, self._lengths = (array.copy() for array in arrays)
 
 
 def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
-    """Checks that each row sums to 1 and has no value below 0.
-
-    Raises
-        SourceError  for the first row that fails, or has NaN
-    """
+    """Raises SourceError unless each row sums to 1 and has no value below 0."""
     if given.size and given.min() < 0:  # false for NaN, which the sum catches
         raise SourceError(
             f"{name} gives a probability of {given.min():.6g}; expected 0 to 1, not logarithms"
@@ -316,12 +299,10 @@ def is_object_name(name: str) -> bool:
 
 
 def load_object(name: str) -> Source:
-    """The source that `module:factory` names: the object, or what it returns when called without
-    arguments.
+    """The source that `module:factory` names: the object, or what it returns without arguments.
 
-    Raises
-        ConfigError  no such module or object, or it has no `log_probs`
-        SourceError  its code raises, now or when it is called later
+    Raises  ConfigError  no such module or object, or it has no `log_probs`
+            SourceError  its code raises, now or when it is called later
     """
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):
@@ -351,7 +332,6 @@ def load_object(name: str) -> Source:
 
 
 def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name: str) -> int:
-    """The source's id for the begin or end of a sentence."""
     given = getattr(source, attribute, None)
     if given is not None:
         try:

@@ -22,12 +22,10 @@ U32, F32 = np.uint32, np.float32
 
 @dataclass(frozen=True)
 class Restriction:
-    """A topology in the words of a source.
+    """A topology in the words of a source, with the source's ids.
 
-    Fields
-        model          the n-grams whose words the source knows, with the source's ids
-        foreign_words  words that the source does not know
-        dropped        n-grams of order 2 and above that contain one
+    `foreign_words` are those that the source does not know, `dropped` the n-grams of order 2 and
+    above that contain one.
     """
 
     model: ModelColumns
@@ -38,9 +36,7 @@ class Restriction:
 def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
     """The n-grams of a topology whose words a source knows, by its ids, plus all of its words.
 
-    Raises
-        ConfigError  an empty topology; no word in common; none of the topology's n-grams of order 2
-                     or above is left
+    Raises  ConfigError  an empty topology; no word in common; no n-gram of order 2 or above is left
     """
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
@@ -106,5 +102,4 @@ def first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
 def without_values(
     ids: NDArray[np.uint32],
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]:
-    """N-grams as a section of `ModelColumns.of`."""
     return ids, np.zeros(len(ids), F32), np.zeros(len(ids), F32)

@@ -31,12 +31,11 @@ _LEAST_LOG10 = -99.0
 
 @dataclass(frozen=True, eq=False)
 class Unigrams:
-    """Words and how often each is used.
+    """Words, without marks, and how often each is used.
 
-    Fields
-        words   without marks
-        shares  (words,) float64, above 0, in proportion to use; they need not sum to 1
-        record  the protection of those whose text was counted; None if not known
+    `shares` (words,) are above 0, in proportion to use, and need not sum to 1. `record` protects
+    those
+    whose text was counted; None if not known.
     """
 
     words: list[bytes]
@@ -54,11 +53,8 @@ class Unigrams:
         )
 
     def cased(self, model: ModelColumns) -> Unigrams:
-        """Each word's share, split over its spellings by a model of cased text.
-
-        Raises
-            ConfigError  a word is not lower case
-        """
+        """Each word's share, split over its spellings by a model of cased text; raises as
+        `Spellings`."""
         vocabulary = Vocabulary([*MARKS, *self.words], unk_in_model=True)
         spellings = Spellings(vocabulary, model)
         shares = spellings.spread(np.concatenate([np.zeros(len(MARKS)), self.shares]))
@@ -66,14 +62,11 @@ class Unigrams:
 
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
-    """Reads counts written by `dlm unigrams`, and the record beside them.
+    """Reads counts written by `dlm unigrams`, and the record beside them, or the word of `public`.
 
-    Args
-        public  who vouches that counts without a record contain no user's text
-    Raises
-        FormatError   no counts
-        PrivacyError  the record belongs to other counts; or they are declared public, have no
-                      record, and files beside them come from users
+    Raises  FormatError   no counts
+            PrivacyError  the record belongs to other counts; or they are declared public, have no
+                          record, and files beside them come from users
     """
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
@@ -86,7 +79,6 @@ def read_unigrams(path: Path, public: str = "") -> Unigrams:
 
 
 def check_weight(weight: float) -> None:
-    """Raises `ConfigError` unless a weight of unigrams is above 0 and at most 1."""
     if not 0 < weight <= 1:
         raise ConfigError(f"--unigram-weight {weight}; expected a number above 0 and at most 1")
 
@@ -99,7 +91,7 @@ def with_unigrams(
     cased: ModelColumns | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelColumns:
-    """The model with other unigrams.
+    """The model with other unigrams, every context of the same sum.
 
     Words that were not counted, including `</s>` and `<unk>`, keep their probability; the counted
     words share the rest. Counted words that the model lacks are added.
@@ -108,12 +100,8 @@ def with_unigrams(
         model   closed under suffixes, as models fitted here are
         weight  of the counts, above 0 and at most 1; the model's own unigrams get the rest
         cased   a model of cased text over whose spellings the counts are split first
-    Guarantees
-        every context keeps its sum
-    Raises
-        ConfigError  no counted word is in the model
-    Paper
-        FNG 3.3 replaces the unigrams (weight 1); FNG 3 mentions interpolation
+    Raises      ConfigError  no counted word is in the model
+    Paper       FNG 3.3 replaces the unigrams (weight 1); FNG 3 mentions interpolation
     """
     check_weight(weight)
     unigrams = unigrams if cased is None else unigrams.cased(cased)

@@ -1,7 +1,4 @@
-"""Calls a user's own model, and reports what its code raises and where.
-
-source = UserSource(my_model, "my_model:MyModel")      # also a `source.Source`
-"""
+"""Calls a user's own model, and reports what its code raises and where."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from dlm.errors import DlmError, SourceError
 def user_code(what: str) -> Iterator[None]:
     """Turns what a user's code raises, including `SystemExit`, into a `SourceError`.
 
-    Args
-        what  was called, such as "log_probs of my_model:MyModel"
+    `what` was called, such as "log_probs of my_model:MyModel".
     """
     try:
         yield
@@ -47,14 +43,7 @@ def _places(exc: BaseException) -> list[traceback.FrameSummary]:
 
 
 class UserSource:
-    """A user's object, with the attributes it has.
-
-    Args
-        source  implements `source.Source`
-        name    for errors
-    Raises
-        SourceError  its code raises when called
-    """
+    """A user's object that implements `source.Source`; SourceError for what its code raises."""
 
     def __init__(self, source: Any, name: str) -> None:
         self._source, self._name = source, name
@@ -111,17 +100,14 @@ class UserHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """See `Histories`."""
         with user_code(self._what):
             given, entropy = self._histories.advance(words, places)
             return np.asarray(given), np.asarray(entropy)
 
     def arrays(self) -> list[NDArray[Any]]:
-        """See `Histories`."""
         with user_code(self._what):
             return [np.asarray(array) for array in self._histories.arrays()]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """See `Histories`."""
         with user_code(self._what):
             self._histories.restore(arrays)

@@ -43,14 +43,9 @@ class VisitStream(Protocol):
 
 
 class SampledVisits:
-    """Visits of sentences drawn from a source, word by word.
+    """Visits of `samples` sentences drawn from a source, word by word; the same for the same seed.
 
     When a sentence ends, its place in the batch begins the next.
-
-    Args
-        samples  sentences
-        seed     the same seed gives the same sentences
-        batch    places
     """
 
     can_stop = True
@@ -90,12 +85,10 @@ class SampledVisits:
         return Visit(words, places, given, entropy)
 
     def position(self) -> work.Position:
-        """See `VisitStream`."""
         own = [self._left, self._next, self._said, *self._histories.arrays()]
         return work.Position(own, {"random": self._random.bit_generator.state})
 
     def restore(self, at: work.Position) -> None:
-        """See `VisitStream`."""
         self._left, self._next, self._said = (array.copy() for array in at.arrays[:3])
         self._histories.restore(at.arrays[3:])
         self._random.bit_generator.state = at.facts["random"]
@@ -108,10 +101,10 @@ class VisitReader(Protocol):
         """The converted visit."""
 
     def position(self) -> work.Position:
-        """See `VisitStream`."""
+        """Where to resume."""
 
     def restore(self, at: work.Position) -> None:
-        """See `VisitStream`."""
+        """Resumes from `position`."""
 
 
 class ReadVisits:
@@ -130,17 +123,14 @@ class ReadVisits:
 
     @property
     def can_stop(self) -> bool:
-        """See `VisitStream`."""
         return self._visits.can_stop
 
     def position(self) -> work.Position:
-        """See `VisitStream`."""
         own, visits = self._reader.position(), self._visits.position()
         facts = {"reader": own.facts, "arrays": len(own.arrays), "visits": visits.facts}
         return work.Position([*own.arrays, *visits.arrays], facts)
 
     def restore(self, at: work.Position) -> None:
-        """See `VisitStream`."""
         own, facts = int(at.facts["arrays"]), at.facts
         self._reader.restore(work.Position(at.arrays[:own], facts["reader"]))
         self._visits.restore(work.Position(at.arrays[own:], facts["visits"]))
@@ -161,19 +151,16 @@ class UnstoppableVisits:
         return next(self._visits)
 
     def position(self) -> work.Position:
-        """Never called."""
         raise AssertionError("visits of a plain iterator cannot be resumed")
 
     def restore(self, at: work.Position) -> None:
-        """Never called."""
         raise AssertionError("visits of a plain iterator cannot be resumed")
 
 
 class SentenceBlocks:
-    """Sentences, some at a time, that can be interrupted between blocks.
+    """Sentences as ids without marks, some at a time, that can be interrupted between blocks.
 
-    Args
-        blocks  ids without marks; must be the same when resumed
+    The blocks must be the same when resumed.
     """
 
     def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]]) -> None:
@@ -186,7 +173,6 @@ class SentenceBlocks:
         return block
 
     def position(self) -> work.Position:
-        """How many blocks were taken."""
         return work.Position([], {"blocks": self._done})
 
     def restore(self, at: work.Position) -> None:
@@ -198,11 +184,7 @@ class SentenceBlocks:
 class FollowedVisits:
     """Visits of given sentences, with the source's distribution at each history.
 
-    Args
-        blocks  as `SentenceBlocks`
-        batch   places
-    Guarantees
-        sentences of similar length are batched; words beyond `MOST_WORDS` are left out
+    Sentences of similar length are batched; words beyond `MOST_WORDS` are left out.
     """
 
     def __init__(
@@ -243,11 +225,10 @@ class FollowedVisits:
                 yield visit
 
     def position(self) -> work.Position:
-        """See `VisitStream`; only at the end of a block."""
+        """Where to resume; only at the end of a block."""
         return self._blocks.position()
 
     def restore(self, at: work.Position) -> None:
-        """See `VisitStream`."""
         self._blocks.restore(at)
 
 
@@ -256,8 +237,7 @@ def source_sentences(
 ) -> Iterator[list[NDArray[np.uint32]]]:
     """Sentences from a source's own `sample`.
 
-    Raises
-        SourceError  fewer sentences than requested, or ids outside its vocabulary
+    Raises  SourceError  fewer sentences than requested, or ids outside its vocabulary
     """
     for block, first in enumerate(range(0, samples, BLOCK)):
         wanted = min(BLOCK, samples - first)
@@ -273,7 +253,6 @@ def source_sentences(
 
 
 def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
-    """A sentence by our ids."""
     if line.ndim != 1 or (len(line) and line.dtype.kind not in "iu"):
         raise SourceError(
             f"sample of {reader.name} returned a sentence of {line.dtype} {line.shape}; expected "

@@ -21,12 +21,9 @@ F64, I64, U32 = np.float64, np.int64, np.uint32
 
 
 class Automaton:
-    """A backoff model, ready to be walked.
+    """A backoff model, ready to be walked, in 24 bytes per n-gram.
 
-    Fields
-        visits  (s,)  float64  visits of each state: contexts by length, the empty one first
-    Cost
-        24 bytes per n-gram
+    `visits` (s,) float64 are those of each state: contexts by length, the empty one first.
     """
 
     def __init__(self, source: BackoffSource) -> None:
@@ -62,11 +59,9 @@ class Automaton:
     ) -> NDArray[np.uint32]:
         """Draws sentences from the model and adds their visits.
 
-        Args
-            random   (1,) uint64: state of the random numbers; updated
-            keep     return the sentences
-        Returns
-            (n,) uint32: words, with `</s>` after each sentence; empty without `keep`
+        `random` (1,) uint64 is the state of the random numbers, updated. With `keep`, returns the
+        words
+        (n,) with `</s>` after each sentence; else none.
         """
         said = np.empty(sentences * (MOST_WORDS + 1) if keep else 0, U32)
         kept = walk_kernels.draw_sentences(
@@ -76,11 +71,8 @@ class Automaton:
         return said[:kept].copy()
 
     def follow(self, ids: NDArray[np.uint32], begins: NDArray[np.int64]) -> None:
-        """Adds the visits of given sentences.
-
-        Shapes
-            ids     (n,)      uint32  words; begins (m + 1,) int64: where each sentence begins
-        """
+        """Adds the visits of given sentences: words (n,), and where each sentence begins, (m +
+        1,)."""
         walk_kernels.follow_sentences(
             self._first, self._parent, self._word, self._leads, self._start, MOST_WORDS,
             ids, begins, self.visits,

@@ -74,11 +74,9 @@ def count_all(
         settings       all that the counts depend on, as JSON; `SHARE` is the part's own
         file           to save to, and to resume from if it exists; None saves nothing
         total          sentences, for progress; 0 if not known
-        saved_every_s  seconds between saves
     Raises
-        ConfigError   `file` has other settings (names each that differs); another process is
-                      counting into it
-        FormatError   it is damaged
+        ConfigError    `file` has other settings; another process is counting into it
+        FormatError    it is damaged
     Guarantees
         the same sums to the bit, whenever it was killed
     """
@@ -177,11 +175,7 @@ def add_parts(
 
 
 def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float64]]) -> None:
-    """Checks that a file's numbers can be added to `sums`.
-
-    Raises
-        FormatError  other shapes, or numbers that cannot be counts
-    """
+    """Raises FormatError if a file's numbers cannot be added to `sums`."""
     checkpoint.check_shapes(found.arrays, sums, found.path)
     for array in found.arrays:
         # One number may be nan: the per-word entropy of a network of wordpieces.
@@ -239,11 +233,6 @@ def model_digest(model: ModelColumns) -> str:
 
 
 def _only_one(file: Path) -> contextlib.AbstractContextManager[None]:
-    """The lock of a folder's counting.
-
-    Raises
-        ConfigError  another process holds it
-    """
     file.parent.mkdir(parents=True, exist_ok=True)
     running = ConfigError(
         f"another process is counting in {file.parent}; give each worker its own --work"
@@ -254,9 +243,8 @@ def _only_one(file: Path) -> contextlib.AbstractContextManager[None]:
 def _read(file: Path) -> checkpoint.Checkpoint:
     """Reads a file of counts.
 
-    Raises
-        ConfigError  it does not exist
-        FormatError  it is damaged, or a checkpoint of something else
+    Raises  ConfigError  it does not exist
+            FormatError  it is damaged, or a checkpoint of something else
     """
     if not file.exists():
         raise ConfigError(f"{file} does not exist; --counts takes folders written by --work")

@@ -15,17 +15,12 @@ def discounts(
     """The discounts of adjusted counts 1, 2, and 3 or more, of one order.
 
     Args
-        counts_of_counts  how many n-grams of the order have the adjusted count 1, 2, 3, 4
-        fallback          what to use where the closed form fails
-    Shapes
-        counts_of_counts  (4,)  any integer
-    Returns
-        (discounts (4,) float32, the first 0; whether they are the fallback)
-    Raises
-        EstimationError   the closed form fails and there is no fallback
-    Guarantees
-        0 <= discounts[j] <= j
-    Paper                 Chen and Goodman 1998, equation 26, in the float32 arithmetic of lmplz
+        counts_of_counts  (4,)  how many n-grams of the order have the adjusted count 1, 2, 3, 4
+        fallback          what to use where the closed form fails; None: that is an error
+    Returns     (discounts (4,) float32, the first 0; whether they are the fallback)
+    Raises      EstimationError  the closed form fails and there is no fallback
+    Guarantees  0 <= discounts[j] <= j
+    Paper       Chen and Goodman 1998, equation 26, in the float32 arithmetic of lmplz
     """
     n = [np.float32(0), *(np.float32(int(count)) for count in counts_of_counts)]
     fault = ""

@@ -37,11 +37,7 @@ _RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each othe
 
 @dataclass(frozen=True)
 class FilterResult:
-    """The result of filtering.
-
-    counts_before, counts   n-grams by order
-    words_missing           words of the vocabulary that the model lacks
-    """
+    """N-grams by order, before and after, and how many words of the vocabulary the model lacks."""
 
     counts_before: tuple[int, ...]
     counts: tuple[int, ...]
@@ -49,7 +45,7 @@ class FilterResult:
 
 
 def read_words(path: str | os.PathLike[str]) -> set[bytes]:
-    """The words of a file, between white space; raises `OSError`."""
+    """The words of a file, between white space."""
     return set(Path(path).read_bytes().split())
 
 
@@ -66,19 +62,15 @@ def filter_arpa(
     """Writes the n-grams of an ARPA file whose words are all in a vocabulary.
 
     Args
-        words     the vocabulary; words in angle brackets (<s>, </s>, <unk> and tags) are always in
-        contexts  the last word of an n-gram need not be in it, so that every word is kept
-        tmp       folder for what is kept, 4 * (order + 2) bytes per n-gram, until the counts are
-                  known; beside the output if not given
-        comment   lines to put before the model; its own if not given
-    Raises
-        ConfigError  the model has no word of the vocabulary
-        ArpaError, OSError
-    Guarantees
-        The n-grams of KenLM's `filter single`, or `context` with it, in their order, with their
-        values to the bit. The output is written whole, or stays as it was.
-    Cost
-        memory: the words, and 64 MiB
+        words       to keep; words in angle brackets (<s>, </s>, <unk> and tags) always stay
+        contexts    the last word of an n-gram need not be in it, so that every word is kept
+        tmp         folder for what is kept, 4 * (order + 2) bytes per n-gram, until the counts are
+                    known; beside the output if not given
+        comment     lines to put before the model; its own if not given
+    Raises          ConfigError  the model has no word of the vocabulary
+    Guarantees      the n-grams of KenLM's `filter single`, or `context` with it, in their order,
+                    with their values to the bit; the output is written whole, or stays as it was
+    Cost            memory: the words, and 64 MiB
     """
     say = progress or (lambda line: None)
     place = Path(output)
@@ -141,7 +133,6 @@ class _KeptNgrams:
             self.add(batch)
 
     def add(self, batch: NgramBatch) -> None:
-        """Keeps what passes of a batch."""
         tested = batch.ids[:, :-1] if self._contexts else batch.ids
         passes = self._keep[tested].all(axis=1)
         rows = np.empty((int(passes.sum()), batch.order + 2), U32)
@@ -169,8 +160,7 @@ def kept_words(
 ) -> tuple[NDArray[np.bool_], int]:
     """Which words of a model are kept, by id; and how many of `words` the model lacks.
 
-    Raises
-        ConfigError  none, besides those in angle brackets
+    Raises  ConfigError  none, besides those in angle brackets
     """
     wanted = frozenset(words)
     found = [word in wanted for word in vocabulary.words]
@@ -202,14 +192,11 @@ def renormalised(
     backoff model again, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its
     oldest word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
 
-    Args
-        words  see `filter_arpa`
-    Returns
-        the vocabulary, the sections that `write_arpa` takes, and how many of `words` are missing
-    Raises
-        ConfigError  the model has no word of the vocabulary
-    Guarantees
-        every context sums to 1, <s> left out, as far as float32 can say it
+    Args        words        as of `filter_arpa`
+    Returns     the vocabulary, the sections that `write_arpa` takes, how many of `words` are
+    missing
+    Raises      ConfigError  the model has no word of the vocabulary
+    Guarantees  every context sums to 1, <s> left out, as far as float32 can say it
     """
     keep, missing = kept_words(model.vocabulary, words, path)
     new_id = (np.cumsum(keep) - 1).astype(U32)
@@ -272,7 +259,6 @@ def _rows(
     weight: NDArray[np.float64] | None,
     new_id: NDArray[np.uint32],
 ) -> SectionColumns:
-    """A section of what stays."""
     with np.errstate(divide="ignore"):
         log10_prob = np.maximum(np.log10(prob[passes] / divisor[passes]), -99.0)
         backoff = None if weight is None else np.maximum(np.log10(weight[passes]), -99.0)

@@ -65,7 +65,6 @@ class PruneSettings:
 
     @property
     def goal(self) -> Goal:
-        """How much to prune."""
         numbers = () if self.ngrams is None else _numbers(str(self.ngrams))
         return Goal(
             threshold=self.threshold,
@@ -76,7 +75,6 @@ class PruneSettings:
 
 
 def _numbers(text: str) -> tuple[int | None, ...]:
-    """The numbers of `--ngrams`, None for `-`."""
     try:
         return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
     except ValueError as exc:

@@ -73,10 +73,9 @@ def estimate(
     Raises
         ConfigError      invalid settings
         EstimationError  text with a fault, or too little of it; no space on the disk
-        OSError
     Guarantees
-        The same n-grams as KenLM's lmplz, and its values within rounding; see README.md.
-        The output is written whole and synced, or stays as it was. Temporary files have no name.
+        the same n-grams as KenLM's lmplz, and its values within rounding; see README.md
+        the output is written whole and synced, or stays as it was; temporary files have no name
     """
     place = Path(output)
     folder = tmp or (temporary_folder() if str(place) == "-" else place.parent)
@@ -97,8 +96,6 @@ def estimate(
 
 
 class _Estimation:
-    """One run."""
-
     def __init__(
         self,
         sources: Sequence[str],
@@ -122,7 +119,6 @@ class _Estimation:
         self._bucket = max(min(block.BUCKET, self._workspace // 1024), 1 << 10)
 
     def run(self) -> EstimationSummary:
-        """All stages."""
         settings, progress = self._settings, self._progress
         trie = self._count()
         all_discounts = estimate_discounts(trie.statistics, settings, self._summary, progress)
@@ -176,7 +172,6 @@ class _Estimation:
     # -------------------------------------------------------------------------- counting
 
     def _count(self) -> Trie:
-        """The trie of the text."""
         settings = self._settings
         order, threads = settings.order, settings.threads
         self._progress.stage("counting")
@@ -269,7 +264,6 @@ class _Estimation:
         return sorting + 2 * _table_bytes(self._table)
 
     def _tokens_that_fit(self) -> int:
-        """Ids that may be gathered before they are counted."""
         remaining = self._workspace - self._fixed_bytes()
         if remaining < self._workspace // 8:
             self._too_little(f"a vocabulary of {len(self._table):,} words")
@@ -334,7 +328,6 @@ def estimate_discounts(
 ) -> list[NDArray[np.float32]]:
     """The discounts of each order, which are reported, and noted in the summary with the counts.
 
-    Shapes  statistics       (order, kernels.STATISTICS)  as of Trie
     Raises  EstimationError  an order has none
     """
     summary.counts = statistics[:, KEPT].tolist()
@@ -368,7 +361,6 @@ def _target(output: Path) -> Iterator[Path | IO[bytes]]:
 
 
 def _table_bytes(table: WordTable) -> int:
-    """Memory of a table of words."""
     return table.slots.nbytes + table.word_begin.nbytes + table.word_bytes.nbytes
 
 
@@ -414,6 +406,5 @@ def _give_memory_back() -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
     with Path("/proc/self/statm").open(encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

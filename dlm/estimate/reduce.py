@@ -26,8 +26,6 @@ _WORD_BYTES = 300
 
 @dataclass(frozen=True)
 class ReduceResult:
-    """counts_before, counts: n-grams by order."""
-
     counts_before: tuple[int, ...]
     counts: tuple[int, ...]
 
@@ -56,13 +54,10 @@ def reduce_arpa(
         comment  line to put after those of the model
     Raises
         ConfigError  an order that the model lacks, or too low a limit of memory
-        ArpaError    malformed, in what is read
+        ArpaError    malformed, up to `order`: the file is read no further
     Guarantees
         the same n-grams and values in the same order, except the weights of the highest; `output`
         has its old content or all of the new
-    Edge cases
-        the order of the model   copied
-        damage after `order`     not seen: the file is read no further
     """
     with ArpaReader(path) as reader:
         if not 1 <= order <= reader.order:

@@ -65,7 +65,6 @@ class EstimationSettings:
 
     @property
     def thresholds(self) -> list[int]:
-        """A threshold for each order."""
         last = self.prune[-1] if self.prune else 0
         return [*self.prune, *[last] * (self.order - len(self.prune))]
 
@@ -101,7 +100,6 @@ class EstimateOptions:
         threads: int = EstimationSettings.threads,
         vocabulary: frozenset[bytes] | None = None,
     ) -> EstimationSettings:
-        """The settings of the estimation."""
         fallback = numbers("fallback_discounts", self.fallback_discounts, float)
         return EstimationSettings(
             order=self.order,
@@ -126,10 +124,7 @@ def numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
 
 
 def checked_fallback(values: Sequence[float]) -> Fallback:
-    """One to three discounts as three, the last of them repeated.
-
-    Raises  ConfigError  none, more than three, or one out of range
-    """
+    """One to three discounts as three, the last of them repeated; ConfigError for any others."""
     if not 1 <= len(values) <= 3:
         raise ConfigError(
             f"{len(values)} fallback discounts; expected one to three, for counts 1, 2 and 3 or "

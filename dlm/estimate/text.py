@@ -63,15 +63,10 @@ _ADVICE = {
 
 @dataclass
 class Totals:
-    """What was read.
+    """What was read: `bytes` decompressed, `lines` that were counted, `words` without sentence
+    marks.
 
-    Attributes
-        sources  files read
-        bytes    of text, decompressed
-        lines    that were counted, the empty ones among them
-        empty    lines without a word: counted as sentences, or left out
-        words    without sentence marks
-        skipped  lines left out, by fault
+    `empty` lines are counted as sentences without words, or left out.
     """
 
     sources: int = 0
@@ -82,7 +77,6 @@ class Totals:
     skipped: dict[LineFault, int] = field(default_factory=dict)
 
     def summary(self, skip: bool) -> str:
-        """In one line, for people and for the model's provenance."""
         parts = [counted(self.words, "word"), counted(self.lines, "line")]
         kind = "left out" if skip else "each a sentence without words"
         parts.append(counted(self.empty, "empty line") + (f" ({kind})" if self.empty else ""))
@@ -91,7 +85,6 @@ class Totals:
         return ", ".join(parts)
 
     def left_out(self) -> str:
-        """How many lines were left out, and why."""
         return f"{sum(self.skipped.values()):,}" + self._why()
 
     def _why(self) -> str:
@@ -133,7 +126,6 @@ class Reader:
     Raises
         ConfigError  a parquet file without the column, or in a pipe
         TextError    a faulty line, not text, or a damaged compressed file
-        OSError
     """
 
     def __init__(
@@ -178,7 +170,6 @@ class Reader:
         return ((block.text, block.size) for block in self.read() if block.size)
 
     def read(self) -> Iterator[Block]:
-        """The text, in blocks of whole lines."""
         for source in self.sources:
             self.totals.sources += 1
             place = _Place(source)
@@ -197,10 +188,8 @@ class Reader:
     # ----------------------------------------------------------------------------- lines
 
     def _whole_lines(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
-        """Blocks that end with a newline, and whether the next may have to be waited for.
-
-        The last line gets a newline if it has none.
-        """
+        """Blocks that end with a newline, even the last, and whether the next may have to be waited
+        for."""
         rest: list[bytes] = []
         held = 0
         dropping = False
@@ -231,7 +220,6 @@ class Reader:
             yield b"".join([*rest, b"\n"]), False
 
     def _checked(self, block: bytes, place: _Place) -> bytes:
-        """The block without the lines that have a fault."""
         if not may_have_fault(block, self._max_line_bytes, self._accepted):
             return block
         clean: list[bytes] = []
@@ -256,10 +244,8 @@ class Reader:
     # --------------------------------------------------------------------------- sources
 
     def _chunks(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
-        """The bytes of a source, decompressed, and whether the next ones may have to be waited for.
-
-        Raises  TextError  it is not text, or damaged
-        """
+        """The decompressed bytes of a source, and whether the next ones may have to be waited
+        for."""
         opened = self._open = TextSource(source, TEXT_COMPRESSIONS)
         try:
             if opened.head.startswith(PARQUET_MAGIC):
@@ -364,7 +350,6 @@ class _Place:
 
     @property
     def name(self) -> str:
-        """The name for messages."""
         return "standard input" if self.source == "-" else self.source
 
 
@@ -388,10 +373,8 @@ def may_have_fault(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
-    """Whether whole lines must be checked one by one; if not, none has a fault.
-
-    Args  accepted  faults that are none here
-    """
+    """Whether whole lines must be checked one by one; if not, none has a fault beyond
+    `accepted`."""
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
         # The rest is found without checking each byte here.
         return (

@@ -27,11 +27,11 @@ ROOM = 1 << 18
 class Trie:
     """The n-grams of all orders, each order sorted by its reversed words.
 
-    Attributes
-        words       by order: the leftmost word of each n-gram, uint32
-        counts      by order: its adjusted count, and kernels.PRUNED, uint32
-        children    by order, but the highest: rank of the first n-gram that is one word longer to
-                    the left, uint32; one entry more than n-grams
+    Attributes, by order
+        words       uint32, the leftmost word of each n-gram
+        counts      uint32, its adjusted count, and kernels.PRUNED
+        children    uint32, of all but the highest: rank of the first n-gram that is one word longer
+                    to the left; one entry more than n-grams
         statistics  (order, kernels.STATISTICS) int64
     """
 
@@ -42,7 +42,6 @@ class Trie:
 
     @property
     def order(self) -> int:
-        """The order of the longest n-grams."""
         return len(self.words)
 
     @property
@@ -51,7 +50,6 @@ class Trie:
         return [int(n) for n in self.statistics[:, kernels.KEPT]]
 
     def close(self) -> None:
-        """Frees its columns."""
         for column in [*self.words, *self.counts, *self.children]:
             column.remove()
 
@@ -60,7 +58,6 @@ class TrieBuilder:
     """Takes keys in order and makes the trie of them.
 
     Args
-        order       words of a key
         most        how many keys there may be
         words       how many words there are; every one above 2 must end some key
         thresholds  n-grams that occur at most this often are left out, by order
@@ -104,7 +101,6 @@ class TrieBuilder:
         self._trie.statistics[0, [kernels.ALL, kernels.KEPT]] = 2
 
     def add(self, rows: NDArray[np.uint32]) -> None:
-        """Adds counted keys: see kernels.grow."""
         done = 0
         while done < len(rows):
             done, self._depth = kernels.grow(
@@ -117,18 +113,15 @@ class TrieBuilder:
 
     @property
     def open_actual(self) -> list[int]:
-        """How often the n-grams that end the last key occur so far, by order.
-
-        Where the key is filled up with `<s>`, they go as far as the first one.
-        """
+        """How often the n-grams that end the last key occur so far, by order; up to its first
+        `<s>`."""
         return [int(often) for often in self._actual[: self._depth]]
 
     def finish(self, *, at_end: bool = True) -> Trie:
-        """The trie of all keys.
+        """The trie of all keys; EstimationError if a count or a rank is too large.
 
-        Args    at_end           whether the last key is the last of the whole text: the n-grams
-                                 that end it enter the statistics by how often they occur
-        Raises  EstimationError  a count or a rank is too large
+        `at_end` says that the last key is the last of the whole text: the n-grams that end it enter
+        the statistics by how often they occur.
         """
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
@@ -144,7 +137,6 @@ class TrieBuilder:
         return trie
 
     def _flush(self) -> None:
-        """Moves all nodes that are finished to their columns."""
         for n in range(self._order):
             full = int(self._used[n]) - (n < self._depth)
             if int(self._base[n]) + full > MAX_RANK:

@@ -18,12 +18,7 @@ NO_ROW = np.uint32(0xFFFFFFFF)
 
 @kernel("uint32[:, :]")
 def first_unsorted(ids):  # type: ignore[no-untyped-def]
-    """The first row that is not after the one before it, and whether it equals that one.
-
-    Shapes
-        ids      (n, k) uint32
-    Returns      (row, or n where the rows rise strictly; bool)
-    """
+    """The first row that is not after the one before it (n without one); whether they are equal."""
     n, k = ids.shape
     for i in range(1, n):
         j = 0
@@ -215,12 +210,7 @@ def find_children(rows, words, first_child, ids, found):  # type: ignore[no-unty
 
 @kernel("bool[:], out uint32[:]")
 def places_of(keep, before):  # type: ignore[no-untyped-def]
-    """How many rows are kept before each row, and in all.
-
-    Shapes
-        keep    (n,)      bool
-        before  (n + 1,)  uint32  filled
-    """
+    """How many rows are kept before each row, and in all: `before` (n + 1,) is filled."""
     count = np.uint32(0)
     for row in range(len(keep)):
         before[row] = count
@@ -230,7 +220,6 @@ def places_of(keep, before):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], bool[:], out uint32[:, :]")
 def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
-    """The rows of ids that are kept, in `out`."""
     at = 0
     for row in range(len(ids)):
         if keep[row]:
@@ -241,7 +230,6 @@ def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], bool[:], out float32[:]")
 def take_values(values, keep, out):  # type: ignore[no-untyped-def]
-    """The values that are kept, in `out`."""
     at = 0
     for row in range(len(values)):
         if keep[row]:
@@ -271,12 +259,7 @@ def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], out uint32[:]")
 def count_children(prefix, first_child):  # type: ignore[no-untyped-def]
-    """first_child of an order, from the prefixes of the order above it.
-
-    Shapes
-        prefix       (n,)      uint32
-        first_child  (m + 1,)  uint32  filled
-    """
+    """Fills first_child (m + 1,) of an order from the prefixes (n,) of the order above it."""
     first_child[:] = 0
     for row in range(len(prefix)):
         first_child[np.int64(prefix[row]) + 1] += np.uint32(1)

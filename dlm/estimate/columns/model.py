@@ -1,11 +1,4 @@
-"""A whole model as sorted arrays: what pruning, merging and filtering work on.
-
-model = ModelColumns.read("model.arpa.zst", memory_bytes=4 << 30)
-trigrams = model.orders[2]
-trigrams.ids, trigrams.log10_prob, trigrams.log10_backoff
-model.orders[1].ids[trigrams.prefix]     # their contexts
-model.write("out.arpa", comments=[*model.comments, "what was done"])
-"""
+"""A whole model as sorted arrays: what pruning, merging and filtering work on."""
 
 from __future__ import annotations
 
@@ -35,7 +28,7 @@ SORT_BYTES = 128 << 20
 
 @dataclass(frozen=True, eq=False)
 class ModelColumns:
-    """A whole model; `orders[k - 1]` is order k, `comments` the lines before it in its file.
+    """A whole model: `orders[k - 1]` is order k, `comments` the lines before it in its file.
 
     `storage` is where its arrays are, and arrays derived from it.
     """
@@ -47,7 +40,6 @@ class ModelColumns:
 
     @property
     def order(self) -> int:
-        """N."""
         return len(self.orders)
 
     @property
@@ -69,14 +61,12 @@ class ModelColumns:
 
         Args
             memory_bytes  limit; `needs` of the header's counts must fit in it
-            needs         bytes for counts, for all the work to be done; if not given,
-                          `memory_bytes`, for reading only
+            needs         bytes that all the work takes; those of reading if not given
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
         Raises
-            ConfigError  the limit is too low; nothing was read but the header
-            ArpaError    malformed; an n-gram that is repeated, or whose prefix is missing
-            OSError      the file cannot be read
+            ConfigError   the limit is too low; nothing was read but the header
+            ArpaError     malformed; an n-gram that is repeated, or whose prefix is missing
         Cost
             time: n-grams of one order are sorted while those of the next are read
             memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
@@ -102,13 +92,11 @@ class ModelColumns:
     def of(
         cls, vocabulary: Vocabulary, sections: Sequence[Raw], *, comments: Iterable[str] = ()
     ) -> ModelColumns:
-        """A model of n-grams in any order.
+        """A model of n-grams in any order, given as (ids, log10_prob, log10_backoff) of order 1, 2,
+        ...
 
-        Args
-            sections  (ids, log10_prob, log10_backoff) of order 1, 2, ...; not changed
-        Raises
-            ArpaError   an n-gram is repeated, or its prefix is missing
-            ValueError  an id that is not in the vocabulary
+        Raises  ArpaError   an n-gram is repeated, or its prefix is missing
+                ValueError  an id that is not in the vocabulary
         """
         for ids, _, _ in sections:
             if len(ids) and int(ids.max()) >= len(vocabulary):
@@ -126,13 +114,8 @@ class ModelColumns:
         return cls(vocabulary, columns, list(comments))
 
     def rows_of(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The row of each n-gram, `MISSING` where the model lacks it.
-
-        Shapes
-            ids      (n, k)  uint32
-        Returns      (n,)    uint32
-        Cost         a search in the children of each of its prefixes
-        """
+        """The row of each n-gram of `ids` (n, k), `MISSING` where the model lacks it: (n,)
+        uint32."""
         rows = np.where(ids[:, 0] < len(self.orders[0]), ids[:, 0], MISSING).astype(U32)
         for k in range(2, ids.shape[1] + 1):
             found = np.empty(len(ids), U32)
@@ -155,13 +138,11 @@ class ModelColumns:
         """log10 P of the last word of each row after the words before it, by backing off.
 
         Args
-            probs    by order, in place of each log10_prob; may end below the longest asked for
-            weights  by order, in place of each log10_backoff
-        Shapes
-            ids      (n, k)  uint32   oldest first; of more than N words the last N count
-        Returns      (n,)    float64
-        Guarantees   ngram.backoff.score, with sums in float64
-        Cost         some searches for each order, an array at a time
+            ids         (n, k)  uint32   oldest first; of more than N words the last N count
+            probs       by order, in place of each log10_prob; may end below the longest asked for
+            weights     by order, in place of each log10_backoff
+        Returns         (n,)    float64
+        Guarantees      ngram.backoff.score, with sums in float64
         """
         probs = [c.log10_prob for c in self.orders] if probs is None else probs
         weights = [c.log10_backoff for c in self.orders] if weights is None else weights
@@ -203,10 +184,8 @@ class ModelColumns:
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
         """The model of the n-grams that are kept, with the values they have here.
 
-        Args
-            keep        by order: (n,) bool, or None for all; of order 1 all are always kept
-        Raises
-            ValueError  an n-gram is kept whose prefix is not, or not every word is
+        Args    keep        by order: (n,) bool, or None for all; of order 1 all are always kept
+        Raises  ValueError  an n-gram is kept whose prefix is not, or not every word is
         """
         if keep[0] is not None and not keep[0].all():
             raise ValueError("every word is kept")
@@ -238,17 +217,14 @@ class ModelColumns:
         return ModelColumns(self.vocabulary, chosen, self.comments, self.storage)
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] | None = None) -> None:
-        """Writes the model as an ARPA file, whole or not at all.
+        """Writes an ARPA file, compressed by its suffix, whole or not at all.
 
-        Args
-            path      compressed by its suffix: .gz, .zst, .xz, else plain
-            comments  lines before the model; its own if not given
+        `comments` are the lines before the model; its own if None.
         """
         comments = self.comments if comments is None else comments
         write_arpa(path, self.vocabulary, self.sections(), comments=comments)
 
     def sections(self) -> list[SectionColumns]:
-        """The n-grams as `write_arpa` takes them."""
         *shorter, top = self.orders
         below = [(c.ids, c.log10_prob, c.log10_backoff) for c in shorter]
         return [*below, (top.ids, top.log10_prob, None)]

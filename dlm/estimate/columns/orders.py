@@ -128,8 +128,7 @@ def link(
 ) -> None:
     """Fills in the links of an order, given those below it, and first_child of the last of these.
 
-    Raises
-        InvalidNgram  a prefix is missing
+    Raises  InvalidNgram  a prefix is missing
     """
     below = shorter[-1]
     linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
@@ -162,8 +161,7 @@ def link(
 def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
     """All orders of a file, sorted on disk, in arrays that are maps of files there.
 
-    Raises
-        InvalidNgram  as `Builder.finish`; its row is -1, since sorting has lost it
+    Raises  InvalidNgram  as `Builder.finish`; its row is -1, since sorting has lost it
     """
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
@@ -198,7 +196,6 @@ def _finished(
     reader: ArpaReader,
     storage: Storage,
 ) -> OrderColumns:
-    """The next order, from what was collected of it."""
     k = len(orders) + 1
     if k == 1:
         return _unigrams(
@@ -275,8 +272,7 @@ def _sorted(
 ) -> tuple[OrderColumns, NDArray[np.uint32] | None]:
     """The n-grams in prefix order, without links, and the places where they were before.
 
-    Raises
-        InvalidNgram  an n-gram is repeated
+    Raises  InvalidNgram  an n-gram is repeated
     """
     n, order = ids.shape
     row, twice = kernels.first_unsorted(ids)

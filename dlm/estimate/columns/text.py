@@ -14,10 +14,8 @@ from dlm.ngram.vocab import Vocabulary
 def lay_out(
     vocabulary: Vocabulary, ids: NDArray[np.uint32], begin: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Sentences with their marks, one after the other.
+    """Sentences with their marks, one after the other; from `WordTable.ids_of_text`.
 
-    Args
-        ids, begin  as `WordTable.ids_of_text` gives them
     Returns
         tokens  (t,) uint32  with <s> before each sentence and </s> after it
         first   (t,) bool    where a sentence begins: what is scored there means nothing

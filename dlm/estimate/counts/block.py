@@ -33,7 +33,6 @@ def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
 
 
 def id_bits(words: int) -> int:
-    """Bits of the largest id."""
     return max((words - 1).bit_length(), 2)
 
 
@@ -43,10 +42,8 @@ def counted_keys(
     """The different n-grams of a block in the order of their reversed words, and their counts.
 
     Args
-        words    how many words there are
-        bucket   n-grams that are sorted at once
-    Shapes
-        tokens   (T,)  uint32  each sentence from `<s>` to `</s>`
+        tokens  (T,)  uint32  each sentence from `<s>` to `</s>`
+        bucket  n-grams that are sorted at once
     Returns
         arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram, the
         most recent first and `<s>` beyond the beginning of its sentence, and how often it occurs

@@ -52,8 +52,7 @@ def unigrams(
 ) -> NDArray[np.float32]:
     """Probabilities of words: of `<s>` 1, of the unknown word its share of what is spared.
 
-    Args    kept    how many words stay in the model
-    Shapes  counts  (words,)  uint32  adjusted counts, and PRUNED
+    `counts` (words,) are adjusted counts and PRUNED; `kept` is how many words stay in the model.
     """
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
@@ -71,13 +70,10 @@ def unigrams(
 class Interpolation:
     """Goes from order to order: `step` computes the probabilities of the next one.
 
-    Args
-        trie       adjusted counts
-        discounts  by order, (4,) float32
     Attributes
-        order      of the last probabilities
-        probs      probabilities of that order, float32; only those of n-grams that are kept are set
-        backoffs   backoff weights of the order below, float32, once there is one
+        order     of the last probabilities
+        probs     of that order, float32; only those of n-grams that are kept are set
+        backoffs  weights of the order below, float32, once there is one
     """
 
     def __init__(
@@ -136,7 +132,6 @@ class Interpolation:
         return before
 
     def close(self) -> None:
-        """Frees its columns."""
         if self._links is not None and self.order > 2:
             self._links.remove()
         self._links = None
@@ -251,7 +246,6 @@ class Interpolation:
         discounts: NDArray[np.float64],
         probs: Column,
     ) -> None:
-        """Fills in the probabilities of the n-grams whose contexts are in a range."""
         trie = self._trie
 
         def work(chunk: Chunk) -> None:

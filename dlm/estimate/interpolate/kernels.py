@@ -93,12 +93,8 @@ def add_up(  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, int64, float64[:], out float64[:, :]")
 def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[no-untyped-def]
-    """As `add_up` for order 2, whose contexts are words.
-
-    Shapes
-        links, counts  (c,)    uint32
-        sums           (k, 2)  float64  of words low <= w < high
-    """
+    """As `add_up` for order 2, whose contexts are words; `sums` (k, 2) is of words low <= w <
+    high."""
     for i in range(len(links)):
         word = np.int64(links[i])
         if low <= word < high:
@@ -114,8 +110,7 @@ def weights(sums, backoffs):  # type: ignore[no-untyped-def]
     """The backoff weight of each context, and what its counts are divided by.
 
     Shapes
-        sums      (k, 2)  float64  changed: the first number becomes the weight; where nothing
-                                   follows, 1
+        sums      (k, 2)  float64  changed: the first becomes the weight, 1 if nothing follows
         backoffs  (k,)    float32  filled with the weights
     """
     for i in range(len(sums)):
@@ -167,10 +162,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
 
 @kernel("float32[:], out float32[:]")
 def as_log10(values, out):  # type: ignore[no-untyped-def]
-    """Logarithms as ARPA has them: at most 0, and LOG10_ZERO for nothing.
-
-    Shapes  values, out  (n,) float32
-    """
+    """Logarithms of (n,) values as ARPA has them: at most 0, and LOG10_ZERO for nothing."""
     for i in range(len(values)):
         value = np.float64(values[i])
         if value >= 1.0:

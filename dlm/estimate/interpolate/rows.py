@@ -19,11 +19,8 @@ ROWS = 1 << 16
 def ngram_blocks(
     trie: Trie, order: int, rows: int = ROWS
 ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The n-grams of an order, from the first to the last.
-
-    Returns
-        (rank of the first, ids (n, order) uint32, oldest word first), n <= rows
-    """
+    """The n-grams of an order, in order: (rank of the first, ids (n, order) oldest word first), n
+    <= rows."""
     words = trie.words[order - 1]
     if order == 1:
         for begin in range(0, len(words), rows):
@@ -45,7 +42,7 @@ def section_rows(
 ) -> Iterator[Callable[[], RowColumns]]:
     """What reads the rows of an order, block by block in order; some are marked as left out.
 
-    Shapes   probs, backoffs  float32, not logarithms
+    `probs` and `backoffs` are not logarithms.
     """
 
     def read(begin: int, ids: NDArray[np.uint32]) -> RowColumns:
@@ -67,10 +64,7 @@ def log10_rows(
     backoffs: NDArray[np.float32] | None,
     marks: NDArray[np.uint32] | None = None,
 ) -> RowColumns:
-    """Rows with the logarithms of their values.
-
-    Shapes   probs, backoffs  (n,) float32, not logarithms
-    """
+    """Rows with the logarithms of their values, which are (n,) float32."""
     log10_prob = np.empty(len(ids), np.float32)
     as_log10(probs, log10_prob)
     log10_backoff = None

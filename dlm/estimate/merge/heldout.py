@@ -47,11 +47,9 @@ class Heldout:
 
     @property
     def tokens(self) -> int:
-        """Words and sentence ends."""
         return len(self.in_any)
 
     def of_model(self, model: int) -> Fit:
-        """How one model alone predicts the text."""
         return _fit(self.as_unk[model], self.known[model])
 
     def of_mixture(self, weights: Sequence[float]) -> Fit:
@@ -62,12 +60,10 @@ class Heldout:
 def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
     """Scores text by every model of a union.
 
-    Args
-        blocks  lines of text, one sentence each, joined by line feeds; none ends in one
-    Raises
-        EstimationError  the text has no word
-    Cost
-        memory: 17 bytes per token and model, and 8 more per token and order
+    Args    blocks           lines of text, one sentence each, joined by line feeds; none ends in
+    one
+    Raises  EstimationError  the text has no word
+    Cost    memory: 17 bytes per token and model, and 8 more per token and order
     """
     table = WordTable.from_vocabulary(union.vocabulary)
     parts = []
@@ -89,7 +85,6 @@ def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
 def _score(
     union: Union, ids: NDArray[np.uint32], begin: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """The arrays of `Heldout` for some sentences."""
     tokens, first = lay_out(union.vocabulary, ids, begin)
     size = len(tokens)
     scored = ~first

@@ -274,10 +274,7 @@ def mix_order(  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], out float32[:]")
 def store(values, out):  # type: ignore[no-untyped-def]
-    """out = log10 of values, LOG10_ZERO for 0.
-
-    Shapes      values (n,) float64, out (n,) float32
-    """
+    """out (n,) = log10 of values (n,), LOG10_ZERO for 0."""
     for j in range(len(values)):
         out[j] = LOG10_ZERO
         if values[j] > 0.0:

@@ -31,14 +31,14 @@ F32, F64 = np.float32, np.float64
 class MergedModel:
     """A mixture, and what was done to make it sum to 1.
 
-    sections      (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
+    Fields
+        sections  (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
                   of the highest order are None
-    word_sum      what the words of the mixture summed to before they were scaled to 1; they are
-                  scaled only if this is not 1 within 2e-7
-    lacking       contexts whose models' own weights did not make them sum to 1: the weights are
+        word_sum  what the words of the mixture summed to; if not 1 within 2e-7, they were scaled
+        lacking   contexts whose models' own weights did not make them sum to 1: the weights are
                   computed from what their n-grams lack
-    scaled        contexts whose n-grams summed to more than 1, or to less with no word left to
-                  back off: these n-grams were scaled
+        scaled    contexts whose n-grams were scaled: they summed to more than 1, or to less with
+                  no word left to back off
     """
 
     vocabulary: Vocabulary
@@ -49,16 +49,13 @@ class MergedModel:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, as in a header."""
         first = len(self.sections[0][0]) - (not self.vocabulary.unk_in_model)
         return (first, *(len(ids) for ids, _, _ in self.sections[1:]))
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] = ()) -> None:
-        """Writes the model as an ARPA file, whole or not at all; see `write_arpa`."""
         write_arpa(path, self.vocabulary, self.sections, comments=comments)
 
     def columns(self) -> ModelColumns:
-        """The model as arrays."""
         return ModelColumns.of(
             self.vocabulary,
             [
@@ -91,15 +88,13 @@ def merge_models(
     """The mixture of models, as one model.
 
     Args
-        union     of `unite`; its models
-        weights   of the models: at least 0, of sum 1
-        threads   1 or more
+        weights   of the models of `union`: at least 0, of sum 1
         progress  called with a line for each order
     Raises
         ConfigError  invalid weights
     Guarantees
-        The n-grams are those that some model lists, whatever its weight.
-        Every context sums to 1 within 1e-6, <s> left out, whether the models' do or not.
+        the n-grams are those that some model lists, whatever its weight
+        every context sums to 1 within 1e-6, <s> left out, whether the models' do or not
     Edge cases
         ================================  ==========================================================
         a word that a model lacks         that model gives it probability 0; as a word of a context
@@ -127,8 +122,6 @@ def merge_models(
 
 
 class _Mixing:
-    """One run."""
-
     def __init__(
         self, union: Union, shares: NDArray[np.float64], pool: ThreadPoolExecutor, threads: int
     ) -> None:

@@ -41,7 +41,6 @@ class Union:
 
     @property
     def order(self) -> int:
-        """The highest order of the models."""
         return max(model.order for model in self.models)
 
 
@@ -71,12 +70,9 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """The models with their words numbered alike.
+    """The models with their words numbered alike; ConfigError without any.
 
-    Raises
-        ConfigError  no model was given
-    Cost
-        a model whose words get other ids is sorted again, and takes twice its memory meanwhile
+    Cost  a model whose words get other ids is sorted again, and takes twice its memory meanwhile
     """
     if not models:
         raise ConfigError("no model was given; expected one or more")
@@ -153,10 +149,8 @@ def _distinct(rows: NDArray[np.uint32], words: int) -> NDArray[np.uint32]:
 
 
 class Walk:
-    """The orders of a union, one after the other from order 1 up; `pool` runs its parts.
-
-    Guarantees  the suffix of every node is a node
-    """
+    """The orders of a union from 1 up, by parts that run in `pool`; every node's suffix is a
+    node."""
 
     def __init__(self, union: Union, pool: ThreadPoolExecutor, threads: int) -> None:
         self._union = union
@@ -224,7 +218,6 @@ class Walk:
             yield below
 
     def _each(self, kernel: Callable[..., object], parts: int | list[int], *arrays: object) -> None:
-        """Runs a kernel over ranges of contexts, in threads."""
         if isinstance(parts, int):
             edges = [parts * j // self._threads for j in range(self._threads + 1)]
         else:
@@ -250,7 +243,6 @@ def split(first_child: NDArray[np.uint32], parts: int) -> list[int]:
 
 
 def _any(own: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Whether any model has a node."""
     out: NDArray[np.uint8] = np.bitwise_or.reduce(own, axis=0)
     return out
 
@@ -261,7 +253,6 @@ def _first(model: ModelColumns, order: int) -> NDArray[np.uint32]:
 
 
 def _words(model: ModelColumns, order: int) -> NDArray[np.uint32]:
-    """Last words of the n-grams of an order."""
     return model.orders[order - 1].ids[:, -1] if order <= model.order else np.zeros(0, U32)
 
 

@@ -20,12 +20,7 @@ MAX_ITERATIONS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class TunedWeights:
-    """Weights, and how they were found.
-
-    weights     sum to 1
-    iterations  of EM
-    gap         no weights have a higher mean ln probability than these by more than this
-    """
+    """Weights of sum 1: no others have a higher mean ln probability by more than `gap`."""
 
     weights: tuple[float, ...]
     iterations: int
@@ -35,9 +30,7 @@ class TunedWeights:
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     """The weights as an array whose sum is 1 to the last digit.
 
-    Raises
-        ConfigError  not one per model, one that is negative or not a number, or a sum that is not
-                     1 within 1e-5
+    Raises  ConfigError  not one per model, one below 0 or not a number, or a sum not 1 within 1e-5
     """
     if len(weights) != models:
         raise ConfigError(
@@ -64,17 +57,13 @@ def tune(
 
     Words that no model knows are left out: their scores say nothing about a mixture.
 
-    Args
-        gap             in natural logarithms per token; how far from the maximum to stop
-        max_iterations  after which to stop regardless
-    Raises
-        EstimationError  the text has no word that a model knows
+    Args    gap              how far from the maximum to stop, in natural logarithms per token
+    Raises  EstimationError  the text has no word that a model knows
     Guarantees
         `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens is the slope
         towards model i alone; the logarithm is concave, so nothing rises above the largest of
         these less 1, and EM, which multiplies each weight by its own, never falls
-    Paper
-        Jelinek and Mercer 1980
+    Paper   Jelinek and Mercer 1980
     """
     prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
     models, tokens = prob.shape

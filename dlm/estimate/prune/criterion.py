@@ -84,11 +84,9 @@ def own_scores(
     ln_history: NDArray[np.float64],
     threads: int = 2,
 ) -> NDArray[np.float32]:
-    """D of each n-gram of one order, if only that one were pruned.
+    """D, (n,) float32 >= 0, of each n-gram of one order, if only that one were pruned.
 
-    Shapes
-        ln_history  (m,)  float64  of order - 1
-    Returns         (n,)  float32  >= 0, inf where backing off has no probability to give
+    inf where backing off has no probability to give; `ln_history` (m,) is of order - 1.
     """
     columns, contexts = model.orders[order - 1], model.orders[order - 2]
     orphan, orphan_log10 = orphans(model, columns)
@@ -120,14 +118,11 @@ def raised_scores(
     *,
     keep_suffixes: bool = False,
 ) -> list[NDArray[np.float32]]:
-    """Scores under which an n-gram is kept only with those it needs.
+    """Scores under which an n-gram is kept only with those it needs; `scores` are of orders 2 to N.
 
     An n-gram gets the highest score among itself and those it is a prefix of (with `keep_suffixes`,
     or a suffix of), since it stays as long as one of them does. A threshold on these scores keeps
-    what pruning order by order from the longest down keeps.
-
-    Args
-        scores  of orders 2 to N, as `own_scores` gives them; not changed, and the last is returned
+    what pruning order by order from the longest down keeps. The last of `scores` is returned as is.
     """
     raised = [model.storage.copy(score) for score in scores[:-1]] + list(scores[-1:])
     for k in range(model.order, 2, -1):
@@ -144,10 +139,8 @@ def orphans(
     probs: Sequence[NDArray[Any]] | None = None,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The rows whose suffix the model lacks, and log10 P(w | h') of each.
-
-    Entropy-pruned models have some, others none.
-    """
+    """The rows whose suffix the model lacks, as entropy-pruned ones do, and log10 P(w | h') of
+    each."""
     rows = rows_without_suffix(columns)
     return rows, model.log10_probs(columns.ids[rows, 1:], probs, weights)
 

@@ -18,12 +18,6 @@ from dlm.spill.arrays import IN_MEMORY, Storage
 
 @dataclass(frozen=True)
 class PrunedFile:
-    """The result of `prune_file`.
-
-    result    of pruning
-    measured  perplexities of the text before and after; None where no text was given
-    """
-
     result: PruneResult
     measured: PerplexityChange | None
 
@@ -48,10 +42,8 @@ def prune_file(
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
         memory_bytes  limit; None means the free memory. Arrays beyond it are in files
         tmp           folder for those; that of the output if None
-    Raises
-        ConfigError   too little memory, or disk space; a pipe
-    Guarantees
-        the output carries the comments of `model`, its privacy record among them
+    Raises      ConfigError  too little memory, or disk space; a pipe
+    Guarantees  the output carries the comments of `model`, its privacy record among them
     """
     if threads < 1:
         raise ConfigError(f"--threads is {threads}; expected 1 or more")

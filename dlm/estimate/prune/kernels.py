@@ -167,11 +167,7 @@ def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], float32, int64, out bool[:]")
 def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
-    """Marks the scores above `least`, and the first `ties` that equal it.
-
-    Returns
-        (how many are kept, how many ties are left)
-    """
+    """Marks the scores above `least`, and the first `ties` equal to it: (how many, ties left)."""
     kept = 0
     for i in range(len(score)):
         keep[i] = score[i] > least

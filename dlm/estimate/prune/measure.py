@@ -16,10 +16,9 @@ from dlm.units import perplexity
 
 @dataclass(frozen=True)
 class PerplexityChange:
-    """A text's perplexities by the model before pruning and by the one after.
+    """A text's perplexities (before, after) pruning, with and without the words the model lacks.
 
-    tokens, oovs  of the text: words and sentence ends; those that the model lacks
-    with_oovs, without_oovs  (before, after)
+    `tokens` are words and sentence ends.
     """
 
     tokens: int
@@ -29,14 +28,11 @@ class PerplexityChange:
 
 
 def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
-    """Scores text by both models, as `dlm perplexity` does.
+    """Scores text by both models, which have the same words, as `dlm perplexity` does.
 
-    Args
-        blocks  lines of text, one sentence each, joined by line feeds; none ends in one
-    Raises
-        EstimationError  there is no line
-    Trusts
-        the models have the same words, as before and after pruning
+    Args    blocks           lines of text, one sentence each, joined by line feeds; none ends in
+    one
+    Raises  EstimationError  there is no line
     """
     table = WordTable.from_vocabulary(before.vocabulary)
     tokens = oovs = 0

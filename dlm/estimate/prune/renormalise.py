@@ -25,14 +25,11 @@ def new_weights(
 ) -> tuple[list[NDArray[np.float32]], int]:
     """log10 back-off weights, by order up to N - 1, once only some n-grams are kept.
 
-    Args
-        keep        by order; closed under prefixes, and all of order 1
-    Returns
-        (weights of all rows, 0 for those not kept;
-         how many contexts have no probability left for words that they do not list)
-    Guarantees
-        every context sums to 1 over the words without `<s>`, as far as float32 can say it;
-        a weight stays to the bit if its context lost nothing and backs off to the same as before
+    Args        keep  by order; closed under prefixes, and all of order 1
+    Returns     (weights of all rows, 0 for those not kept;
+                 how many contexts have no probability left for words that they do not list)
+    Guarantees  every context sums to 1 over the words without `<s>`, as far as float32 can say it;
+                a weight stays to the bit if its context lost nothing and backs off as before
     """
     weights: list[NDArray[np.float32]] = []
     without = 0

@@ -33,12 +33,12 @@ _PROGRAM_BYTES = 192 << 20
 class PruneResult:
     """The result of pruning.
 
-    model             the smaller model; highest orders without n-grams are dropped
-    counts_before     by order
-    ln_divergence     sum of the scores of the pruned n-grams, in nats per word. Each is exact for
-                      its n-gram only; the relative entropy of all of them together differs, and may
-                      be several times as much: `measure` shows what a text loses
-    without_mass      contexts with no probability left for words they do not list; nearly always 0
+    Fields
+        model          the smaller model; highest orders without n-grams are dropped
+        ln_divergence  sum of the scores of the pruned n-grams, in nats per word. Each is exact for
+                       its n-gram only; the relative entropy of all of them together may be
+                       several times as much: `measure` shows what a text loses
+        without_mass   contexts with no probability left for words they do not list; nearly always 0
     """
 
     model: ModelColumns
@@ -93,12 +93,11 @@ def prune(
         history        the model for the probabilities of histories, if not the model itself
         keep_suffixes  also keep the suffix of each kept n-gram, as toolkits whose models are
                        automata do; else only prefixes, which the format needs
-    Raises
-        ConfigError  fewer n-grams or bytes requested than the words take
-    Guarantees
-        words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do weights
-        where nothing changed; every context sums to 1; threads do not change the n-grams
-    Paper        Stolcke 1998
+    Raises      ConfigError  fewer n-grams or bytes requested than the words take
+    Guarantees  words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do
+                weights where nothing changed; every context sums to 1; threads do not change the
+                n-grams
+    Paper       Stolcke 1998
     """
     tell = progress or (lambda _: None)
     tell("scoring n-grams")

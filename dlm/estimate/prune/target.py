@@ -24,8 +24,7 @@ def above(
 ) -> Keep:
     """N-grams, of orders 2 to N, without which perplexity would grow by `threshold` or more.
 
-    Args
-        threshold  relative growth of perplexity, e**D - 1; 0 keeps all
+    `threshold` is relative growth, e**D - 1; 0 keeps all.
     """
     least = np.float32(math.log1p(threshold))
     keep = [storage.empty(len(score), np.bool_) for score in scores]
