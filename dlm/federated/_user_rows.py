@@ -17,7 +17,6 @@ COMPRESSIONS = {".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 
 
 def _raw(path: Path) -> Any:
-    """The bytes of a file as a stream, decompressed by its suffix."""
     compression = COMPRESSIONS.get(path.suffix)
     stream = pa.OSFile(str(path), "rb")
     return stream if compression is None else pa.CompressedInputStream(stream, compression)
@@ -39,7 +38,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
-    """Rows of a tab-separated file with a header."""
     try:
         yield from _tsv_rows(path, user_column, text_column)
     except pa.ArrowException as exc:
@@ -127,7 +125,7 @@ def _user_id(value: Any, path: Path, row: int) -> str:
 
 
 def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
-    """The rows; raises `FormatError` at one without a user if `missing` is "refuse"."""
+    """The rows; FormatError at one without a user if `missing` is "refuse"."""
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(

@@ -1,8 +1,5 @@
 """Measures what a run's noise hides: plants canaries among the updates and looks for them.
 
-    auditor = Auditor(TrainingSettings.read(Path("run.toml")))
-    found = auditor.run()          # found.lower_mu <= found.upper_mu, or something is wrong
-
 Each canary is a user with their own direction. If a coin toss says so, they send it in the worst
 pattern of participation that is permitted. An observer of every released average (all that must be
 safe to see) then guesses for each canary whether it took part. The error rate bounds mu of Gaussian
@@ -97,7 +94,6 @@ class Audit:
         return self.lower_mu <= self.upper_mu
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, with a record that promises nothing."""
         record = Provenance.none(REASON).to_dict()
         return {**dataclasses.asdict(self), "holds": self.holds, "provenance": record}
 
@@ -105,8 +101,7 @@ class Audit:
 class CanaryEngine(LocalEngine):
     """Devices that send a direction, longer than the clip norm, instead of an update.
 
-    All else is as in training: clipping, weights, sums of integers, aggregators. No record of its
-    sums has a guarantee (`engine.unknown_parts`).
+    All else is as in training: clipping, weights, sums of integers, aggregators.
     """
 
     def _update_of(self, params: Any, batches: Array, used: Array, bound: Array) -> UserUpdate:
@@ -130,12 +125,12 @@ def direction(name: Array, template: Any) -> Any:
 
 
 class Auditor:
-    """Runs with given settings, in which canaries are the only users.
+    """Runs with the noise, clipping, aggregation and bounds of settings, with canaries as only
+    users.
 
     Args
-        settings    of the run to audit: its noise, clipping, aggregation and bounds
-        canaries    how many; one coin toss each
-        parameters  of the model that is trained; the noise does not depend on how many there are
+        canaries      how many; one coin toss each
+        parameters    of the model that is trained; the noise does not depend on how many there are
     Raises
         ConfigError   too few canaries, or too few parameters for them
         PrivacyError  a run without noise, or one whose guarantee is not of Gaussian form
@@ -231,13 +226,11 @@ class Auditor:
         return release
 
     def run(self, key: Key | None = None, *, confidence: float = CONFIDENCE) -> Audit:
-        """Does one run and looks for its canaries.
+        """Does one run, with randomness of `key`, and looks for its canaries.
 
-        Args
-            key  of coins, directions and noise; drawn by the operating system if None
-        Guarantees
-            if the noise is as large as accounted for, `lower_mu` exceeds `upper_mu` with a
-            probability of at most 1 - confidence
+        If the noise is as large as accounted for, `lower_mu` exceeds `upper_mu` with a probability
+        of
+        at most 1 - confidence.
         """
         if not 0 < confidence < 1:
             raise ConfigError(f"confidence is {confidence}; it must be between 0 and 1")
@@ -281,14 +274,12 @@ def lower_mu(missed: int, present: int, alarms: int, absent: int, confidence: fl
     """A lower bound on mu, from the errors of a test that was fixed before anything was seen.
 
     Under mu of Gaussian DP every test has 1 - misses <= Phi(mu - Phi^-1(1 - alarms)). Each rate has
-    an exact upper bound (Clopper and Pearson 1934); both hold together with `confidence`.
+    an exact upper bound (Clopper and Pearson 1934); both hold together with `confidence`, if the
+    errors of canaries are independent. In one run they need not be; where the parameters' noise is
+    independent, canaries are correlated only through the cosines of their directions, which have
+    either sign.
 
-    Guarantees
-        holds with `confidence` if the errors of canaries are independent. In one run they need not
-        be; where the parameters' noise is independent, canaries are correlated only through the
-        cosines of their directions, which have either sign
-    Paper
-        Nasr et al. 2023 (tight auditing); Dong, Roth and Su 2019, definition 2.6
+    Paper  Nasr et al. 2023 (tight auditing); Dong, Roth and Su 2019, definition 2.6
     """
     tail = (1 - confidence) / 2
 

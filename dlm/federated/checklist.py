@@ -62,7 +62,6 @@ CHECKS = (
 
 
 def sampling(kind: str, rate: float | None) -> str:
-    """How cohorts were drawn, in words."""
     if kind == "poisson":
         return f"each user independently with probability {rate}" if rate else "Poisson samples"
     return {
@@ -72,7 +71,6 @@ def sampling(kind: str, rate: float | None) -> str:
 
 
 def noise(stages: Sequence[Mapping[str, Any]]) -> str:
-    """What noise each stage added, on which grid, and from which generator."""
     lines = []
     for stage in stages:
         name, extras = stage["stage"], stage.get("extras") or {}

@@ -32,13 +32,10 @@ LEAST_NORM = 1e-12
 
 
 class Clipped(NamedTuple):
-    """What clipping leaves, and what it saw.
+    """What clipping leaves, and the L2 norm before it.
 
-    Fields
-        update    the clipped tree
-        norm      float32  L2 norm before; inf where it is not a finite number
-        finite    bool     False: the update held inf or nan (or its norm is beyond float32) and
-                           was replaced by zeros
+    If not `finite`, the update held inf or nan (or its norm is beyond float32): it was replaced by
+    zeros, and `norm` is inf.
     """
 
     update: Any
@@ -47,7 +44,6 @@ class Clipped(NamedTuple):
 
 
 def _sum_of_squares(leaf: Array) -> Array:
-    """Sum of squares of an array, added up in a tree."""
     values = jnp.square(leaf.astype(jnp.float32)).ravel()
     while values.size > 1:
         short = -values.size % _FANOUT
@@ -95,9 +91,8 @@ def clip_per_layer(
 ) -> Clipped:
     """Each array of the update shortened to its own bound; the bounds' squares add up to `bound`'s.
 
-    Args
-        shares  S_j / S of each array, in the order of `jax.tree.leaves`; equal ones, 1 / sqrt(m),
-                if not given
+    `shares` are S_j / S of each array, in the order of `jax.tree.leaves`; 1 / sqrt(m) if not given.
+
     Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
     Edge cases   as `clip_flat`; one array that is not finite makes all of them zeros
     Raises       PrivacyError  the shares' squares add up to more than 1, or not one for each array
@@ -122,16 +117,13 @@ def clip_per_layer(
 
 
 def clip(kind: ClipKind, update: Tree, bound: Array | float) -> Clipped:
-    """Clipping by its name."""
     return clip_flat(update, bound) if kind == "flat" else clip_per_layer(update, bound)
 
 
 def user_weight(examples: int, cap: float | None) -> float:
-    """w_k = min(n_k / w^, 1): what a user's update counts for; 1 without a cap.
+    """w_k = min(n_k / w^, 1) of DPF Algorithm 1: what a user's update counts for; 1 without a cap.
 
-    Raises
-        PrivacyError  a cap that is not above 0 (a weight above 1 would void the clip norm)
-    Paper   DPF Algorithm 1
+    Raises  PrivacyError  a cap that is not above 0 (a weight above 1 would void the clip norm)
     """
     if cap is None:
         return 1.0
@@ -147,7 +139,7 @@ class FixedDenominator:
     Fields
         denominator  users (or their weight) a round, > 0; q * W where users are sampled with
                      probability q (unbiased then), the report goal m where it is fixed
-    Paper   DPF Lemma 1, first bound; GDP Algorithm 1
+    Paper            DPF Lemma 1, first bound; GDP Algorithm 1
     """
 
     denominator: float
@@ -170,9 +162,7 @@ class FixedDenominator:
 class ClippedDenominator:
     """f~_c: the sum over the weight of those who came, or over q * W_min if that is more.
 
-    Fields
-        denominator  q * W_min, users, > 0
-    Paper   DPF Lemma 1, second bound
+    Paper  DPF Lemma 1, second bound
     """
 
     denominator: float
@@ -181,7 +171,6 @@ class ClippedDenominator:
         _check_denominator(self.denominator)
 
     def average(self, total: Tree, weight: Array | float) -> Tree:
-        """The estimate from the sum of weighted updates and the sum of the weights."""
         over = max(float(weight), self.denominator)
         result: Tree = jax.tree.map(lambda leaf: leaf / over, total)
         return result
@@ -203,7 +192,7 @@ def _check_denominator(value: float) -> None:
 class AdaptiveClip:
     """A clip norm that follows a quantile of the updates' norms.
 
-    Paper   GDP Algorithm 1, Theorem 1; Andrew 2021
+    Paper  GDP Algorithm 1, Theorem 1; Andrew 2021
     """
 
     quantile: float = setting(
@@ -240,7 +229,6 @@ class AdaptiveClip:
         return (past >= 0) & (past % self.restart_every == 0)
 
     def restarts_within(self, rounds: int) -> tuple[int, ...]:
-        """The restarts that fall before the last of so many rounds."""
         return tuple(range(self.first_restart, rounds - 1, self.restart_every))
 
 
@@ -249,10 +237,10 @@ def tracked_norm(
 ) -> Array:
     """ln C of the next round, from the noised sum of (b - 1/2) over the users of this one.
 
-    The paper keeps the sum of all rounds and starts each time from C^0; a step a round is the same,
-    and counts t + 1 rounds where it prints t, so that the first round counts too.
-
-    Paper   GDP Algorithm 1, estimate of the quantile
+    The estimate of the quantile of GDP Algorithm 1 keeps the sum of all rounds and starts each time
+    from C^0; a step a round is the same, and counts t + 1 rounds where it prints t, so that the
+    first
+    round counts too.
     """
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

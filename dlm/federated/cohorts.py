@@ -15,15 +15,12 @@ from dlm.record.ledger import ParticipationLedger
 
 
 class Cohorts:
-    """A sampler, its clock, and the ledger of whom it drew.
+    """A sampler of as many users, its clock, and the ledger of whom it drew.
 
     Args
-        users          of the run; the sampler is of as many
         gap, max_participations  what the ledger enforces; None where it only observes
-        round_s        seconds from the beginning of a round to that of the next, for timers
-        salt           of the ledger's hashes; drawn by the operating system if None
-    Raises
-        ConfigError    a sampler of another number of users
+        round_s  seconds from the beginning of a round to that of the next, for timers
+        salt     of the ledger's hashes; drawn by the operating system if None
     """
 
     def __init__(
@@ -54,9 +51,8 @@ class Cohorts:
     def draw(self, index: int) -> list[int]:
         """Places of the users of a round, who are in the ledger from then on.
 
-        Raises
-            ConfigError   no cohort can be found
-            PrivacyError  one that breaks what the ledger enforces
+        Raises  ConfigError   no cohort can be found
+                PrivacyError  one that breaks what the ledger enforces
         """
         if isinstance(self.sampler, AvailabilitySampler):
             cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
@@ -68,11 +64,9 @@ class Cohorts:
         return users
 
     def data_set(self, name: str, digest: str) -> dict[str, str]:
-        """The users' data set as a report names it."""
         return {"name": name or "not named", "digest": self.ledger.keyed_digest(digest)}
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """What the sampler remembers."""
         state = self.sampler.state()
         return [np.asarray(state[name]) for name in sorted(state)]
 
@@ -84,8 +78,9 @@ class Cohorts:
         self.ledger, self.now_s = ledger, now_s
 
     def bounds(self, rounds: int) -> tuple[int, int]:
-        """(gap, most participations of a user) that accounting may use: what is enforced, and where
-        nothing is, the worst case. What was observed is luck.
+        """(gap, most participations of a user) that accounting may use: what is enforced, or the
+        worst
+        case. What was observed is luck.
         """
         gap = self.ledger.gap or 1
         return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
@@ -100,8 +95,7 @@ class Cohorts:
         simulated: bool,
         **more: Any,
     ) -> dict[str, Any]:
-        """What accounting needs to know of so many rounds, done or planned:
-        `account.compose.StageRecord` as JSON."""
+        """An `account.compose.StageRecord`, as JSON, of so many rounds, done or planned."""
         gap, most = self.bounds(rounds)
         drawn = self.ledger.sampling
         # Amplification is known for independent noise alone, and by whom who took part was drawn.

@@ -78,14 +78,13 @@ class Collection(FederatedRun[RoundMetrics]):
     """Rounds of counting over a dataset, from the start or from the folder of a run.
 
     Args
-        gap, max_participations   enforced by the ledger; noise needs `max_participations`, on
-                                  which accounting is based
-                        (or on q with Poisson sampling)
-        round_s         seconds from the start of a round to the next, for timers
-        tokenizer       name of `split`, so that checkpoints can tell them apart
-        folder          None saves nothing
-        list_record     record of the list of words, or who says that it is public; without one
-                        there is no guarantee
+        gap, max_participations  enforced by the ledger; noise needs `max_participations`, on which
+                                 accounting is based (or on q with Poisson sampling)
+        round_s      seconds from the start of a round to the next, for timers
+        tokenizer    name of `split`, so that checkpoints can tell them apart
+        folder       None saves nothing
+        list_record  record of the list of words, or who says that it is public; without one there
+                     is no guarantee
     Raises
         ConfigError    a folder of other users, words or settings
         PrivacyError   a cohort that breaks the ledger's limits; noise without limits to account
@@ -161,7 +160,6 @@ class Collection(FederatedRun[RoundMetrics]):
         return ranked(self.wordlist, self.state.totals, least)
 
     def stage(self) -> dict[str, Any]:
-        """What accounting needs of this stage: an `account.compose.StageRecord` as JSON."""
         config = self.config
         return self.cohorts.stage(
             "unigrams",
@@ -188,8 +186,10 @@ class Collection(FederatedRun[RoundMetrics]):
         at: datetime | None = None,
         data_name: str = "",
     ) -> PrivacyReport:
-        """See `FederatedRun`; `held_out` is the number of users held out for the OOV rate, and
-        `content` is what the record is about (SHA-256 by name)."""
+        """As of `FederatedRun`, with the number of users held out for the OOV rate.
+
+        `content` is what the record is about (SHA-256 by name).
+        """
         return build(
             [self.stage()],
             delta=delta,
@@ -268,10 +268,9 @@ def make_sampler(
 def folder_of(output: Path, *, released: bool) -> RunFolder:
     """The folder of the run for `output`; an existing run resumes.
 
-    Args
-        released   whether this run's output is itself a release: noised, and not simulated
-    Raises
-        ConfigError   a new run would replace a release that counts towards a guarantee
+    `released` says that this run's output is itself a release: noised, and not simulated.
+
+    Raises  ConfigError  a new run would replace a release that counts towards a guarantee
     """
     work = Path(f"{output}{WORK}")
     if not work.exists():  # otherwise this run resumes, or is rejected as another

@@ -32,8 +32,7 @@ def z_statistic(
 
     Shapes
         x, y          (words,)  float64  counts; words with x + y <= 0 are left out
-        var_x, var_y  (words,)  float64  variances of the counts; the counts themselves (Poisson)
-                                         if None
+        var_x, var_y  (words,)  float64  variances of the counts; None: the counts (Poisson)
     Returns      Z in units of its threshold, m1^(3/2) m2, m1 being the larger sample; 0 where a
                  sample is empty
     Paper        Bhattacharya and Valiant 2015, Algorithm 1 and section 3; FNG 3.2
@@ -67,7 +66,6 @@ class Moments(NamedTuple):
 
     @classmethod
     def zero(cls, words: int) -> Moments:
-        """Of no rounds."""
         return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0, 0.0)
 
     def plus(self, counts: Floats, size: float | None = None) -> Moments:
@@ -85,7 +83,6 @@ class Moments(NamedTuple):
         )
 
     def minus(self, other: Moments) -> Moments:
-        """Without rounds that are among these."""
         return Moments(
             self.total - other.total,
             self.squares - other.squares,
@@ -139,16 +136,14 @@ def on_grid(round_count: int) -> bool:
 def new_word_rate(new_words: Sequence[int], window: int) -> float:
     """Share of the last `window` rounds in which a word was seen for the first time.
 
-    Paper        FNG 3.2 and Figure 3: the moving average of rounds containing new unigrams
+    Paper  FNG 3.2 and Figure 3: the moving average of rounds containing new unigrams
     """
     last = new_words[-window:]
     return sum(n > 0 for n in last) / len(last) if last else 0.0
 
 
 def rounds_between_new(new_words: Sequence[int], window: int) -> float:
-    """Rounds needed, of late, to see something new: 1 / `new_word_rate`; infinity if never.
-
-    Paper        FNG 3.2: "a moving average of the number of rounds needed to observe new unigrams"
-    """
+    """Rounds needed, of late, to see something new: 1 / `new_word_rate`; infinity if never (FNG
+    3.2)."""
     rate = new_word_rate(new_words, window)
     return 1 / rate if rate else float("inf")

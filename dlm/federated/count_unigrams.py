@@ -28,12 +28,8 @@ from dlm.record.signature import require_signed
 
 @dataclass(frozen=True)
 class CountedUnigrams:
-    """The result of `count_unigrams`.
-
-    counts, report  as written
-    held_out        number of held-out users
-    oov             their out-of-vocabulary rate; None if they said no words
-    """
+    """The result of `count_unigrams`; `oov` is the rate of held-out users, None if they said no
+    words."""
 
     counts: WordCounts
     report: PrivacyReport
@@ -42,7 +38,7 @@ class CountedUnigrams:
 
 
 def check_users(settings: CollectionSettings, users: int) -> bool:
-    """Whether this many users are sure to fill the rounds; see `sampling.check_population`."""
+    """Whether this many users are sure to fill the rounds, as of `sampling.check_population`."""
     if settings.gap is None and settings.max_participations is None:
         return True
     return check_population(
@@ -61,14 +57,10 @@ def list_record(
     *,
     setting: str = "--public-attested-by",
 ) -> Provenance | None:
-    """The record of the list of words, or somebody's word that it is public.
+    """The record of the list of words, or somebody's word, by `setting`, that it is public.
 
-    Args
-        content  of the list
-        setting  name of the setting for that word, for errors
-    Raises
-        PrivacyError  the counts should have a guarantee, but neither is given or the record has
-                      none; the key has not signed the list
+    Raises  PrivacyError  the counts should have a guarantee, but neither is given or the record has
+                          none; the key has not signed the list
     """
     record = read_counts(wordlist, content).provenance if sidecar(wordlist).exists() else None
     if settings.public_key is not None:
@@ -97,18 +89,16 @@ def count_unigrams(
 ) -> CountedUnigrams:
     """Counts users' words in rounds, and writes what `collect` says, beside `output`.
 
+    Stopped at any moment, the same call resumes after the last round that counts.
+
     Args
         open_users  gives the users, given a folder to sort their text into; only its owner can
                     read it, and it is removed at the end
         data_name   of the users' file, for the report
-        progress    gets one line at a time about what happens
         on_round    called after each round, once it counts
     Raises
         ConfigError   a new run would replace a release; too few users
-        PrivacyError  the list of words has no record with a guarantee, and nobody says that it is
-                      public; the key has not signed it
-    Guarantees
-        stopped at any moment, the same call resumes after the last round that counts
+        PrivacyError  as `list_record`
     """
     split = TOKENIZERS[settings.tokenizer]
     content = wordlist.read_bytes()  # once: what is verified is what is counted

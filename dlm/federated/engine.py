@@ -77,9 +77,9 @@ class Engine(Protocol):
     ) -> RoundSums:
         """The cohort's sums, with each update clipped to `bound`.
 
-        Args
-            tracked  the norm that `below` compares with (adaptive clipping)
-            key      for randomness of the aggregation (secure aggregation's rounding)
+        `tracked` is the norm that `below` compares with (adaptive clipping), `key` for randomness
+        of the
+        aggregation (secure aggregation's rounding).
         """
         ...
 
@@ -108,7 +108,7 @@ class LocalEngine:
                     is handed over in turn, as a device would send it
         block       users whose text lies in memory at once, a multiple of `users_at_once`
         bits        of the clip norm in steps of the integers that are added up
-    Guarantees      memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
+    Cost            memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
                     cohort
     """
 
@@ -130,14 +130,12 @@ class LocalEngine:
         self._each = jax.jit(self._updates_of)
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """The aggregator's; 1 without one."""
         if self._aggregator is None:
             return 1.0
         return float(self._aggregator.sensitivity_factor(dimension))
 
     @property
     def aggregator(self) -> Aggregator | None:
-        """What updates are handed over to; None adds them up here."""
         return self._aggregator
 
     def sums(
@@ -148,11 +146,8 @@ class LocalEngine:
         tracked: Array,
         key: Any,
     ) -> RoundSums:
-        """See `Engine`.
-
-        Raises
-            ConfigError  a user without a batch, a weight outside 0..1, or batches of another shape
-        """
+        """As of `Engine`; ConfigError for a user without a batch, of other shapes, or of a weight
+        over 1."""
         self._check(cohort)
         if not cohort:
             nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
@@ -191,7 +186,6 @@ class LocalEngine:
         tracked: Array,
         key: Any,
     ) -> RoundSums:
-        """The sums, with updates added up by the aggregator and all else here."""
         at_once, room = self._config.users_at_once, self._batches(cohort)
         total = aggregator.zero(params, float(bound))
         rest: list[Any] = [0.0] * (len(RoundSums._fields) - 1)
@@ -231,7 +225,6 @@ class LocalEngine:
     def _side_by_side(
         self, params: rnn.Params, batches: Array, used: Array, bound: Array
     ) -> UserUpdate:
-        """Updates of as many users as are computed at once, stacked."""
         if self._config.users_at_once == 1:
             alone = self._update_of(params, batches[0], used[0], bound)
             stacked: UserUpdate = jax.tree.map(lambda leaf: leaf[None], alone)
@@ -250,7 +243,6 @@ class LocalEngine:
         bound: Array,
         tracked: Array,
     ) -> tuple[Any, RoundSums]:
-        """Weighted updates, stacked, and the sums of all else."""
         users = self._side_by_side(params, batches, used, bound)
 
         def weighted(leaf: Array) -> Array:
@@ -280,7 +272,6 @@ class LocalEngine:
         tracked: Array,
         scale: Array,
     ) -> RoundSums:
-        """Sums with a block added, `users_at_once` users after another."""
         at_once = self._config.users_at_once
         parts = [
             leaf.reshape(-1, at_once, *leaf.shape[1:]) for leaf in (batches, used, weight, there)
@@ -303,7 +294,6 @@ class LocalEngine:
         return total
 
     def _sum_of(self, total: Any, updates: Any, scale: Array) -> Any:
-        """A sum with stacked updates added, one after the other."""
         if not fixed_point.is_sum(total):
             return jax.tree.map(lambda t, u: t + u.sum(0), total, updates)
 

@@ -27,8 +27,7 @@ ARITHMETIC = f"integers, {BITS} bits"  # what a run is bound to
 def steps_per_unit(bound: float, bits: int = BITS) -> float:
     """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
 
-    Raises
-        PrivacyError  a bound that is not a finite number above 0
+    Raises  PrivacyError  a bound that is not a finite number above 0
     """
     if not 0 < bound < math.inf:
         raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
@@ -36,12 +35,8 @@ def steps_per_unit(bound: float, bits: int = BITS) -> float:
 
 
 class FixedPoint(NamedTuple):
-    """A sum of steps in 64 bits, which JAX has not: an array in two halves, of one shape.
-
-    Fields
-        high  int32   the upper half, with the sign
-        low   uint32
-    """
+    """A sum of steps in 64 bits, which JAX has not, in two halves of one shape; `high` has the
+    sign."""
 
     high: jax.Array
     low: jax.Array
@@ -58,12 +53,11 @@ def zeros(template: Any) -> Any:
 
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
-    """A sum with one update more; traceable.
+    """A sum with one update more, in steps of 1 / `scale` (`steps_per_unit` of the bound);
+    traceable.
 
-    Args
-        scale    `steps_per_unit` of the bound
-    Guarantees   exact, whatever the order, for up to `MOST_UPDATES` whose numbers are within the
-                 bound; what an update adds is no longer than it
+    Exact, whatever the order, for up to `MOST_UPDATES` whose numbers are within the bound; what an
+    update adds is no longer than it.
     """
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
@@ -96,7 +90,6 @@ def values(total: Any, scale: float) -> Any:
 
 
 def is_sum(total: Any) -> bool:
-    """Whether a tree is made of `FixedPoint`s."""
     return all(map(_is_fixed, jax.tree.leaves(total, is_leaf=_is_fixed)))
 
 

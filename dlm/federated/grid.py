@@ -35,7 +35,6 @@ class GridRelease:
 
     Fields
         noise         the mechanism on the grid
-        estimator     of the average
         multiplier    noise multiplier of the updates
         count_stddev  users; of the count that adapts the clip norm; None if it is fixed
         on_grid       whether sums come as whole steps; others are rounded to them
@@ -48,7 +47,6 @@ class GridRelease:
     on_grid: bool
 
     def init(self, key: Key, params: Any) -> DiscreteState:
-        """The state before the first round."""
         return self.noise.init(key, self.size(params))
 
     def size(self, params: Any) -> int:
@@ -58,8 +56,7 @@ class GridRelease:
     def factor(self, size: int, sensitivity: float) -> float:
         """The factor by which the grid raises the sensitivity: at least 1.
 
-        Raises
-            PrivacyError  rho would be more than a thousandth larger
+        Raises  PrivacyError  rho would be more than a thousandth larger
         """
         clipped = float(self.estimator.sensitivity(1.0)) * self.estimator.denominator
         largest = self.multiplier * clipped * 2.0**GRID_BITS
@@ -82,8 +79,7 @@ class GridRelease:
     ) -> tuple[Any, float, DiscreteState]:
         """(average, centred count, state after it), with noise.
 
-        Raises
-            PrivacyError  too many reports for a sum off the grid to be exact to half a step
+        Raises  PrivacyError  too many reports for a sum off the grid to be exact to half a step
         """
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(

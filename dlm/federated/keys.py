@@ -1,10 +1,7 @@
 """Where randomness comes from: a named key, never a global generator, and no name twice.
 
-    key = Key.from_system()
-    coins = key.fold("coins", round).uniforms(size)
-
-A key is 32 bytes. `fold` derives another by name with BLAKE2b; `bits` expands one with SHAKE-256,
-so that what was drawn tells nothing of the key, of other names or of what is still to come.
+A key is 32 bytes. `fold` derives another by name with BLAKE2b; SHAKE-256 expands one, so that what
+was drawn tells nothing of the key, of other names or of what is still to come.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ _TWO_53 = float(1 << 53)
 class Key:
     """A source of random numbers that is known by its name.
 
-    Guarantees
-        the same key and name give the same numbers on every machine; different names give numbers
-        that cannot be told from independent ones without the key; `repr` and pickles of it are
-        without the 32 bytes (pickling is refused).
+    The same key and name give the same numbers on every machine; different names give numbers that
+    cannot be told from independent ones without the key; `repr` is without the 32 bytes, and
+    pickling
+    is refused.
     """
 
     __slots__ = ("_material", "path", "simulated")
@@ -76,7 +73,6 @@ class Key:
         return (raw >> np.uint64(11)).astype(np.float64) / _TWO_53
 
     def signs(self, count: int) -> npt.NDArray[np.int8]:
-        """`count` numbers, each -1 or 1."""
         raw = np.frombuffer(self._stream((count + 7) // 8), np.uint8)
         return (1 - 2 * np.unpackbits(raw, count=count).astype(np.int8)).astype(np.int8)
 

@@ -74,12 +74,8 @@ class LocalConfig:
 
 
 class UserWork(NamedTuple):
-    """One user's part of a round, as it lies on the device.
-
-    Fields
-        batches  (batches, batch_size, unroll + 1)  int32
-        weight   w_k, 0..1
-    """
+    """One user's part of a round: `batches` (n, batch_size, unroll + 1) int32, and w_k of 0 to
+    1."""
 
     batches: Ids
     weight: float
@@ -88,12 +84,11 @@ class UserWork(NamedTuple):
 def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Generator) -> UserWork:
     """A user's utterances, packed for one round.
 
-    Args
-        order  draws the order of the text and, for fedsgd, the batch; no secret, but part of what
-               makes a run reproducible
-    Guarantees
-        text without any token (digits, where words are of letters) is one empty batch, from which
-        a device hands in zeros: whether a round succeeds must not tell what somebody wrote
+    `order` draws the order of the text and, for fedsgd, the batch; no secret, but part of what
+    makes a
+    run reproducible. Text without any token (digits, where words are of letters) is one empty
+    batch,
+    from which a device hands in zeros: whether a round succeeds must not tell what somebody wrote.
     """
     if any(len(ids) for ids in utterances):
         packed = tokens.pack(

@@ -41,8 +41,8 @@ def make_pieces(
         public      who says that the counts are of public text
         public_key  the key that must have signed the counts
     Raises
-        ConfigError      an output that cannot be written; users' counts that are declared public;
-                         both `public` and `public_key`
+        ConfigError  an output that cannot be written; users' counts that are declared public; both
+                     `public` and `public_key`
         FormatError, PrivacyError  as `read_counts`, `require_signed`
         EstimationError  as `build_inventory`
     """

@@ -26,9 +26,7 @@ class Metrics:
         words          targets that are words or pieces, not the end of an utterance
         known          of those, the ones in the vocabulary
         correct        of the known ones, those that the model ranks first
-        ln_words       sum of ln P over words
-        ln_known       sum of ln P over known words
-        ln_ends        sum of ln P of the ends
+        ln_words, ln_known, ln_ends  sums of ln P over words, known words, and ends
     """
 
     sentences: int
@@ -41,18 +39,14 @@ class Metrics:
 
     @property
     def top1_in_vocabulary(self) -> float:
-        """Share of known words that the model ranks first; ends are not counted.
-
-        Paper   GDP 1; the accuracy of BLT 4.1
-        """
+        """Share of known words that the model ranks first; ends are not counted (GDP 1, BLT
+        4.1)."""
         return self.correct / self.known if self.known else math.nan
 
     @property
     def top1(self) -> float:
-        """Share of all words that the model ranks first; out-of-vocabulary words are always wrong.
-
-        Paper   DPF appendix B, AccuracyTop1
-        """
+        """Share of all words that the model ranks first; those it does not know are wrong (DPF
+        appendix B)."""
         return self.correct / self.words if self.words else math.nan
 
     @property
@@ -73,12 +67,10 @@ class Metrics:
 
     @property
     def perplexity_excluding_oov(self) -> float:
-        """The same without out-of-vocabulary words."""
         count = self.known + self.sentences
         return math.exp(min(-(self.ln_known + self.ln_ends) / count, 700)) if count else math.nan
 
     def __add__(self, other: Metrics) -> Metrics:
-        """Both texts together."""
         mine, theirs = vars(self), vars(other)
         return Metrics(**{name: mine[name] + theirs[name] for name in mine})
 

@@ -22,13 +22,14 @@ def noise_over_signal(
 ) -> float:
     """How many times the noise of a run is the most that its users can have contributed, at least.
 
+    Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
+    pulls
+    the same way in every round. 0 without rounds.
+
     Args
         rounds      lines of the run's journal: `clip_norm` and `released_norm` of each
         mechanism   of the noise; one of `noise.NAMES`
         users_over_denominator  users of a round over what their sum is divided by
-    Returns
-        below 1 where the users' updates may outweigh the noise. Above 1 they cannot, even if every
-        user pulls the same way in every round. 0 without rounds
     """
     found: list[tuple[float, float]] = [
         (line["clip_norm"], line["released_norm"])
@@ -45,11 +46,8 @@ def noise_over_signal(
 
 
 def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
-    """What to say of a run whose noise is larger than its signal; None of another.
-
-    Args
-        journal   of the run, with a line per round
-    """
+    """What to say of a run, by its journal, whose noise is larger than its signal; None of
+    another."""
     privacy, sampling = settings.privacy, settings.sampling
     users_over_denominator = 1.0
     if privacy.denominator:

@@ -1,9 +1,5 @@
 """Words in pieces: an inventory made only from the distribution of words (FNG 6).
 
-    inventory = build_inventory(read_counts("counts.tsv"), 4000)
-    inventory.encode(["communicate", "déjà"])   # int32 ids; 0 is the unknown character
-    inventory.decode(ids)                       # the words again
-
 SentencePiece estimates the unigram model of Kudo (2018). It accepts a TSV of words and counts, but
 its first step, collecting candidate substrings, ignores the counts: every word counts once, so
 pieces of rare words displace frequent short words. Therefore the candidates are collected here with
@@ -47,8 +43,7 @@ TOTAL = 100_000_000
 class Inventory:
     """Wordpieces with ids; a word is split into its most probable pieces.
 
-    Guarantees   every word of counted characters is encoded without unknown pieces, and decoded to
-                 itself
+    Every word of counted characters is encoded without unknown pieces, and decoded to itself.
     """
 
     model: bytes  # SentencePiece's
@@ -88,7 +83,6 @@ class Inventory:
         return np.array([self._sp.GetScore(i) for i in range(self.size)])
 
     def encode_word(self, word: str) -> list[int]:
-        """The ids of one word."""
         found: list[int] | None = self._cache.get(word)  # type: ignore[attr-defined]
         if found is None:
             found = [int(i) for i in self._sp.EncodeAsIds(word)]
@@ -97,7 +91,6 @@ class Inventory:
         return found
 
     def encode(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The ids of words, one word after the other."""
         return np.array([i for word in words for i in self.encode_word(word)], np.int32)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
@@ -112,18 +105,14 @@ class Inventory:
         return float(sum(share * len(self.encode_word(word)) for word, share in pairs))
 
     def save(self, path: str | Path) -> None:
-        """Writes the model and, beside it, its privacy record."""
         write_recorded(path, self.model, self.provenance, digest_name=PIECES_DIGEST)
 
     @classmethod
     def load(cls, path: str | Path, content: bytes | None = None) -> Inventory:
-        """Reads what `save` wrote; without a record there is no guarantee.
+        """Reads what `save` wrote, or its `content`; without a record there is no guarantee.
 
-        Args
-            content  of the file, where the caller has read it
-        Raises
-            FormatError    not a model, or a record file that is not a record
-            PrivacyError   the record is of another model, or was changed
+        Raises  FormatError   not a model, or a record file that is not a record
+                PrivacyError  the record is of another model, or was changed
         """
         model = Path(path).read_bytes() if content is None else content
         try:
@@ -140,7 +129,7 @@ class Inventory:
 def inventory_of(encode: object) -> Inventory | None:
     """The wordpieces that `encode` is the method of; None for any other function.
 
-    What has a method of the same name is not an inventory, nor is a class that was derived from it.
+    Also None for a method of the same name of another class, even of one that was derived from it.
     """
     owner = getattr(encode, "__self__", None)
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
@@ -235,8 +224,7 @@ TRAINER_SPEC = 2  # field of SentencePiece's ModelProto
 def _without_paths(model: bytes, folder: str) -> bytes:
     """A model without the names of the temporary files it was made from, the same every time.
 
-    On the wire of protocol buffers, since the generated classes that come with SentencePiece load
-    only beside the very newest runtime of protobuf.
+    On the wire of protocol buffers: SentencePiece's generated classes need the newest protobuf.
     """
     out = bytearray()
     for number, head, value in _fields(model):
@@ -294,7 +282,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Counts as whole numbers, at least 1, that sum to about `TOTAL`."""
     shares = counts / counts.max()  # whose sum is finite, whatever the counts are
     whole: npt.NDArray[np.int64] = np.rint(shares * (TOTAL / shares.sum())).astype(np.int64)
     return np.maximum(whole, 1)
@@ -322,12 +309,13 @@ def seed_pieces(
 ) -> list[tuple[str, int]]:
     """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
 
-    Those of two characters or more that cover the most text (occurrences times length), as
-    SentencePiece takes them, but with each occurrence weighing what its word does. One that occurs
-    only inside a longer one as often is left out.
+    At most `count` of two characters or more, those first that cover the most text (occurrences
+    times
+    length), as SentencePiece takes them, but with each occurrence weighing what its word does. One
+    that
+    occurs only inside a longer one as often is left out.
 
-    Returns      at most `count`, the one that covers the most first
-    Cost         O(characters of the list) times `max_length`; substrings of two lengths in memory
+    Cost  O(characters of the list) times `max_length`; substrings of two lengths in memory
     """
     marked = [SPACE + word for word in words]
     values = weights.tolist()

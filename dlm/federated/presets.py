@@ -14,13 +14,11 @@ from dlm.federated.rnn import RnnConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """A model of a paper.
+    """A model of a paper: where it stands there, and our reading of it.
 
-    Fields
-        paper     key of the paper and where in it
-        printed   parameters as printed, in millions, with the digits that were printed
-        config    our reading
-        note      what was inferred, or why the count cannot be met
+    `printed` are its parameters, in millions, with the digits that were printed; `note` says what
+    was
+    inferred, or why the count cannot be met.
     """
 
     paper: str
@@ -109,11 +107,6 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> RnnConfig:
-    """The network of that name.
-
-    Raises
-        ConfigError  no such name
-    """
     try:
         return PRESETS[name].config
     except KeyError:

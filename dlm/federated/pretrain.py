@@ -1,7 +1,4 @@
-"""Public text first: a model that users then go on with, which costs no privacy.
-
-Paper   GDP 2.3
-"""
+"""Public text first (GDP 2.3): a model that users then go on with, which costs no privacy."""
 
 from __future__ import annotations
 
@@ -30,13 +27,12 @@ def pretrain(
     order: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
 ) -> rnn.Params:
-    """Parameters after so many steps of Adam on text that is nobody's secret.
+    """Parameters after so many steps of Adam on text that is nobody's secret; ConfigError without
+    text.
 
     Args
         order     draws the order of the rows, anew in each pass
         progress  is told steps done and the mean loss since it was last told, every 100 steps
-    Raises
-        ConfigError  there is no text
     """
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:

@@ -24,7 +24,6 @@ logger = EventLog(__name__)
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the counts."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get("DLM_STATE_DIR"):
         return Path(explicit) / "runs"
@@ -33,11 +32,7 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def run_id(text: object, place: Path) -> str:
-    """A run's id from a file, checked, since it becomes a file name here.
-
-    Raises
-        FormatError  it is not an id
-    """
+    """A run's id from a file; FormatError for another text, since it becomes a file name here."""
     if not (isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text)):
         raise FormatError(f"{place} gives the run id {text!r}; expected 32 hexadecimal digits")
     return text
@@ -53,11 +48,7 @@ def rounds_of(run: str) -> int | None:
 
 
 def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
-    """Passes if a run with `done` rounds may continue; returns the rounds counted, or None.
-
-    Raises
-        PrivacyError  more rounds were done
-    """
+    """Rounds counted for a run with `done` rounds, or None; PrivacyError if more were done."""
     known = rounds_of(run)
     if known is not None and known > done:
         raise PrivacyError(
@@ -73,9 +64,8 @@ def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
 def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
     """Held while the rounds after `done` are written to disk; then they are counted here.
 
-    Yields       whether they can be counted: the state folder is writable
-    Raises
-        PrivacyError  another copy of the folder did them meanwhile, or is doing them
+    Yields  whether they can be counted: the state folder is writable
+    Raises  PrivacyError  another copy of the folder did them meanwhile, or is doing them
     """
     try:
         place = state_folder()
@@ -102,10 +92,7 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
 
 
 def count(run: str, rounds: int, folder: Path) -> bool:
-    """Counts a run's rounds, inside `next_round`; returns whether they are counted.
-
-    Guarantees   the count never decreases
-    """
+    """Counts a run's rounds, inside `next_round`, never fewer; returns whether they are counted."""
     known = rounds_of(run)
     if known is not None and known > rounds:
         return True
@@ -119,8 +106,10 @@ def count(run: str, rounds: int, folder: Path) -> bool:
 
 
 def _warn(run: str, rounds: int, exc: Exception) -> None:
-    """Logs why rounds are not counted, as a full disk. A missing home (RuntimeError) or permission
-    is permanent, so only the report mentions it."""
+    """Logs why rounds are not counted, as a full disk.
+
+    A missing home (RuntimeError) or permission is permanent, so only the report mentions it.
+    """
     if not isinstance(exc, RuntimeError | PermissionError):
         logger.warning(
             "federated.round.not_counted",

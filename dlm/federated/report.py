@@ -1,9 +1,5 @@
 """The privacy report of a model: what was guaranteed, to whom, and the evidence for it.
 
-    report = build(stages, ledgers={"network": ledger}, config=run.to_dict(), delta=1e-10)
-    report.write(Path("privacy.md"), Path("privacy.json"))
-    report.provenance                           # the small record that files carry
-
 `checklist` has its text. It is filled in from what happened: the ledgers say who took part when,
 the stages what noise was added, and `build` claims nothing that they do not support.
 """
@@ -35,11 +31,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class PrivacyReport:
-    """The completed checklist, as text and as data.
-
-    `numbers` is the result of accounting for each stage and for all together, None if there is no
-    guarantee.
-    """
+    """The completed checklist, as text and as data; `numbers` is None if there is no guarantee."""
 
     provenance: Provenance
     stages: tuple[Mapping[str, Any], ...]
@@ -78,7 +70,6 @@ class PrivacyReport:
         ]
 
     def statement(self) -> str:
-        """The guarantee in one or two sentences, or why there is none."""
         return self.provenance.statement(held_out=self.held_out)
 
     def _accesses(self) -> str:
@@ -146,7 +137,6 @@ class PrivacyReport:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """The report for people."""
         out = ["# Privacy report", "", f"**{self.statement()}**", ""]
         out += [f"* {what}: {value}" for what, value in self._head().items()] + [""]
         for title, text in self.checklist():
@@ -209,12 +199,10 @@ class PrivacyReport:
         }
 
     def write(self, markdown: Path, as_json: Path) -> None:
-        """Writes the report as text and as JSON, each file whole or not at all."""
         write_whole(markdown, self.markdown().encode())
         write_whole(as_json, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     def to_dict(self) -> dict[str, Any]:
-        """The report for programs, with a digest."""
         body = {
             "format": REPORT_FORMAT,
             "version": FORMAT_VERSION,
@@ -260,9 +248,7 @@ def build(
     """The report of a run, from its records.
 
     Args
-        stages       every stage that used users' data: `account.StageRecord`s, or the result of
-                     `Collection.stage`
-        delta        of the guarantee
+        stages       every stage that used users' data: `account.StageRecord`s, or as JSON
         ledgers      stage -> who took part in it; a noised stage without one has no guarantee,
                      since nothing shows that its assumptions hold
         simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
@@ -280,8 +266,7 @@ def build(
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
     Raises
-        PrivacyError   a ledger with more participation than its stage assumes, another number of
-                       rounds, or cohorts that were not sampled as accounting assumes
+        PrivacyError  as `check_stage`
     """
     if not stages:
         raise ConfigError("a report needs at least one stage that used users' data")
@@ -338,11 +323,9 @@ def build(
 def check_stage(
     stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
 ) -> None:
-    """Checks that a ledger agrees with what accounting assumes about a stage.
+    """Raises PrivacyError unless a ledger agrees with what accounting assumes about a stage.
 
-    Raises
-        PrivacyError   it has another number of rounds, more participations, a smaller gap, or
-                       cohorts that were not sampled as stated
+    That is its number of rounds, and its participations and gap, or how cohorts were sampled.
     """
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
@@ -361,8 +344,10 @@ def check_stage(
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
-    """Participation limits that accounting assumes but were not enforced, so there is no guarantee.
-    If they happened to hold, that is luck, not a guarantee."""
+    """Participation limits that accounting assumes but nothing enforced: reasons for no guarantee.
+
+    If they happened to hold, that is luck.
+    """
     if stage.get("sampling_rate") is not None:
         return []
     found, name, gap = [], stage["stage"], int(stage["gap"])

@@ -130,7 +130,6 @@ def init(key: Array, config: RnnConfig) -> Params:
 
 
 def parameter_count(params: Params) -> int:
-    """Numbers in the tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -141,11 +140,8 @@ def network_size(config: RnnConfig) -> int:
 
 
 def initial_state(config: RnnConfig, batch: int) -> State:
-    """The state before any token: zeros.
-
-    Shapes
-        a layer's (recurrent, cell)  (batch, recurrent_size), (batch, N_h)  float32
-    """
+    """The state before any token, zeros: by layer, (batch, recurrent_size) and (batch, N_h)
+    float32."""
     return [
         (jnp.zeros((batch, config.recurrent_size)), jnp.zeros((batch, config.hidden_size)))
         for _ in range(config.layers)
@@ -160,7 +156,6 @@ def _normalised(values: Array, scale: Array, bias: Array) -> Array:
 
 
 def _rows(table: Array, config: RnnConfig) -> Array:
-    """The embedding matrix as the model uses it."""
     if not config.unit_norm:
         return table
     squares = jnp.square(table).sum(-1, keepdims=True)
@@ -170,12 +165,8 @@ def _rows(table: Array, config: RnnConfig) -> Array:
 def _layer(
     layer: Params, config: RnnConfig, inputs: Array, state: LayerState
 ) -> tuple[Array, LayerState]:
-    """One layer over time.
-
-    Shapes
-        inputs   (time, batch, N_e)  float32
-        returns  the same, and the state after the last step
-    """
+    """One layer over time: (time, batch, N_e) float32 to the same, and the state after the last
+    step."""
     k, size, hidden = config.groups, config.embedding_size, config.hidden_size
     steps, batch, _ = inputs.shape
     gates = config.gates
@@ -255,10 +246,11 @@ def _logits(params: Params, config: RnnConfig, outputs: Array, rows: Array) -> A
 def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple[Array, State]:
     """Logits of the word after each token, and the state after the last.
 
+    Feeding a sequence in parts, passing on the state, gives the same logits.
+
     Shapes
         tokens   (batch, time)              int32  0 <= id < vocab_size
         logits   (batch, time, vocab_size)  float32
-    Guarantees   feeding a sequence in parts, passing on the state, gives the same logits
     """
     outputs, rows, states = _outputs(params, config, state, tokens)
     logits = _logits(params, config, outputs, rows)
@@ -266,17 +258,11 @@ def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple
 
 
 def apply(params: Params, config: RnnConfig, tokens: Array) -> Array:
-    """Logits of the word after each token of sequences that start from a zero state.
-
-    Shapes
-        tokens   (batch, time)              int32  0 <= id < vocab_size
-        returns  (batch, time, vocab_size)  float32
-    """
+    """Logits of `run` for sequences that start from a zero state."""
     return run(params, config, initial_state(config, tokens.shape[0]), tokens)[0]
 
 
 def ln_probabilities(logits: Array) -> Array:
-    """Natural logarithms of the softmax over the last axis."""
     return jax.nn.log_softmax(logits, axis=-1)
 
 

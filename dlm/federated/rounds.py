@@ -51,7 +51,6 @@ class OptimizerConfig:
         check("server", self)
 
     def transformation(self) -> optax.GradientTransformation:
-        """The optimiser; its gradient is the negated average."""
         if self.optimizer == "adam":
             return optax.adam(self.learning_rate, self.momentum, self.second_moment, self.epsilon)
         momentum = None if self.optimizer == "sgd" else self.momentum
@@ -108,7 +107,6 @@ class ReleaseConfig:
         self.update_multiplier()
 
     def make_estimator(self) -> Estimator:
-        """The estimator of the average."""
         kind = FixedDenominator if self.estimator == "fixed" else ClippedDenominator
         return kind(self.denominator)
 
@@ -119,7 +117,6 @@ class ReleaseConfig:
         return split_noise(self.noise_multiplier, self.adaptive.count_stddev)
 
     def clip_norm_at(self, round_index: int) -> float:
-        """C of a round by the schedule."""
         return [self.clip_norm, *(c for at, c in self.schedule if at <= round_index)][-1]
 
 
@@ -127,9 +124,9 @@ class TrainingState(NamedTuple):
     """All that the next round depends on.
 
     Fields
-        round      int32    rounds done
-        params     tree     the model; with noise, if there is any
-        optimizer  tree     of the server, made from released updates alone
+        round      rounds done
+        params     the model; with noise, if there is any
+        optimizer  of the server, made from released updates alone
         bound      float32  C: the clip norm of the next round
         ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
         noise      the `DiscreteState`, or None in a run without noise. Who has it knows what hides
@@ -147,9 +144,8 @@ class TrainingState(NamedTuple):
 class Raw(NamedTuple):
     """What a round saw of its users without noise. Shown in simulations only.
 
-    Fields
-        users, clipped, refused   how many took part, were clipped, held inf or nan
-        mean_ln_prob              of a target, along the devices' steps
+    `clipped` and `refused` (inf or nan) count users; `mean_ln_prob` is of a target, along the
+    steps.
     """
 
     users: int
@@ -159,14 +155,13 @@ class Raw(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """What a round tells; all but `raw` is made from what is released anyway.
+    """What a round tells; all but `raw`, of simulations, is made from what is released anyway.
 
     Fields
         round          from 0
         clip_norm      C of this round
         tracked_norm   estimate of the quantile after it
         released_norm  L2 norm of the released average
-        raw            None in a run that is no simulation
     """
 
     round: int
@@ -177,12 +172,7 @@ class Diagnostics(NamedTuple):
 
 
 class FederatedAlgorithm(NamedTuple):
-    """A pair of pure functions.
-
-    Fields
-        init    (params, key) -> TrainingState; the key is the run's root of noise, None without
-        apply   (state, cohort) -> (TrainingState, Diagnostics)
-    """
+    """A pair of pure functions; `init` gets the run's root key of noise, None without."""
 
     init: Callable[[rnn.Params, Key | None], TrainingState]
     apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
@@ -286,7 +276,6 @@ def make_algorithm(
 
 
 def grid_release(release: ReleaseConfig, engine: Engine, noise: DiscreteNoise) -> GridRelease:
-    """How noise meets the sums of this engine."""
     estimator = release.make_estimator()
     return GridRelease(
         noise,

@@ -1,9 +1,5 @@
 """One process of a run: it begins or resumes, does its rounds, and each counts once.
 
-    with Training(settings, users, folder) as run:        # or `collect.Collection`
-        for report in run.run():
-            ...                                           # the round is saved by now
-
 No file contains a key, and once the run has ended none contains its noise. A simulation makes its
 keys again from the seed and resumes to the bit. Any other run draws new keys when it resumes:
 future noise is independent of earlier draws, and rounds are only linked by the buffers, so the
@@ -32,17 +28,17 @@ Done = TypeVar("Done")  # what is told of a round
 class FederatedRun(ABC, Generic[Done]):
     """Rounds over users, in a folder from which they resume or, without one, in memory.
 
+    A run stopped anywhere and resumed with the same seed ends in the same bits, including the
+    journal;
+    a round is reported only after it is saved.
+
     Fields
         rounds      planned number of rounds
         rounds_done  rounds that count
-        cohorts     who takes part
         binding     what makes two runs the same
         released    whether rounds are releases, done only once; simulations can repeat them
         save_every  rounds between checkpoints
         resumed     whether it continues from the folder's state
-    Guarantees
-        a run stopped anywhere and resumed with the same seed ends in the same bits, including the
-        journal; a round is reported only after it is saved
     """
 
     rounds: int
@@ -126,7 +122,6 @@ class FederatedRun(ABC, Generic[Done]):
                 raise TrainingDiverged(self._over)
 
     def close(self) -> None:
-        """Releases the folder."""
         if self.folder is not None:
             self.folder.close()
 
@@ -138,16 +133,16 @@ class FederatedRun(ABC, Generic[Done]):
 
     @property
     def ledger(self) -> ParticipationLedger:
-        """Who took part when."""
         return self.cohorts.ledger
 
     def _cohort(self, index: int) -> list[int]:
-        """The users of a round, now in the ledger."""
         return self.cohorts.draw(index)
 
     def _lives(self) -> dict[str, Any]:
-        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases; a
-        resumed simulation draws the same noise again."""
+        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases.
+
+        A resumed simulation draws the same noise again.
+        """
         if self.folder is None or not self.released:
             return {}
         return {"lives": self.folder.lives_after(self.rounds_done)}
@@ -170,15 +165,14 @@ class FederatedRun(ABC, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released, record=record)
 
     def _record(self, public: Arrays) -> Provenance | None:
-        """The record for a checkpoint with these arrays; None if they go to a separate file with a
-        record beside it."""
+        """The record for a checkpoint with these arrays; None if a record stands beside a separate
+        file."""
         del public
         return None
 
     @abstractmethod
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
-        """The privacy report of the rounds that count, from their ledger; `at` is its time, and
-        `data_name` the name of the users' data set."""
+        """The privacy report of the rounds that count, from their ledger, made `at` a time."""
 
     @abstractmethod
     def _first(self) -> None:

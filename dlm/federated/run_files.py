@@ -36,7 +36,7 @@ def check_history(
     released: bool,
     ended: bool = False,
 ) -> None:
-    """Checks that resuming does not repeat a round.
+    """Checks that resuming does not repeat a round; PrivacyError if the checkpoint lacks some.
 
     Args
         done      rounds in the checkpoint; None without one
@@ -44,8 +44,6 @@ def check_history(
         journal   rounds (from 0) in the journal
         released  whether rounds are releases, done only once; others can be repeated
         ended     whether there is the ledger of a run that has ended
-    Raises
-        PrivacyError  rounds were done that the checkpoint lacks
     """
     if not released:
         return
@@ -117,11 +115,8 @@ def ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
 
 
 def refuse_secrets_left(folder: Path) -> None:
-    """Passes for the folder of a run that holds neither noise nor users' text, or may resume.
-
-    Raises
-        PrivacyError  the run has ended, and its noise or the copy of users' text is still there
-    """
+    """Raises PrivacyError if a run has ended, and its noise or the copy of users' text is still
+    there."""
     parts, text = private_parts(folder), folder / STORE
     if (parts or text.exists()) and (folder / CHECKPOINT).exists():
         found = checkpoint.read(folder / CHECKPOINT)

@@ -64,15 +64,13 @@ NOT_COUNTED = (
 
 @dataclass(frozen=True)
 class RunBinding:
-    """What must be the same when a run resumes.
-
-    Text and vocabulary are compared by content, not by path.
+    """What must be the same when a run resumes: content of files, not their paths.
 
     Fields
         public      settings, and digests of files; stored in the checkpoint
         private     digests of users' text: without noise, so they stay private
-        vocabulary  the words or wordpieces as bytes, stored in the checkpoint; None if the run does
-                    not know them
+        vocabulary  the words or wordpieces, stored in the checkpoint; None if the run does not know
+                    them
     """
 
     public: Mapping[str, Any]
@@ -90,13 +88,11 @@ class RunBinding:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run after a round that counts.
+    """A run after `done` rounds that count.
 
     Fields
-        done     rounds
         public   arrays of what was released
         private  arrays that hide users, or reveal who took part; None of a run that has ended
-        ledger   of participation
         now_s    the sampler's clock
         facts    more about the public part, as JSON
     """
@@ -110,12 +106,7 @@ class RunState:
 
 
 class ErasedRun(NamedTuple):
-    """What `RunFolder.end` did.
-
-    Fields
-        rounds  that count
-        erased  names of what was there to erase: noise, and the copy of users' text
-    """
+    """What `RunFolder.end` did: the rounds that count, and the names of what it erased."""
 
     rounds: int
     erased: list[str]
@@ -125,7 +116,7 @@ class RunFolder:
     """The one owner of a run's folder.
 
     Args
-        path      the folder; created if missing
+        path      created if missing
         journal   path of the journal; default: in the folder. Outside of it, the journal also shows
                   that an older folder was restored *as a whole*
         reports   paths of the privacy report, as text and as JSON
@@ -169,17 +160,15 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Path of users' sorted text."""
         return self.path / STORE
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run has begun."""
         return (self.path / CHECKPOINT).exists()
 
     def lives_after(self, done: int) -> list[list[Any]]:
-        """The lives of the run after this many rounds: for each process that did some, in order,
-        [a random id, rounds done by then].
+        """[a random id, rounds done by then] of each process that did some of so many rounds, in
+        order.
 
         Two copies that resume get different ids, even with the same users; the same run read twice
         has the same ids.
@@ -190,7 +179,6 @@ class RunFolder:
         return [*earlier, [self._life, done]]
 
     def close(self) -> None:
-        """Releases the folder."""
         if self._lock is None:
             return
         if self.has_ended or not (self.has_begun and (self._accepted or self._had_text)):
@@ -209,7 +197,6 @@ class RunFolder:
         self.close()
 
     def remove_text(self) -> None:
-        """Removes the copy of users' text."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.store)
 
@@ -284,7 +271,9 @@ class RunFolder:
         record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: writes the private part, then the checkpoint, then erases the old
-        private part. Of a run that ends (`state.private` is None), only the ledger is written.
+        part.
+
+        Of a run that ends (`state.private` is None), only the ledger is written.
 
         Args
             record    of the checkpoint's contents, stored in it
@@ -312,8 +301,10 @@ class RunFolder:
                 self._tell(NOT_COUNTED)  # in the report, and in the next checkpoint
 
     def _look_at_register(self, done: int) -> None:
-        """Rejects an older copy, and counts rounds that the register lacks. A run that is not in
-        the register is counted, and reported as moved, once it resumes."""
+        """Rejects an older copy, and counts rounds that the register lacks.
+
+        A run that is not in the register is counted, and reported as moved, once it resumes.
+        """
         counted = register.check_rounds_of(self._run, done, self.path)
         if counted is None:
             self._came_after = done
@@ -380,9 +371,8 @@ class RunFolder:
     def end(self) -> ErasedRun:
         """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
 
-        Raises
-            ConfigError   no run has begun here
-            PrivacyError  the private part is not the checkpoint's
+        Raises  ConfigError   no run has begun here
+                PrivacyError  the private part is not the checkpoint's
         """
         if not self.has_begun:
             raise ConfigError(
@@ -416,19 +406,16 @@ class RunFolder:
         return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
-        """Removes lines of rounds from `done` on, which can be repeated to the bit, and restores
-        lines that the checkpoint has and the journal lacks."""
+        """Leaves one line per round before `done`, from the journal or from the checkpoint.
+
+        Later lines are of rounds that can be repeated to the bit.
+        """
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)
 
 
 def _locked(file: Path) -> int:
-    """A descriptor that holds the lock on a file; `os.close` releases it.
-
-    Raises
-        ConfigError  another process holds it
-    """
     if (handle := lock_file(file)) is not None:
         return handle
     raise ConfigError(

@@ -1,8 +1,5 @@
 """Who takes part in a round: Poisson, a fixed report goal, or available users with a run-out timer.
 
-    sampler = PoissonSampler(users=len(dataset), q=0.02, key=key.fold("sampling"))
-    cohort = sampler.cohort(round=0)            # places of users, sorted
-
 | sampler | what accounting may assume |
 | --- | --- |
 | `PoissonSampler` | amplification by sampling; nothing about separation |
@@ -60,8 +57,8 @@ class _Stateless:
 class PoissonSampler(_Stateless):
     """Each user with probability q, independently of all others and of other rounds.
 
-    Paper        McMahan et al. 2018 (DPF), Algorithm 1 and modification A: the size of a cohort
-                 varies, which amplification by sampling needs
+    Paper  McMahan et al. 2018 (DPF), Algorithm 1 and modification A: the size of a cohort varies,
+           which amplification by sampling needs
     """
 
     def __init__(self, users: int, q: float, key: Key):
@@ -71,7 +68,6 @@ class PoissonSampler(_Stateless):
         self._key = key
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        """The users of a round; now and then none at all."""
         del now
         return np.flatnonzero(self._key.fold(round).uniforms(self.users) < self.q).astype(np.int64)
 
@@ -80,10 +76,8 @@ class PoissonSampler(_Stateless):
 
 
 class FixedGoalSampler(_Stateless):
-    """Exactly `report_goal` users, every set of that size as likely as any other.
-
-    Guarantees   nothing that accounting may use: a user may be drawn in every round
-    """
+    """Exactly `report_goal` users, every set of that size as likely as any other, in every
+    round."""
 
     def __init__(self, users: int, report_goal: int, key: Key):
         self.users, self.report_goal = _population(users), report_goal
@@ -91,7 +85,6 @@ class FixedGoalSampler(_Stateless):
         self._key = key
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        """The users of a round."""
         del now
         return _choose(np.arange(self.users), self.report_goal, self._key.fold(round))
 
@@ -128,7 +121,6 @@ class Diurnal:
         return self.low + (self.high - self.low) * (1 + np.cos(angle)) / 2
 
     def offsets(self, users: int, key: Key) -> npt.NDArray[np.float64]:
-        """Each user's offset, drawn by the shares."""
         edges = np.cumsum([share for _, share in self.zones])[:-1]
         return np.array([h for h, _ in self.zones])[
             np.searchsorted(edges, key.uniforms(users), "right")
@@ -139,18 +131,15 @@ class AvailabilitySampler:
     """`report_goal` of those users who are available and may take part again.
 
     A user may again when their timer has run out, when `gap` rounds have passed since their last
-    one and while they have taken part fewer than `max_participations` times.
+    one and while they have taken part fewer than `max_participations` times; over resumed runs too.
 
     Args
-        report_goal  users of a round, m
-        gap          least difference of the rounds of two participations of a user (MinS as the
-                     tables of the papers print it is gap - 1)
-        max_participations     most participations of a user; None bounds them by nothing but the
-                               gap
-        timer_s      seconds from a participation until a user may take part again
-        diurnal      who is available when; None: everyone, always
-    Guarantees   what it draws never breaks gap, max_participations or timer, over resumed runs too
-    Paper        Xu et al. 2023 (GDP), section 2.2
+        report_goal         users of a round, m
+        gap                 least difference of the rounds of two participations of a user
+        max_participations  most participations of a user; None bounds them by nothing but the gap
+        timer_s             seconds from a participation until a user may take part again
+        diurnal             who is available when; None: everyone, always
+    Paper                   Xu et al. 2023 (GDP), section 2.2
     """
 
     def __init__(
@@ -205,8 +194,7 @@ class AvailabilitySampler:
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
         """The users of a round, who are then taken to have taken part.
 
-        Raises
-            UnavailableError   fewer than the report goal can take part now; ask again later
+        Raises  UnavailableError  fewer than the report goal can take part now; ask again later
         """
         if round <= self._round:
             raise ConfigError(f"round {round} was requested after round {self._round}")
@@ -235,8 +223,7 @@ class AvailabilitySampler:
     ) -> tuple[Users, float]:
         """(users, the moment they were enough), asking every `step_s` of simulated time.
 
-        Raises
-            ConfigError   not within `patience_s`: such a population cannot carry such rounds
+        Raises  ConfigError  not within `patience_s`: such a population cannot carry such rounds
         """
         moment = now
         while True:
@@ -263,7 +250,6 @@ class AvailabilitySampler:
         }
 
     def state(self) -> dict[str, Any]:
-        """Arrays and the last round."""
         return {
             "next_round": self._next_round.copy(),
             "next_s": self._next_s.copy(),
@@ -272,7 +258,6 @@ class AvailabilitySampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint of a sampler of as many users."""
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
             raise ConfigError(f"the checkpoint's sampler is not one of {self.users} users")
         self._next_round = np.array(state["next_round"], np.int64)
@@ -296,9 +281,7 @@ def check_population(
     at random, though, and users who have taken part as often as they may can be missed towards the
     end: it takes more users to rule that out, and False says that there are fewer.
 
-    Raises
-        ConfigError   no cohorts could fill the rounds: too few users for the gap, or for so many
-                      participations
+    Raises  ConfigError  too few users for the gap, or for so many participations
     """
     span = min(gap, rounds)
     if users < report_goal * span:

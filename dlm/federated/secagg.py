@@ -1,14 +1,9 @@
 """The encoding of secure aggregation, and a simulation of it: this process sees every update.
 
-    sums = SecureAggregator(clip_norm=1.0, scale=1e4, report_goal=500)
-    total = sums.sum(updates, key)              # a pytree of floats
-
 An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
 sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, which is
 all that a secure aggregation protocol would reveal, gives the true sum. There is no such protocol
 here: `modular_sum` adds in the clear.
-
-Rounding lengthens an update by at most `sensitivity_factor`, which accounting includes.
 """
 
 from __future__ import annotations
@@ -42,12 +37,8 @@ def padded_dimension(dimension: int) -> int:
 
 
 def hadamard(vector: Vector) -> Vector:
-    """H v / sqrt(d), H being Sylvester's Hadamard matrix; it is its own inverse.
-
-    Shapes
-        vector  (d,)  float64  d a power of two
-    Cost         O(d log d)
-    """
+    """H v / sqrt(d), H being Sylvester's Hadamard matrix, its own inverse; d a power of two; O(d
+    log d)."""
     d = len(vector)
     if d & (d - 1) or not d:
         raise ConfigError(f"a vector of {d} numbers; Hadamard's matrix needs a power of two")
@@ -101,7 +92,6 @@ class Encoding:
 
     @property
     def padded(self) -> int:
-        """d, a power of two."""
         return padded_dimension(self.dimension)
 
     @property
@@ -144,17 +134,16 @@ class Encoding:
         return key.fold("signs").signs(self.padded)
 
     def encode(self, vector: npt.ArrayLike, signs: npt.NDArray[np.int8], key: Key) -> Encoded:
-        """What one device sends.
+        """What one device sends: (d,) numbers in 0..2 C_inf, which is below M.
 
-        Args
-            key   of this device in this round: its rounding is drawn from it
-        Returns      (d,) numbers in 0..2 C_inf, which is below M
-        Guarantees   over the rounding, the decoded expectation is the clipped vector, except for
-                     the infinity-norm clip (almost never reached) and rejected roundings;
-                     the squared norm before the shift is always at most `max_squared_norm`
-        Raises
-            ConfigError    another size
-            PrivacyError   a number that is not finite: no clip bounds it
+        Over the rounding, drawn from the device's `key` in this round, the decoded expectation is
+        the
+        clipped vector, except for the infinity-norm clip (almost never reached) and rejected
+        roundings;
+        the squared norm before the shift is always at most `max_squared_norm`.
+
+        Raises  ConfigError   another size
+                PrivacyError  a number that is not finite: no clip bounds it
         """
         update = np.asarray(vector, np.float64).ravel()
         if len(update) != self.dimension:
@@ -193,11 +182,8 @@ class Encoding:
         )
 
     def decode(self, total: Encoded, reports: int, signs: npt.NDArray[np.int8]) -> Vector:
-        """The sum of updates, from the modular sum over `reports` devices.
-
-        Raises
-            PrivacyError   more reports than `report_goal`: the sum may have wrapped
-        """
+        """The sum of updates, from the modular sum over `reports` devices; raises as
+        `check_reports`."""
         self.check_reports(reports)
         if total.shape != (self.padded,):
             raise ConfigError(f"the sum has the shape {total.shape}; expected ({self.padded},)")
@@ -206,7 +192,7 @@ class Encoding:
         return vector[: self.dimension]
 
     def check_reports(self, reports: int) -> None:
-        """Passes if the sum of `reports` reports cannot wrap."""
+        """Raises PrivacyError if the sum of `reports` reports may wrap."""
         if not 0 <= reports <= self.report_goal:
             raise PrivacyError(
                 f"{reports} reports, but the modulus was chosen for {self.report_goal}: their sum "
@@ -228,8 +214,6 @@ def modular_sum(reports: Iterable[Encoded], modulus: int) -> Encoded:
 
 @dataclass
 class _Running:
-    """A modular sum in progress."""
-
     encoding: Encoding
     shapes: list[tuple[int, ...]]
     treedef: Any
@@ -243,14 +227,14 @@ class _Running:
 class SecureAggregator:
     """Adds encoded updates modulo M, so the server sees only the sum. Host code, in numpy.
 
+    The result does not depend on the order of devices or on how they are split over calls of `add`,
+    given the same place of a device in the round.
+
     Args
         clip_norm     C, to which updates are clipped; the first one if it changes over rounds
         scale         s, of an update of that norm: a larger one costs bits and inflates the norm
                       less
         report_goal   m: more reports are refused
-    Guarantees
-        the result does not depend on the order of devices or on how they are split over calls of
-        `add`, given the same place of a device in the round
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):
@@ -259,19 +243,16 @@ class SecureAggregator:
         self.encoding(1)  # refuses bad settings at once
 
     def encoding(self, dimension: int) -> Encoding:
-        """The encoding of vectors of one size."""
         return Encoding(dimension, self.clip_norm, self.scale, self.report_goal, self.alpha)
 
     def sensitivity_factor(self, dimension: int) -> float:
-        """C_inflated / C for updates of `dimension` numbers."""
         return self.encoding(dimension).sensitivity_factor
 
     def zero(self, template: PyTree, bound: float | None = None) -> _Running:
-        """The sum of no updates of these shapes.
+        """The sum of no updates of these shapes, scaled to this round's clip norm `bound` if it
+        changes.
 
-        Args
-            bound   this round's clip norm if it changes; updates are scaled by it, so rounding
-                    lengthens small ones by no larger a factor
+        So rounding lengthens small ones by no larger a factor.
         """
         import jax
 
@@ -283,11 +264,8 @@ class SecureAggregator:
         return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef, unit)
 
     def add(self, total: _Running, updates: PyTree, key: Key) -> _Running:
-        """The sum with further devices.
-
-        Raises
-            PrivacyError   more devices than the report goal, or another key than the round's
-        """
+        """The sum with further devices; PrivacyError beyond the report goal, or for another round's
+        key."""
         import jax
 
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(updates)]
@@ -315,11 +293,8 @@ class SecureAggregator:
         )
 
     def result(self, total: _Running, reports: int) -> PyTree:
-        """The sum as a pytree of float64.
-
-        Raises
-            PrivacyError   `reports` is not the number added: the shift would be wrong
-        """
+        """The sum as a pytree of float64; PrivacyError if `reports`, by which it is shifted, is
+        wrong."""
         import jax
 
         if reports != total.reports:

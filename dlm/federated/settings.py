@@ -140,7 +140,6 @@ class DataSettings:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the vocabulary has wordpieces."""
         return self.vocabulary.suffix == PIECES_SUFFIX
 
 
@@ -303,12 +302,11 @@ class SamplingSettings:
         return Diurnal(self.low, self.high, tuple(zones))
 
     def users_a_round(self, users: int) -> float:
-        """Users expected per round."""
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
     def most_users(self, users: int) -> int:
-        """Most users that a round can have: all of them with Poisson sampling, which would no
-        longer be Poisson sampling if large cohorts were rejected."""
+        """Most users that a round can have: all with Poisson sampling, which rejects no large
+        cohort."""
         return users if self.kind == "poisson" else self.report_goal
 
 
@@ -407,12 +405,8 @@ class TrainingSettings:
         environ: Mapping[str, str] | None = None,
         within: str = "",
     ) -> TrainingSettings:
-        """Settings of tables that were read from a file; see `read`.
-
-        Args
-            found    the tables, by name
-            within   prefix of table names in the file, such as "federate."
-        """
+        """Settings of tables `found` in a file, whose names there begin with `within`; as
+        `read`."""
         tables = dict(zip(_names(), _TABLES, strict=True))
         unknown = sorted(set(found) - set(tables))
         if unknown:
@@ -460,7 +454,6 @@ class TrainingSettings:
 
 
 def _names() -> list[str]:
-    """The tables."""
     return [field.name for field in dataclasses.fields(TrainingSettings)]
 
 

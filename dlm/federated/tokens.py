@@ -25,10 +25,9 @@ Packing = Literal["utterances", "stream"]
 
 
 def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
-    """Refuses ids that the model has no row for; a wrong vocabulary must not train in silence.
+    """Raises ConfigError for ids that the model has no row for, or marks that packing adds itself.
 
-    Raises
-        ConfigError  an id below 0 or not below `vocab_size`, or a mark that packing adds itself
+    A wrong vocabulary must not train in silence.
     """
     for ids in utterances:
         if not len(ids):
@@ -47,19 +46,17 @@ def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
 
 
 def sequence(ids: Ids) -> Ids:
-    """The utterance with its beginning and its end marked."""
     out = np.empty(len(ids) + 2, np.int32)
     out[0], out[1:-1], out[-1] = BOS_ID, ids, EOS_ID
     return out
 
 
 def windows(whole: Ids, unroll: int) -> Ids:
-    """The sequence cut into rows of `unroll` inputs and their targets, each target once.
+    """The sequence (n >= 2,) cut into rows of `unroll` inputs and their targets, each target once.
 
-    Shapes
-        whole    (n,)             int32  n >= 2
-        returns  (w, unroll + 1)  int32  filled up with -1; a row's first id is the last of the row
-                                         before, so that no target is lost at a cut
+    (w, unroll + 1) int32, filled up with -1; a row's first id is the last of the row before, so
+    that
+    no target is lost at a cut.
     """
     targets = len(whole) - 1
     rows = -(-targets // unroll)
@@ -79,7 +76,7 @@ def pack(
     max_batches: int | None = None,
     shuffle: np.random.Generator | None = None,
 ) -> Ids:
-    """One user's utterances as batches.
+    """One user's utterances as batches, (batches, batch_size, unroll + 1) int32.
 
     `"utterances"` gives every utterance (or every `unroll` tokens of a long one) a row of its own,
     which starts from a zero state. `"stream"` joins the utterances, lays them out in `batch_size`
@@ -88,8 +85,6 @@ def pack(
     Args
         max_batches  what a device does at most in a round; the rest of the text waits for another
         shuffle      order of the utterances (stream) or rows; None keeps that of the text
-    Shapes
-        returns  (batches, batch_size, unroll + 1)  int32
     Raises
         ConfigError  the user has no text at all
     """

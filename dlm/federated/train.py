@@ -1,7 +1,4 @@
-"""Trains a network in rounds: what is released, from whom, and how good it is.
-
-Longer than 500 lines, to keep what a round releases beside the checks that its record depends on.
-"""
+"""Trains a network in rounds: what is released, from whom, and how good it is."""
 
 from __future__ import annotations
 
@@ -75,10 +72,7 @@ LARGEST = 1e6  # of a parameter of a network that learns
 class RoundReport:
     """What is reported about a round, once it counts.
 
-    Fields
-        diagnostics   of `rounds.apply`
-        evaluation    on held-out users; None in rounds without one
-        seconds       duration of the round without evaluation
+    `evaluation` is on held-out users, None in rounds without one; `seconds` are without it.
     """
 
     diagnostics: Diagnostics
@@ -86,7 +80,6 @@ class RoundReport:
     seconds: float
 
     def line(self) -> dict[str, Any]:
-        """As JSON."""
         found: dict[str, Any] = {
             name: value for name, value in self.diagnostics._asdict().items() if name != "raw"
         }
@@ -111,17 +104,15 @@ class Training(FederatedRun[RoundReport]):
     """One run.
 
     Args
-        settings   of the run
-        users      users to train on
-        folder     folder of the run, or an open `RunFolder`; a run in it resumes
-        encode     words of an utterance -> ids, given with `vocab_size`; by default the words of
-                   `settings.data.vocabulary`
+        folder      folder of the run, or an open `RunFolder`; a run in it resumes
+        encode      words of an utterance -> ids, given with `vocab_size`; by default the words of
+                    `settings.data.vocabulary`
         vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
-                   so. Otherwise the record of the wordpieces whose method `encode` is; any other
-                   encoder has none, and a run with a guarantee is refused
-        engine     where updates are computed; default: here
-        aggregator how they are added; default: as in `settings.aggregation`
-        progress   gets one line at a time about what happens
+                    so. Otherwise the record of the wordpieces whose method `encode` is; any other
+                    encoder has none, and a run with a guarantee is refused
+        engine      where updates are computed; default: here
+        aggregator  how they are added; default: as in `settings.aggregation`
+        progress    gets one line at a time about what happens
     Raises
         ConfigError   other settings, users or vocabulary than the folder's run; too few users for
                       the rounds of a new run
@@ -246,7 +237,7 @@ class Training(FederatedRun[RoundReport]):
             progress(f"resuming after round {self.rounds_done}")
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
-        """See `FederatedRun`; by default up to `run.stop_after`."""
+        """As of `FederatedRun`; by default up to `run.stop_after`."""
         return super().run(until or self.settings.run.stop_after or None)
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
@@ -291,7 +282,6 @@ class Training(FederatedRun[RoundReport]):
         return None
 
     def evaluate(self) -> metrics.Metrics:
-        """The model's metrics on held-out users."""
         if self._held_out is None:
             self._held_out = []
             remaining = self.settings.data.held_out_tokens
@@ -342,7 +332,7 @@ class Training(FederatedRun[RoundReport]):
 
     def _sensitivity(self, gap: int, most: int) -> float | None:
         """For mechanisms that accounting does not know by name: the sensitivity of all planned
-        rounds, which is at least that of the rounds done."""
+        rounds."""
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
             return None
         if (gap, most) not in self._sensitivities:
@@ -363,14 +353,8 @@ class Training(FederatedRun[RoundReport]):
         return self._roundings[gap, most]
 
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
-        """The privacy report of the rounds that count, from their ledger.
-
-        Args
-            at         time of the report
-            data_name  name of the users' data set
-        Raises
-            PrivacyError  the ledger does not agree with what accounting assumes
-        """
+        """As of `FederatedRun`; PrivacyError if the ledger does not agree with what accounting
+        assumes."""
         released = trees.leaves(self.state._replace(noise=None))
         return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
 
@@ -404,8 +388,10 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _record(self, public: Arrays) -> Provenance:
-        """While rounds remain, the record of all planned rounds: an overestimate that needs no
-        accounting in each round. At the end, that of the rounds done."""
+        """The record of all planned rounds; at the end, that of the rounds done.
+
+        The first is an overestimate that needs no accounting in each round.
+        """
         if not self.rounds_done:
             return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
@@ -475,7 +461,6 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _check_population(self) -> None:
-        """Rejects, before the first round, a population that is too small."""
         given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
         if given.kind == "poisson":
             return
@@ -611,14 +596,11 @@ class Training(FederatedRun[RoundReport]):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained network together with its privacy record.
+    """A trained network, after the last round that counts, together with its privacy record.
 
-    Fields
-        network     its configuration
-        params      its parameters, after the last round that counts
-        vocabulary  its words or wordpieces; None if the run was given an encoder of neither
-        record      what is guaranteed; while rounds remain, for all planned rounds
-        rounds      number of rounds done
+    `vocabulary` is None if the run was given an encoder of neither words nor wordpieces. While
+    rounds
+    remain, `record` is for all planned rounds.
     """
 
     network: rnn.RnnConfig
@@ -633,10 +615,7 @@ def mechanism_of(
     release: ReleaseConfig,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Mechanism | None:
-    """The mechanism of a run's noise; None without noise.
-
-    Raises  ConfigError, PrivacyError  as `make_mechanism`
-    """
+    """The mechanism of a run's noise, as of `make_mechanism`; None without noise."""
     privacy, rounds = settings.privacy, settings.run.rounds
     if privacy.mechanism == "none":
         return None

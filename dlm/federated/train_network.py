@@ -18,13 +18,7 @@ from dlm.federated.users import UserDataset
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What `train_network` did.
-
-    Fields
-        rounds_done  rounds that count
-        report       of them; None of no round
-        has_ended    whether no further round is possible
-    """
+    """The rounds that count, their report (None of no round), and whether none can follow."""
 
     rounds_done: int
     report: PrivacyReport | None
@@ -42,17 +36,16 @@ def train_network(
 ) -> TrainedNetwork:
     """Trains a network in the folder `output`, or goes on with the run there, and reports it.
 
+    Stopped at any moment, the same call resumes after the last round that counts.
+
     Args
         open_users  the users, from the folder that their text may be sorted into; it is for its
                     owner alone, and is removed once no rounds are left
         data_name   of the users' file, for the report
-        progress    is called with what happens, a line at a time
         on_round    is called after each round, which counts by then
     Raises
         TrainingDiverged  after the report of the rounds that were done; of a run that ended so
                           before, without reading users' text; else as `Training`
-    Guarantees
-        stopped at any moment, the same call resumes after the last round that counts
     """
     if settings.run.simulation:
         progress("a seed is set: this is a simulation, and its model is not private")
@@ -111,7 +104,6 @@ def train_network(
 
 
 def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
-    """`exc`, with what is left of the run."""
     exc.add_note(
         f"its report is {folder.reports[0]}; {folder.path} holds neither noise nor users' text"
     )
@@ -119,8 +111,11 @@ def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
 
 
 def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:
-    """Says where delta is so large that the guarantee allows publishing a user's text: whoever
-    publishes that of one user in `users` at random keeps (0, 1 / users) (Dwork and Roth 2014, 2.3).
+    """Says where delta is so large that the guarantee allows publishing a user's text.
+
+    Whoever publishes that of one user in `users` at random keeps (0, 1 / users) (Dwork and Roth
+    2014,
+    2.3).
     """
     if privacy.mechanism == "none" or privacy.delta * users < 1:
         return None

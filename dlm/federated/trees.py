@@ -14,16 +14,12 @@ from dlm.checkpoint import Arrays, check_shapes
 
 
 def leaves(tree: Any) -> list[npt.NDArray[Any]]:
-    """The arrays of a tree, in the order of `jax.tree.leaves`."""
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def rebuilt(arrays: Arrays, template: Any, place: Path) -> Any:
-    """The tree whose `leaves` these are, in the shape of `template`.
-
-    Raises
-        FormatError  other shapes or types than the template's; `place` is named
-    """
+    """The tree whose `leaves` these are, in the shape of `template`; FormatError for other
+    shapes."""
     check_shapes(arrays, leaves(template), place)
     old, shape = jax.tree.flatten(template)
     found = [

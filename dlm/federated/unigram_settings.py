@@ -57,7 +57,6 @@ class UnigramConfig:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in each word's count of one round."""
         return 0.0 if self.noise_multiplier is None else self.noise_multiplier * self.clip
 
 
@@ -138,14 +137,12 @@ class CollectionSettings(UnigramConfig):
 
     @property
     def config(self) -> UnigramConfig:
-        """The settings of the rounds."""
         return UnigramConfig(
             self.clip, self.rounds, self.noise_multiplier, self.cap_words, self.window
         )
 
     @property
     def goal(self) -> int:
-        """Users per round, unless they are drawn by Poisson sampling."""
         return DEFAULT_GOAL if self.report_goal is None else self.report_goal
 
     @property

@@ -1,8 +1,5 @@
 """Counts how often people use each word of a list, over rounds of devices (FNG 3).
 
-    state = init(config, len(wordlist))
-    state = apply(state, config, round_sum(counts_of_each_user, config.clip, len(wordlist)), key)
-
 A device counts the words of a public list in its own text and weights its counts by L1 clipping.
 Only sums over a round of devices are kept. With a noise multiplier, each round's sum gets Gaussian
 noise first (discrete, on the sum's grid), and everything reported later (words seen, convergence)
@@ -68,7 +65,7 @@ class RoundMetrics:
 class UnigramState:
     """The state kept between rounds.
 
-    Shapes
+    Fields
         moments    sums over the released rounds
         seen       (words,)  bool  words that were ever seen
         snapshots  round -> moments after it, for the comparisons to come: three at most
@@ -82,12 +79,10 @@ class UnigramState:
 
     @property
     def totals(self) -> Floats:
-        """(words,) float64: counts so far."""
         return self.moments.total
 
 
 def init(config: UnigramConfig, words: int) -> UnigramState:
-    """The state before the first round."""
     del config
     if words < 1:
         raise ConfigError("the list of words is empty")
@@ -111,12 +106,12 @@ def weight(counts: Floats, clip: float) -> float:
 def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = STEP_BITS) -> Floats:
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
-    Args
-        bits     `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to
-    Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-bits, towards
-                 0, so that it moves the sum by lambda at most, whoever else is counted
-    Raises
-        PrivacyError  more devices than 64 bits, or a double, have room for
+    `bits` are `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. Integers are
+    summed: what a device adds is cut to steps of lambda 2^-bits, towards 0, so that it moves the
+    sum by
+    lambda at most, whoever else is counted.
+
+    Raises  PrivacyError  more devices than 64 bits, or a double, have room for
     """
     scale = _scale(clip, bits)
     most = MOST_DEVICES[bits]
@@ -155,12 +150,11 @@ def apply(
 ) -> UnigramState:
     """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
 
-    Args
-        clipped_sum  of the round; if noise is added, on the grid of `NOISED_STEP_BITS`
-        key          of this run; the round's noise is drawn from its name ("unigrams", "noise",
-                     round)
-    Guarantees
-        with noise, the new state depends on users through `clipped_sum` + noise alone
+    With noise, `clipped_sum` is on the grid of `NOISED_STEP_BITS`, and the new state depends on
+    users
+    through `clipped_sum` + noise alone. The noise is drawn from the key's name ("unigrams",
+    "noise",
+    round).
     """
     if state.round >= config.rounds:
         raise ConfigError(f"all {config.rounds} rounds are done; no more are accounted for")
@@ -222,11 +216,7 @@ def _z_of_halves(
 
 
 class UserCounts:
-    """Each user's counts over a list, kept between rounds as far as memory is allowed.
-
-    Raises
-        ConfigError   a word twice in the list
-    """
+    """Each user's counts over a list, kept between rounds as far as memory is allowed."""
 
     def __init__(
         self,
@@ -245,7 +235,6 @@ class UserCounts:
         self._cache_room_bytes = cache_bytes
 
     def of(self, user: int) -> Counts:
-        """Places and counts of one user."""
         found = self._cache.get(user)
         if found is None:
             text = self._dataset.words(user, cap=self._cap, split=self._split)
@@ -258,12 +247,9 @@ class UserCounts:
 
 
 def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
-    """The words of a list: the first field of each line, in order.
+    """The words of a list (or of its `content`): the first field of each line, in order.
 
-    Args
-        content  of the file, where the caller has read it
-    Raises
-        FormatError   an empty list, a word twice, a line without a word, text that is not UTF-8
+    Raises  FormatError  an empty list, a word twice, a line without a word, text that is not UTF-8
     """
     words: list[str] = []
     content = Path(path).read_bytes() if content is None else content
@@ -300,11 +286,9 @@ def oov_counts(
 
 @dataclass(frozen=True)
 class OovRate:
-    """Out-of-vocabulary words of users who said any words, in per cent.
+    """Out-of-vocabulary words of users who said any words, in per cent, of all their words.
 
-    Fields
-        of_words   of all their words
-        of_users   mean over users, with its standard `error`
+    `of_users` is the mean over users, with its standard `error`.
     """
 
     users: int
@@ -331,6 +315,5 @@ def oov_rate(
 
 
 def config_dict(config: UnigramConfig) -> dict[str, Any]:
-    """JSON values; infinity is "inf"."""
     values = dataclasses.asdict(config)
     return {k: "inf" if v == math.inf else v for k, v in values.items()}

@@ -1,9 +1,5 @@
 """Datasets keyed by user, read from disk one user at a time.
 
-    users = UserDataset.open("users.tsv.zst", store="users.store")
-    users.utterances(7)                         # list of str, in the order of the file
-    train, test = users.split(0.1)              # by users, so that nobody is on both sides
-
 A file is sorted by user once into a *store*, an Arrow file with one row per user, and read from it
 through a memory map. Neither building nor reading keeps more than a bounded part of it in memory.
 """
@@ -57,15 +53,11 @@ class StoreFacts:
 
 
 def words_of(utterance: str) -> list[str]:
-    """The words of an utterance, split at white space."""
     return utterance.split()
 
 
 def check_columns(path: Path, user_column: str, text_column: str) -> None:
-    """Checks by its first row that a file of users has these columns.
-
-    Raises  FormatError  as `UserDataset.open`
-    """
+    """Raises FormatError unless the first row of a file of users has these columns."""
     rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
     next(rows(path, user_column, text_column), None)
 
@@ -73,8 +65,7 @@ def check_columns(path: Path, user_column: str, text_column: str) -> None:
 def count_users(path: Path, user_column: str, text_column: str) -> int:
     """How many users of a file have text: the same as `UserDataset.open` finds, without sorting.
 
-    Raises  FormatError  a row that cannot be read
-    Cost    one pass over the file; some 50 bytes per user
+    Cost  one pass over the file; some 50 bytes per user
     """
     rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
     found = {
@@ -115,7 +106,7 @@ class UserDataset:
     Guarantees
         the order of users does not depend on the order of rows; a user's utterances have the file's
         order; `digest` is the same exactly when ids, texts and cap are.
-    Cost         reading a user is O(their text); memory grows only by 8 bytes per user
+    Cost    reading a user is O(their text); memory grows only by 8 bytes per user
     """
 
     def __init__(
@@ -147,7 +138,7 @@ class UserDataset:
         text_column: str = "utterance",
         **settings: Any,
     ) -> UserDataset:
-        """The users of a tab-separated file with a header, plain or .zst, .gz, .bz2, .xz.
+        """The users of a tab-separated file with a header, plain or .zst, .gz, .bz2.
 
         One utterance per line, UTF-8, no quoting. Other columns are ignored.
 
@@ -155,7 +146,7 @@ class UserDataset:
             store         folder to create and keep for the next time, readable only by its owner; a
                           temporary one if None
             missing       what to do with rows without a user id and users without any text:
-                          "refuse" (default) or "count": leave out, and count in `found`
+                          "refuse" (default) or "count": leave out, and count in `facts`
             cap_words     how many words of each user to keep, from the first; None keeps all
             memory_bytes  text in memory while sorting
         Raises
@@ -230,7 +221,6 @@ class UserDataset:
         return cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Number of users."""
         return len(self._rows)
 
     def user_id(self, user: int) -> str:
@@ -239,7 +229,6 @@ class UserDataset:
         return str(batch.column(0)[row].as_py())
 
     def user_ids(self) -> list[str]:
-        """The ids of all users, in order."""
         return [self.user_id(user) for user in range(len(self))]
 
     def utterances(self, user: int) -> list[str]:
@@ -270,12 +259,10 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
-        """A user's utterances as token ids, cut to at most `cap` in total.
+        """A user's utterances as token ids, cut to at most `cap` in total, without empty ones.
 
-        Args
-            encode   words of an utterance -> token ids, such as `pieces.Inventory.encode`
-            split    an utterance -> its words
-        Returns      one array per utterance, without empty ones
+        `encode` takes the words of an utterance, such as `pieces.Inventory.encode`; `split` makes
+        them.
         """
         remaining = cap
         found = []
@@ -306,8 +293,9 @@ class UserDataset:
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
         """(the rest, about `fraction` of the users), by a hash of name and user id.
 
-        Guarantees   a user's side depends only on `name` and their id, so it does not change when
-                     others come or go; different names give independent splits
+        A user's side depends only on `name` and their id, so it does not change when others come or
+        go;
+        different names give independent splits.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"the fraction is {fraction}; expected 0 to 1")
@@ -338,13 +326,11 @@ class UserDataset:
 
 
 def _hash01(name: str, user: str) -> float:
-    """A number in [0, 1) that depends on both texts."""
     raw = hashlib.blake2b(user.encode(), key=hashlib.sha256(name.encode()).digest(), digest_size=8)
     return (int.from_bytes(raw.digest(), "little") >> 11) / float(1 << 53)
 
 
 def _starts(reader: pa.RecordBatchFileReader) -> npt.NDArray[np.int64]:
-    """First row of each record batch."""
     rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
     return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])[: max(len(rows), 1)].astype(
         np.int64

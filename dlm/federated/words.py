@@ -28,10 +28,7 @@ Encode: TypeAlias = Callable[[list[str]], Any]
 class WordList:
     """Words by id: 0 to 2 are the marks, words follow in the order of the file.
 
-    Fields
-        words       in that order
-        provenance  of the counts they come from; None for a plain list, about which nothing is
-                    known
+    `provenance` is of the counts they come from; None for a plain list, of which nothing is known.
     """
 
     words: tuple[str, ...]
@@ -39,10 +36,8 @@ class WordList:
 
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
-        """A file with one word per line, or counts of words (`counts_file`) with their record.
+        """A file, or its `content`, with one word per line, or counts of words with their record.
 
-        Args
-            content  of the file, where the caller has read it
         Raises
             ConfigError   the file cannot be read or is empty, a line is not one word or comes twice
             FormatError   counts that cannot be read
@@ -79,11 +74,7 @@ class WordList:
         return "".join(f"{word}\n" for word in self.words).encode()
 
     def first(self, size: int) -> WordList:
-        """The first `size` words, or all if it is 0.
-
-        Raises
-            ConfigError  there are fewer
-        """
+        """The first `size` words, or all if it is 0; ConfigError if there are fewer."""
         if size > len(self.words):
             raise ConfigError(f"the vocabulary has {len(self.words)} words; expected {size}")
         return dataclasses.replace(self, words=self.words[: size or None])
@@ -100,12 +91,11 @@ class WordList:
 
 @dataclass(frozen=True)
 class RunVocabulary:
-    """What a run's `data.vocabulary` names: words or wordpieces.
+    """What a run's `data.vocabulary` names: words, or an inventory of wordpieces.
 
-    Fields
-        words    a list of words, or an inventory of pieces
-        record   the protection of those whose text it comes from; None for a plain list of words,
-                 about which nothing is known
+    `record` protects those whose text it comes from; None for a plain list of words, of which
+    nothing
+    is known.
     """
 
     words: WordList | Inventory
@@ -115,12 +105,9 @@ class RunVocabulary:
     def read(cls, path: Path, size: int = 0, public_key: Path | None = None) -> RunVocabulary:
         """Words, or wordpieces if the name ends in .model, with the record beside them.
 
-        Args
-            public_key  file of the key that must have signed the file; None asks for no signature
-        Raises
-            ConfigError, FormatError, PrivacyError   as `WordList.read`, `Inventory.load` and
-                                                     `require_signed`
-        Guarantees   the verified bytes are the bytes that the words are read from
+        The key in the file `public_key`, if any, must have signed the bytes that the words are read
+        from.
+        Raises as `WordList.read`, `Inventory.load` and `require_signed`.
         """
         has_pieces = path.suffix == PIECES_SUFFIX
         try:
@@ -168,20 +155,17 @@ class RunVocabulary:
 
     @property
     def size(self) -> int:
-        """Number of ids."""
         return self.words.size
 
     def encoder(self) -> Encode:
-        """Words of an utterance -> ids."""
         return self.words.encoder() if isinstance(self.words, WordList) else self.words.encode
 
 
 def record_of(encode: Encode) -> Provenance:
     """The record of the wordpieces whose method an encoder is.
 
-    Returns
-        no guarantee for an encoder that is wrapped or has another type, or if the record is not
-        that of the model
+    It has no guarantee for an encoder that is wrapped or has another type, or if the record is not
+    that of the model.
     """
     from dlm.federated.pieces import inventory_of
 
@@ -201,8 +185,7 @@ def public_text(
     encode: Encode,
     split: Callable[[str], list[str]] = str.split,
 ) -> list[Ids]:
-    """Utterances of a text file with this content, one per line; decompressed if the name ends in
-    .zst or .gz."""
+    """Utterances of a text file with this content, one per line; decompressed by its name."""
     import pyarrow as pa
 
     kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)

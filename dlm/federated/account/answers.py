@@ -32,12 +32,9 @@ UNCORRELATED = (
 
 
 class Sensitivity(NamedTuple):
-    """Sensitivity of a mechanism, for a clip norm of 1.
+    """Sensitivity of a mechanism, for a clip norm of 1 and the worst pattern of participation.
 
-    Fields
-        value     for the worst pattern of participation
-        is_exact  False: an upper bound
-        made_for  a description of the mechanism's parameters
+    If not `is_exact`, it is an upper bound. `made_for` describes the mechanism's parameters.
     """
 
     value: float
@@ -61,11 +58,11 @@ def sensitivity_of(
     """The sensitivity of a mechanism by its name.
 
     Args
-        blt          `BltParameters`; by default those of BLT Table 4 with the nearest gap
-        bands        of banded mechanisms; the gap if None
-        coefficients of bandtoep, whose matrix is otherwise optimised; they replace `bands`
-        restarts     of a tree: rounds at whose start a new tree begins
-        column_norm  of the banded matrix that the noise multiplier refers to; ours have 1
+        blt           `BltParameters`; by default those of BLT Table 4 with the nearest gap
+        bands         of banded mechanisms; the gap if None
+        coefficients  of bandtoep, whose matrix is otherwise optimised; they replace `bands`
+        restarts      of a tree: rounds at whose start a new tree begins
+        column_norm   of the banded matrix that the noise multiplier refers to; ours have 1
     """
     if column_norm != 1.0 and name not in BANDED:
         raise ConfigError(
@@ -169,10 +166,7 @@ def sampled_guarantee_of(
 
     `epsilon` is what a run reports for its discrete noise: by Renyi divergences of whole orders.
     The others are for exact Gaussian noise: by privacy loss distributions, by Renyi divergences,
-    and by the moments accountant of DP-FedAvg's tables.
-
-    Raises
-        ConfigError  noise that is correlated over rounds; no rounds
+    and by the moments accountant of DP-FedAvg's tables. ConfigError for any other mechanism.
     """
     if name != "gaussian":
         raise ConfigError(
@@ -207,7 +201,6 @@ def sampled_guarantee_of(
 
 
 def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dict[str, Any]:
-    """The losses of a `noise.mechanism.Mechanism` at this participation."""
     asked = {"gap": gap, "max_participations": max_participations}
     return {
         "mechanism": name,
@@ -222,12 +215,7 @@ def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dic
 
 
 def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
-    """(rounds, gap, max_participations) -> sensitivity, for a mechanism that does not depend on
-    the gap.
-
-    Raises
-        ConfigError  a mechanism that changes with the gap
-    """
+    """(rounds, gap, max_participations) -> sensitivity; ConfigError for a matrix made for a gap."""
     if name not in ("gaussian", "tree", "tree-full", "blt"):
         raise ConfigError(
             f"{name} has a different matrix for each gap, and tolerates different noise: plan with "

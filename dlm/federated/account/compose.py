@@ -1,7 +1,6 @@
 """Composes the guarantee of stages that used the same users' data.
 
-A stage without noise has no guarantee, and neither has anything built from it: epsilon is then
-infinite, and the notes name the stage.
+A stage without noise has no guarantee, and neither has anything built from it.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ class StageRecord:
     """What a stage of training did to users' privacy, as plain values for JSON.
 
     Args
-        stage             "unigrams", "pieces", "network", or what a run calls it
-        mechanism         name, as `make_mechanism` takes it; "none" for a raw stage
-        noise_multiplier  of the independent draws over the clip norm; None without noise
-        rounds            rounds released
-        gap               smallest difference between rounds of a user's participations, observed or
-                          enforced (`gap_from_min_separation` converts the papers' MinS)
-        max_participations          most participations of a user, observed or enforced; never
-                          rounds / gap rounded down, which can be too small
-        sensitivity       the mechanism's for that participation and a clip norm of 1; required for
-                          all but "gaussian" and trees
-        matrix            what determines it, as `Mechanism.matrix` returns it
-        sampling          how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
-        sampling_rate     of "poisson": the probability; with it amplification is accounted for
-        clip_noise        for an adaptive clip norm: standard deviation on the clip counts;
-                          `noise_multiplier` is then only that of the updates
-        norm_inflation    norm after rounding for secure aggregation over the clip norm
-        rounding          factor by which the grid raises the sensitivity, at least 1
-        simulated         the noise came from a configured seed, so it protects nobody
-        extras            further facts for the report; not accounted for
+        stage               "unigrams", "pieces", "network", or what a run calls it
+        mechanism           name, as `make_mechanism` takes it; "none" for a raw stage
+        noise_multiplier    of the independent draws over the clip norm; None without noise
+        rounds              rounds released
+        gap                 smallest difference between rounds of a user's participations, observed
+                            or enforced (`gap_from_min_separation` converts the papers' MinS)
+        max_participations  most participations of a user, observed or enforced; never rounds / gap
+                            rounded down, which can be too small
+        sensitivity         the mechanism's for that participation and a clip norm of 1; required
+                            for all but "gaussian" and trees
+        matrix              what determines it, as `Mechanism.matrix` returns it
+        sampling            how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
+        sampling_rate       of "poisson": the probability; with it amplification is accounted for
+        clip_noise          for an adaptive clip norm: standard deviation on the clip counts;
+                            `noise_multiplier` is then only that of the updates
+        norm_inflation      norm after rounding for secure aggregation over the clip norm
+        rounding            factor by which the grid raises the sensitivity, at least 1
+        simulated           the noise came from a configured seed, so it protects nobody
+        extras              further facts for the report; not accounted for
     """
 
     stage: str
@@ -131,12 +130,11 @@ class StageRecord:
         return math.inf if self.raw else rho_of(self.worst_sensitivity, self.effective_noise)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, from which `from_json` makes the same record."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StageRecord:
-        """The record that `to_json` wrote; unknown or missing fields are refused."""
+        """The record that `to_json` wrote; ConfigError for unknown or missing fields."""
         try:
             return cls(**values)
         except TypeError as exc:
@@ -147,11 +145,9 @@ class StageRecord:
 class PrivacyNumbers:
     """The guarantee of several stages together.
 
-    Args
-        rho        zCDP, without amplification by sampling; infinite with a raw stage
-        epsilons   by accountant: "zcdp" (holds for any noise), and "rdp" with sampling
-        epsilon    the smallest of them
-        notes      what a reader must know before trusting them
+    `rho` is without amplification by sampling, and infinite with a raw stage. `epsilon` is the
+    smallest
+    of `epsilons`, by accountant: "zcdp" (for any noise), and "rdp" with sampling.
     """
 
     rho: float
@@ -169,9 +165,7 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     Epsilon is the bound for every mechanism of that rho; with sampled stages it is also computed
     by Renyi divergences of whole orders, at which discrete noise has those of the Gaussian.
 
-    Raises
-        ConfigError   no stage
-        PrivacyError  a stage asks for amplification that its cohorts do not allow
+    Raises  PrivacyError  a stage asks for amplification that its cohorts do not allow
     """
     if not stages:
         raise ConfigError("there is no stage to account for")
@@ -209,7 +203,6 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
 
 
 def noise_note(stage: StageRecord) -> str:
-    """The grid, the generator and the cost of a stage's noise, in one sentence."""
     grid = stage.extras.get("grid", "an unknown grid")
     generator = stage.extras.get("generator", "an unknown generator")
     cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"

@@ -22,13 +22,9 @@ GRID = 200  # report goals shown between the least and the most
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """One setting and its guarantee.
+    """One setting and its guarantee; rounds as in `participation`.
 
-    Shapes
-        gap, min_separation, max_participations  in rounds; min_separation is the papers' MinS, one
-                                                 less than the gap
-        epsilon                 as reported by a run of this rho
-        epsilon_gaussian        for exact Gaussian noise, as papers print it
+    `epsilon` is what a run of this rho reports, `epsilon_gaussian` what papers print.
     """
 
     report_goal: int
@@ -46,14 +42,12 @@ class Extrapolated:
 class NoisePlan:
     """What to run, and whether it learns as well as the simulation.
 
-    Args
-        chosen            the setting
-        keeps_utility     the ratio of noise to report goal is the simulation's; otherwise the
-                          noise is larger and the model will be worse
-        timer_hours       how long a device waits, in whole days since devices come at night; None
-                          if the duration of a round is not given
-        considered        some settings by increasing report goal, as for a plot, with the
-                          simulation's ratio
+    Fields
+        keeps_utility  the ratio of noise to report goal is the simulation's; otherwise the noise
+                       is larger and the model will be worse
+        timer_hours    how long a device waits, in whole days since devices come at night; None if
+                       the duration of a round is not given
+        considered     some settings by increasing report goal, with the simulation's ratio
     """
 
     chosen: Extrapolated
@@ -75,8 +69,7 @@ def extrapolate(
 ) -> Extrapolated:
     """The guarantee of `rounds` rounds of `report_goal` users if users take turns.
 
-    Guarantees
-        the number of participations is the most that the gap allows, not rounds / MinS
+    The number of participations is the most that the gap allows, not rounds / MinS.
     """
     gap = min(population // report_goal, rounds)
     if gap < 1:

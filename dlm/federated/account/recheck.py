@@ -1,9 +1,5 @@
 """Checks that the epsilon stated in a record follows from the noise stated there.
 
-    found = recheck(record)
-    found.follows                   # True, False, or None where the record does not hold enough
-    found.text
-
 A digest and a signature show that a record is the original. Neither shows that its numbers are
 right: the author may have put any epsilon beside any noise. The stages of a record have everything
 that accounting needs, so any reader can repeat it.
@@ -38,12 +34,8 @@ DIFFERS = "the stated epsilon does not follow from the stated noise"
 
 @dataclass(frozen=True)
 class Recheck:
-    """The result of accounting for a record's stages again.
-
-    Fields
-        follows  whether the stated numbers agree with it; None if they cannot be recomputed
-        text     in words
-    """
+    """Whether a record's numbers agree with its stages, and why; None if they cannot be
+    recomputed."""
 
     follows: bool | None
     text: str
@@ -52,10 +44,9 @@ class Recheck:
 def recheck(record: Provenance) -> Recheck:
     """Accounts for the stages of a record again, and compares.
 
-    Guarantees
-        a record fails if its epsilon or rho differs from that of its stages by more than a relative
-        1e-6, or a stated sensitivity from that of its stage's matrix. If the record does not have
-        the matrix, nothing is said. That the columns of BandMF have norm 1 is trusted
+    A record fails if its epsilon or rho differs from that of its stages by more than a relative
+    1e-6, or a stated sensitivity from that of its stage's matrix. If the record does not have the
+    matrix, nothing is said. That the columns of BandMF have norm 1 is trusted.
     """
     stated = record.guarantee or record.simulated
     if stated is None:

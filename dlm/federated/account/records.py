@@ -21,13 +21,8 @@ DELTA_OF_NOTHING = 1e-6  # where no record has a guarantee, and delta says nothi
 
 
 class Composition(NamedTuple):
-    """The composition of several records.
-
-    Fields
-        provenance  the record of what is made from all of them
-        numbers     result of accounting; None if there is no guarantee
-        notes       what a reader must know before trusting them
-    """
+    """The record of what is made from several inputs, and the result of accounting, if there is
+    any."""
 
     provenance: Provenance
     numbers: Mapping[str, Any] | None
@@ -48,17 +43,16 @@ def compose_records(
 ) -> Composition:
     """The record of something made from several inputs.
 
+    An input without a record, or whose record has no guarantee, leaves the whole without one.
+
     Args
         inputs     record of each input, such as "the vocabulary words.txt"; None without one
-        delta      of the guarantee
         stages     that use users' data, besides those of the inputs, as JSON
         ledgers    digests of theirs
         void       more reasons why there is no guarantee
         simulated  whether a key of `stages` came from a configured seed
         content    SHA-256 of what is made, by name
         step       what is done, where that touches no users
-    Guarantees     an input without a record, or whose record has no guarantee, leaves the whole
-                   without a guarantee
     """
     brought = inherited(inputs)
     own = [{str(k): plain(v) for k, v in stage.items()} for stage in stages]
@@ -106,7 +100,6 @@ def merged_record(
         comments  of each model, by what it is
         others    what went in besides, without a record
         public    who says that what has no record is of no user's text; "" if nobody does
-        step      what makes it of them
     Raises
         FormatError, PrivacyError  a record that cannot be read, or was changed
     """
@@ -131,7 +124,6 @@ def merged_record(
 def _account(
     records: Sequence[Mapping[str, Any]], delta: float
 ) -> tuple[dict[str, Any], Guarantee | None, tuple[str, ...]]:
-    """What `account.compose` finds: (numbers, guarantee, notes)."""
     from dlm.federated.account.compose import StageRecord, compose
 
     result = compose([StageRecord.from_json(record) for record in records], delta)

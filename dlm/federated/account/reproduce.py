@@ -13,12 +13,8 @@ from dlm.federated.account.recheck import costs_of, sensitivity_of_stage, truste
 class Check(NamedTuple):
     """How the numbers of a stage, or of all stages together, can be reproduced.
 
-    Fields
-        stage    its name, or "all stages together"
-        command  of `dlm privacy account`
-        event    an expression of dp-accounting, whose rho is the same
-        rho      that both give; without amplification by sampling
-        text     what it is computed from, and what is trusted
+    `event` is an expression of dp-accounting with the same `rho`, which is without amplification.
+    `text` says what it is computed from, and what is trusted.
     """
 
     stage: str
@@ -51,7 +47,6 @@ def _check(stage: StageRecord, delta: float) -> Check:
 
 
 def _gaussian_of(rho: float) -> StageRecord:
-    """One release of the same rho."""
     return StageRecord("", "gaussian", 1 / math.sqrt(2 * rho), 1)
 
 
@@ -76,7 +71,6 @@ def account_command(stage: StageRecord, delta: float) -> str:
 
 
 def event_of(stage: StageRecord) -> str:
-    """The stage as an event of dp-accounting."""
     noise = stage.effective_noise
     if stage.sampling_rate is None:
         return f"dp_accounting.GaussianDpEvent({_value(noise / stage.worst_sensitivity)})"
@@ -88,7 +82,6 @@ def event_of(stage: StageRecord) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as an option has it, with all of its digits."""
     if isinstance(value, list | tuple):
         return ",".join(map(_value, value))
     return repr(float(value)) if isinstance(value, float) else str(value)

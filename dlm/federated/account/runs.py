@@ -1,9 +1,5 @@
 """The guarantee of several runs together, depending on the users they share.
 
-    runs = [read_run(Path("first/privacy.json")), read_run(Path("second/privacy.json"))]
-    together = compose_runs(runs)                       # a user may be in both
-    together = compose_runs(runs, disjoint=[(0, 1)])    # nobody is, says the caller
-
 No record says whose text a run had, since a digest of it would be a release without noise. So each
 user counts as being in all of the runs, unless the caller says that two of them share nobody. That
 covers only the runs' own users. An inherited stage, such as the counts behind a vocabulary, may
@@ -30,12 +26,8 @@ PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's report
 class ReportedRun:
     """What a run's report or record says about it.
 
-    Fields
-        name    of the file it was read from
-        record  the protection of its users
-        delta   of its report; None if only a record was read
-        own     ledger digests of the run's own stages, from its report; without them a stage is its
-                own only if it is the only one
+    `own` has the ledger digests of the run's own stages; without a report (and so without `delta`),
+    a stage is its own only if it is the only one.
     """
 
     name: str
@@ -53,14 +45,9 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class Together:
-    """What several runs guarantee to each user.
+    """What several runs guarantee to each user, or the `reasons` why nothing.
 
-    Fields
-        guarantee  None exactly if there are `reasons`
-        simulated  what it would be without a configured seed; None if that does not apply
-        reasons    why there is no guarantee
-        worst      indices of the runs that together give some users the largest epsilon
-        notes      what a reader must know before trusting it
+    `worst` has the indices of the runs that together give some users the largest epsilon.
     """
 
     guarantee: Guarantee | None
@@ -73,9 +60,8 @@ class Together:
 def read_run(path: Path) -> ReportedRun:
     """The run of a `privacy.json`, or of the record beside a file.
 
-    Raises
-        FormatError   neither of them
-        PrivacyError  changed after it was written
+    Raises  FormatError   neither of them
+            PrivacyError  changed after it was written
     """
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -103,12 +89,12 @@ def compose_runs(
 ) -> Together:
     """The guarantee of all runs together for every user, whichever runs they are in.
 
+    For runs that share no users, the worst counts, not the sum. A stage that none of the given runs
+    did itself counts for everyone.
+
     Args
         delta     of the guarantee; default: that of the reports, if they agree
         disjoint  pairs of indices of runs that have no user in common
-    Guarantees
-        it holds for every user of any run. For runs that share no users, the worst counts, not the
-        sum. A stage that none of the given runs did itself counts for everyone
     Raises
         ConfigError   no run, one twice, no common delta, an invalid pair
         PrivacyError  runs with other units or adjacency; a pair whose records show that they share
@@ -238,10 +224,7 @@ def _floating(known: Stages, owners: Sequence[frozenset[int]], are_apart: bool) 
 
 
 def _groups(count: int, disjoint: Collection[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """The largest sets of runs such that one user may be in all of them.
-
-    Paper  Bron and Kerbosch 1973, algorithm 457
-    """
+    """The largest sets of runs such that one user may be in all (Bron and Kerbosch 1973)."""
     apart = {frozenset(pair) for pair in disjoint}
     shares = [
         {b for b in range(count) if b != a and frozenset((a, b)) not in apart} for a in range(count)

@@ -20,8 +20,7 @@ def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float
     Looser than `tight_epsilon`; kept because DPF's tables use it. The cap of 32 matters: larger
     moments would improve some values in Table 1.
 
-    Paper
-        Abadi et al. 2016, Theorem 2; DPF Tables 1 and 2
+    Paper  Abadi et al. 2016, Theorem 2; DPF Tables 1 and 2
     """
     _check(q, noise_multiplier, delta)
     return min(
@@ -33,8 +32,7 @@ def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float
 def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
     """Natural logarithm of the moment `moment` of one round's privacy loss.
 
-    Paper
-        Mironov, Talwar and Zhang 2019, section 3.3, at the order `moment + 1`
+    Paper  Mironov, Talwar and Zhang 2019, section 3.3, at the order `moment + 1`
     """
     order = moment + 1
     k = np.arange(order + 1)
@@ -63,9 +61,8 @@ def tight_epsilon(
 def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
     """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp".
 
-    Args
-        whole_orders  of "rdp": only at whole orders, where sampled discrete Gaussian noise has the
-                      divergences of the Gaussian (`log_moment`)
+    With `whole_orders`, "rdp" uses only those orders, where sampled discrete Gaussian noise has the
+    divergences of the Gaussian (`log_moment`).
     """
     import dp_accounting
 
@@ -79,7 +76,7 @@ def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[n
 
 
 def refuse_unless_poisson(sampling: str) -> None:
-    """Raises `PrivacyError` unless cohorts were drawn as amplification assumes."""
+    """Raises PrivacyError unless cohorts were drawn as amplification assumes."""
     if sampling != "poisson":
         raise PrivacyError(
             f"cohorts were drawn by {sampling!r}: privacy amplification by sampling holds only for "

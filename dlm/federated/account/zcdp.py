@@ -47,8 +47,7 @@ def noise_for(sensitivity: float, rho: float) -> float:
 def gaussian_delta(rho: float, epsilon: float) -> float:
     """The least delta of one Gaussian mechanism with this rho, exactly.
 
-    Paper
-        Balle and Wang 2018, Theorem 8, with sensitivity / sigma = sqrt(2 rho)
+    Paper  Balle and Wang 2018, Theorem 8, with sensitivity / sigma = sqrt(2 rho)
     """
     if rho == 0:
         return 0.0
@@ -63,9 +62,8 @@ def gaussian_delta(rho: float, epsilon: float) -> float:
 def gaussian_epsilon(rho: float, delta: float) -> float:
     """The least epsilon of one Gaussian mechanism with this rho, exactly.
 
-    Guarantees
-        for a matrix mechanism nothing smaller holds; equals numerical accounting (PLD) of a single
-        Gaussian event to its precision
+    For a matrix mechanism nothing smaller holds; it equals numerical accounting (PLD) of a single
+    Gaussian event to its precision.
     """
     _check_delta(delta)
     if math.isinf(rho):
@@ -88,8 +86,7 @@ def gaussian_epsilon(rho: float, delta: float) -> float:
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """An epsilon that every rho-zCDP mechanism has, whatever its noise.
 
-    Paper
-        Canonne, Kamath and Steinke 2020, Corollary 13, minimised over the order alpha
+    Paper  Canonne, Kamath and Steinke 2020, Corollary 13, minimised over the order alpha
     """
     _check_delta(delta)
     if math.isinf(rho):
@@ -114,8 +111,7 @@ def rho_for_epsilon(
 ) -> float:
     """The largest rho that `of` finds (epsilon, delta)-private.
 
-    Args
-        of  (rho, delta) -> epsilon: `zcdp_epsilon`, by which runs report, or `gaussian_epsilon`
+    `of` is `zcdp_epsilon`, by which runs report, or `gaussian_epsilon`.
     """
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
@@ -137,8 +133,7 @@ def split_noise(noise_multiplier: float, clip_noise: float) -> float:
     Args
         noise_multiplier  z, that of the two releases together
         clip_noise        sigma_b, standard deviation on the number of updates within the norm
-    Raises
-        PrivacyError      2 sigma_b <= z: the counts by themselves use up the budget
+    Raises                PrivacyError  2 sigma_b <= z: the counts by themselves use up the budget
     Paper                 GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
     """
     if not (noise_multiplier > 0 and clip_noise > 0):

@@ -26,11 +26,7 @@ MOST_ROUNDS = 5_000
 
 
 class BandMF(Base):
-    """Noise correlated over `bands` rounds, with one row of coefficients per round.
-
-    Shapes
-        rows  (rounds, bands)  rows[t, d] = C[t, t - d]; 0 where d > t
-    """
+    """Noise correlated over `bands` rounds: `rows[t, d]` = C[t, t - d]; 0 where d > t."""
 
     name = "bandmf"
 
@@ -40,17 +36,14 @@ class BandMF(Base):
         self.buffer_count = rows.shape[1] - 1
 
     def truncated(self, rounds: int) -> BandMF:
-        """The same noise, for a shorter run."""
         if rounds > self.rounds:
             raise ConfigError(f"this matrix is for {self.rounds} rounds; {rounds} were asked for")
         return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
 
     def matrix(self) -> dict[str, Any]:
-        """The bands alone."""
         return {**super().matrix(), "bands": self.rows.shape[1]}
 
     def parameters_of(self) -> tuple[Floats, ...]:
-        """The rows."""
         return (self.rows,)
 
     def gram(self) -> Floats:
@@ -69,11 +62,9 @@ class BandMF(Base):
         return banded_sensitivity(self.gram(), gap, max_participations)[0]
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
-        """See `sensitivity`."""
         return banded_sensitivity(self.gram(), gap, max_participations)[1]
 
     def prefix_variances(self) -> Floats:
-        """Row by row of A C^-1."""
         inverse = _solve_lower(_dense(self._columns()), np.eye(self.rounds), self.rows.shape[1])
         return np.asarray(np.sum(np.cumsum(inverse, axis=0) ** 2, axis=1))
 
@@ -93,8 +84,7 @@ def optimise_bandmf(
     It is first solved with proportionally fewer rounds and bands, which takes a second; the search
     starts from that solution, stretched.
 
-    Paper
-        Choquette-Choo et al. 2023 (banded), section 4
+    Paper  Choquette-Choo et al. 2023 (banded), section 4
     """
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
@@ -124,8 +114,7 @@ def _solve(
 ) -> Floats:
     """(bands, rounds) the columns of the best C, from their diagonal entry down.
 
-    Args
-        tolerance  the search stops at a step that lowers the squared error by less than this share
+    The search stops at a step that lowers the squared error by less than the share `tolerance`.
     """
     inside = _inside(rounds, bands)
     if bands == 1:

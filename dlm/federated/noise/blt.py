@@ -70,11 +70,7 @@ class BltParameters:
 
 
 class Blt(Base):
-    """BLT noise for `rounds` rounds; its parameters may have been optimised for another number.
-
-    Guarantees
-        only `buffer_count` buffers of the model's size are kept between rounds
-    """
+    """BLT noise for `rounds` rounds; its parameters may have been optimised for another number."""
 
     name = "blt"
 
@@ -84,12 +80,10 @@ class Blt(Base):
         self.buffer_count = len(parameters.decay)
 
     def matrix(self) -> dict[str, Any]:
-        """Decays and scales."""
         decay, scale = list(self.parameters.decay), list(self.parameters.scale)
         return {**super().matrix(), "decay": decay, "scale": scale}
 
     def parameters_of(self) -> tuple[Floats, ...]:
-        """Decays and scales."""
         return np.array(self.parameters.decay), np.array(self.parameters.scale)
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
@@ -129,7 +123,6 @@ PRODUCTION = {
 
 
 def nearest_production(gap: int) -> BltParameters:
-    """The one of `PRODUCTION` with the nearest gap, by ratio."""
     return PRODUCTION[min(PRODUCTION, key=lambda made_for: abs(np.log(made_for / gap)))]
 
 
@@ -140,10 +133,7 @@ def optimise_blt(
 
     Different starts end in different optima, and some with nearly the same largest error differ
     much in the mean error. Of those within 1 % of the least loss, the one with the least other loss
-    is chosen.
-
-    Args
-        error  "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3)
+    is chosen. `error` is "max" or "mean": to optimise MaxLoss or RmsLoss (BLT 3.3).
     """
     times = check_participation(rounds, gap, max_participations)
     if buffers < 1 or buffers > 10:
@@ -204,8 +194,7 @@ def _decays(x: Floats) -> tuple[Floats, Floats]:
     The two interleave between 1 and 0. Then all scales of C are positive with a sum below 1, and
     those of C^-1 are negative: no penalty is needed.
 
-    Paper
-        Dvijotham et al. 2024, Lemma 5.2; BLT Algorithm 5
+    Paper  Dvijotham et al. 2024, Lemma 5.2; BLT Algorithm 5
     """
     chain = expit(x[0] - np.concatenate([[0.0], np.cumsum(np.exp(x[1:]))]))
     return chain[0::2], chain[1::2]
@@ -220,10 +209,7 @@ def _scales(own: Floats, other: Floats) -> Floats:
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
     """(logarithm of the squared loss, its gradient); smooth: the last running sum errs most.
 
-    Shapes
-        x  (2 buffers,)  see `_decays`
-    Paper
-        BLT Algorithm 4
+    `x` (2 buffers,) as of `_decays`; BLT Algorithm 4.
     """
     if np.any(np.abs(x) > 40):  # doubles cannot distinguish these decays, or not from 0 and 1
         return 1e3, np.zeros(len(x))

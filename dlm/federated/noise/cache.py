@@ -23,10 +23,7 @@ LOG = EventLog(__name__)
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the files: ``mechanisms`` in dlm's cache folder.
-
-    That is $DLM_CACHE_DIR, by default dlm below $XDG_CACHE_HOME or ~/.cache.
-    """
+    """The folder of the files: ``mechanisms`` in $DLM_CACHE_DIR or dlm's folder of ~/.cache."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get("DLM_CACHE_DIR"):
         return Path(explicit) / "mechanisms"
@@ -42,8 +39,7 @@ def cached(
     Args
         version  of the optimiser: results of other versions are made again
         make     returns numbers, lists, strings and float64 arrays; `loss` among them
-    Guarantees
-        a folder that is not writable only costs time
+    Guarantees   a folder that is not writable only costs time
     """
     asked = json.loads(json.dumps({**settings, "version": version}))
     text = json.dumps(asked, sort_keys=True)

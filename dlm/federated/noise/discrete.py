@@ -1,9 +1,5 @@
 """The mechanisms of `noise` on a grid: whole numbers of steps, released exactly.
 
-    noise = discrete(make_mechanism("blt", rounds=2000, gap=342, max_participations=6))
-    state = noise.init(key, size)
-    drawn, state = noise.step(state, [(size, deviation)])       # int64, in steps
-
 The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers. r_t, the
 correlated part, is the mechanism's row applied to earlier noise w, rounded to the nearest whole
 number; it depends on nothing else. A tree adds noise to whole nodes and rounds their estimate
@@ -40,12 +36,10 @@ _BLOCK = 1 << 14  # numbers summed at a time, so that they stay in the cache
 
 
 class DiscreteState(NamedTuple):
-    """The state of a stream of discrete noise.
+    """The state of a stream of discrete noise, after `round` rounds.
 
-    Shapes
-        key      for the draws of all rounds to come, each by its own name
-        round    rounds whose noise was returned
-        buffers  of the shapes of `DiscreteNoise.shapes`; as secret as the key
+    `key` is for the draws of all rounds to come, each by its own name; `buffers`, of the shapes of
+    `DiscreteNoise.shapes`, are as secret.
     """
 
     key: Key
@@ -76,18 +70,15 @@ class DiscreteNoise:
         self.restarts = mechanism.restarts
 
     def init(self, key: Key, size: int) -> DiscreteState:
-        """The state before round 0, for releases of `size` numbers."""
         return DiscreteState(key, 0, self._first(size))
 
     def step(
         self, state: DiscreteState, parts: Sequence[tuple[int, float]]
     ) -> tuple[Whole, DiscreteState]:
-        """(noise of this round's sum, the state after it). Pure.
+        """(int64 noise of this round's sum, in steps; the state after it). Pure.
 
-        Args
-            parts   (how many numbers, standard deviation of their draws), in steps
-        Raises
-            PrivacyError  a round past the last; noise that exceeds 64 bits or the bound on rounding
+        Args    parts         (how many numbers, standard deviation of their draws), in steps
+        Raises  PrivacyError  a round past the last; noise beyond 64 bits or the bound on rounding
         """
         now = state.round
         if now >= self.rounds:
@@ -116,15 +107,16 @@ class DiscreteNoise:
 
     @functools.cached_property
     def _gain(self) -> float:
-        """The largest deviation of a number in the noise or the buffers, in those of one draw. Such
-        a number is a difference, or a decaying average of differences, of two running sums."""
+        """The largest deviation of a number in the noise or the buffers, in those of one draw.
+
+        Such a number is a difference, or a decaying average of differences, of two running sums.
+        """
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
         """Steps that rounding adds to the sensitivity: 2 kappa sqrt(size trace(C's diagonal^2)).
 
-        Args
-            deviation   the largest of the draws, in steps
+        `deviation` is the largest of the draws, in steps.
         """
         return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
 
@@ -160,10 +152,7 @@ class DiscreteNoise:
 
 
 class IndependentNoise(DiscreteNoise):
-    """Only fresh draws."""
-
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """None."""
         del done, size
         return []
 
@@ -174,7 +163,6 @@ class IndependentNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`."""
         del now, limit
         return fresh[0], buffers
 
@@ -196,7 +184,7 @@ class TreeNoise(DiscreteNoise):
         return [(size,)] * self._count(done).bit_count()
 
     def limit(self, deviation: float) -> float:
-        """See `DiscreteNoise`; N of a node is up to 2^h times its estimate."""
+        """N of a node is up to 2^h times its estimate."""
         levels = self.rounds.bit_length()
         limit = LIMIT * (deviation + 2 * STRIPS) * levels * 2.0 ** (levels - 1)
         if limit >= 2.0**61:
@@ -213,7 +201,7 @@ class TreeNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`; the buffers are N of the complete trees, smallest first."""
+        """The buffers are N of the complete trees, smallest first."""
         del limit
         held = list(buffers)
         node, level = fresh[0], 0
@@ -249,8 +237,7 @@ def _estimate(node: Whole, level: int) -> Whole:
 class WeightedNoise(DiscreteNoise):
     """Fresh draws plus weighted sums of kept rows: banded matrices, and full trees.
 
-    Shapes
-        diagonal  (rounds,)  of C; the draws' deviation is divided by it
+    `diagonal` (rounds,) is of C; the draws' deviation is divided by it.
     """
 
     def __init__(self, mechanism: Mechanism, diagonal: Floats, *, slack: float) -> None:
@@ -306,7 +293,6 @@ class BandedNoise(WeightedNoise):
         return np.asarray(-row[1 : now + 1] / row[0])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """One row per earlier round that the next one uses."""
         return [(size,)] * min(done, self._rows.shape[1] - 1)
 
     def advance(
@@ -316,7 +302,6 @@ class BandedNoise(WeightedNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`."""
         noise = self._added_up(now, fresh[0], buffers, limit)
         return noise, (noise, *buffers)[: self._rows.shape[1] - 1]
 
@@ -329,7 +314,6 @@ class FullTreeNoise(WeightedNoise):
         super().__init__(mechanism, 1 / spread, slack=64)
 
     def weights(self, now: int) -> Floats:
-        """The weights of the kept sums, smallest first."""
         return np.asarray(self._pull[now][_digits(int(self._place[now]))])
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
@@ -345,7 +329,6 @@ class FullTreeNoise(WeightedNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`."""
         noise = self._added_up(now, fresh[0], buffers, limit)
         if now + 1 >= self.rounds or self._place[now + 1] == 0:  # the tree is complete
             return noise, ()
@@ -379,7 +362,6 @@ class BltNoise(DiscreteNoise):
         return 0.5 + (gathered + (len(self._scale) + 2) * float(self._scale.sum())) * unit * 1.01
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        """One array of all buffers."""
         del done
         return [(len(self._decay), size)]
 
@@ -390,7 +372,6 @@ class BltNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        """See `DiscreteNoise`."""
         del now
         (held,) = buffers
         noise, after = np.empty_like(fresh[0]), np.empty_like(held)
@@ -419,11 +400,6 @@ def _check_limit(largest: float, limit: float) -> None:
 
 
 def discrete(mechanism: Mechanism) -> DiscreteNoise:
-    """The mechanism on a grid.
-
-    Raises
-        ConfigError  the mechanism is not one of `noise.NAMES`
-    """
     if isinstance(mechanism, GaussianMechanism):
         return IndependentNoise(mechanism)
     if isinstance(mechanism, TreeAgg):

@@ -1,15 +1,12 @@
 """The discrete Gaussian, exactly: whole numbers x by weights exp(-x^2 / 2 deviation^2).
 
-    draw_discrete(key.fold(round), [(1_400_000, 48 << 28)])
-
 A standard deviation is cut into strips of equal width. A trial draws a strip by its exact
 probability, a uniform place in it and a sign, and accepts them with the probability that makes the
 law exact. 64 random bits nearly always decide a comparison with an irrational number; otherwise
 more bits and digits are drawn until they do, in Python's integers (`exact_trial`). So the law has
 no rounding, and its only end is that of 64 bits, which is refused (`LIMIT`).
 
-Paper
-    Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
+Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ _TRIALS = 1 << 16  # number whose words are drawn at once
 def whole_deviation(deviation: float) -> int:
     """The standard deviation of the draws: at least `deviation`, a multiple of `STRIPS`.
 
-    Raises
-        PrivacyError  it is not above 0, or such draws exceed 64 bits
+    Raises  PrivacyError  it is not above 0, or such draws exceed 64 bits
     """
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(
@@ -52,15 +48,12 @@ def whole_deviation(deviation: float) -> int:
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers from a key's own stream.
+    """Independent discrete Gaussian numbers, (how many, standard deviation) by part, of a key's
+    stream.
 
-    Args
-        parts  (how many, standard deviation), one after another
-    Returns    (sum of how many,)
-    Guarantees the exact law, conditional on no draw beyond `LIMIT` standard deviations; the same
-               key and parts give the same numbers
-    Raises
-        PrivacyError  a draw beyond `LIMIT` standard deviations
+    Guarantees  the exact law, conditional on no draw beyond `LIMIT` standard deviations, which
+    raises
+                PrivacyError; the same key and parts give the same numbers
     """
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))
     out = np.empty(sum(count for count, _ in parts), np.int64)
@@ -110,7 +103,7 @@ def strips_of(deviation: int) -> int:
 
 
 class _Table(NamedTuple):
-    """See `kernels.draw`."""
+    """As `kernels.draw` takes it."""
 
     strips: int
     edges: npt.NDArray[np.uint64]
@@ -142,11 +135,10 @@ def _floor(bounds: Bounds, bits: int) -> int:
 
 
 def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> int | None:
-    """One trial of `kernels.draw` in exact arithmetic: a number, or None if it is rejected.
+    """One trial of `kernels.draw`, of its words, in exact arithmetic: a number, or None if
+    rejected.
 
-    Args
-        words  (WORDS,) of the trial
-        more   gives further random words, for undecided comparisons
+    `more` gives further random words, for undecided comparisons.
     """
     strips = strips_of(deviation)
     span = deviation // strips
@@ -174,7 +166,6 @@ class _Uniform:
         self._value, self._bits, self._more = value, bits, more
 
     def is_below(self, bounds: Bounds) -> bool:
-        """Whether it is below an irrational number."""
         while True:
             low, high = bounds(self._bits + 64)
             if (self._value + 1) << 64 <= low:

@@ -48,7 +48,7 @@ def draw(words, trial, drawn, filled, edges, sure, guide, span, luck, strips):  
     Returns     (trial, filled, doubt): with `doubt`, 64 bits do not decide the trial, and it has to
                 be done in exact arithmetic
     Guarantees  every decision is that of exact arithmetic
-    Trusts      span * strips is the standard deviation: discrete_gaussian.Sampler
+    Trusts      span * strips is the standard deviation: discrete_gaussian._fill
     Paper       Karney 2016, Algorithm D, with strips of a 16th of the standard deviation
     """
     trials = len(words) // WORDS

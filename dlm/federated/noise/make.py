@@ -36,13 +36,11 @@ def make_mechanism(
     """The mechanism `name`, for `rounds` rounds and, if it is optimised, for that participation.
 
     Args
-        gap, max_participations  the participation that it is optimised for; other mechanisms
-                                 ignore them
-        restarts       of tree-restart: the rounds at whose start a new tree begins
-        buffers        of blt
-        bands          of bandmf, bandtoep and bandfhu; by default the gap
-        error          of blt: "max" or "mean", the loss that is optimised; the others: mean
-        progress       called with a line now and then during a long optimisation
+        gap, max_participations  that it is optimised for; other mechanisms ignore them
+        restarts  of tree-restart: the rounds at whose start a new tree begins
+        bands     of bandmf, bandtoep and bandfhu; by default the gap
+        error     of blt: "max" or "mean", the loss that is optimised; the others: mean
+        progress  called with a line now and then during a long optimisation
     Raises
         ConfigError  an unknown name, or a setting of another mechanism
     """

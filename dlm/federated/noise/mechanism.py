@@ -91,37 +91,29 @@ class Base:
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """None, unless a family says otherwise."""
         return ()
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """Of C, for a clip norm of 1 and the worst pattern of participation."""
         raise NotImplementedError
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
-        """True, unless a family says otherwise."""
         return True
 
     def prefix_variances(self) -> Floats:
-        """(rounds,) variance of the noise in each running sum, for unit draws."""
         raise NotImplementedError
 
     def rms_loss(self, *, gap: int, max_participations: int) -> float:
-        """Sensitivity times the root mean square error of the running sums (BLT equation 10)."""
         error = math.sqrt(float(np.mean(self.prefix_variances())))
         return self.sensitivity(gap=gap, max_participations=max_participations) * error
 
     def max_loss(self, *, gap: int, max_participations: int) -> float:
-        """Sensitivity times the largest error of a running sum (BLT equation 9)."""
         error = math.sqrt(float(np.max(self.prefix_variances())))
         return self.sensitivity(gap=gap, max_participations=max_participations) * error
 
     def state_size(self, model_size: int) -> int:
-        """Numbers held between rounds for a model of `model_size` parameters."""
         return self.buffer_count * model_size
 
     def matrix(self) -> dict[str, Any]:
-        """The rounds that it was made for; families add to this."""
         return {"rounds": self.rounds}
 
     def parameters_of(self) -> tuple[Floats, ...]:
@@ -129,7 +121,6 @@ class Base:
         return ()
 
     def digest(self) -> str:
-        """Of the matrix C: a stream that went on with another one would have neither's law."""
         found = hashlib.sha256(repr((self.name, self.rounds, self.restarts)).encode())
         for numbers in self.parameters_of():
             plain = np.ascontiguousarray(numbers, "<f8")
@@ -138,7 +129,7 @@ class Base:
 
 
 def check_rounds(rounds: int) -> int:
-    """`rounds`, if it can be a number of rounds."""
+    """`rounds`, if mechanisms can have so many; else ConfigError."""
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ConfigError(
             f"rounds is {rounds:,}; expected 1 to {MOST_ROUNDS:,}, since noise is planned for all "
@@ -148,11 +139,8 @@ def check_rounds(rounds: int) -> int:
 
 
 class GaussianMechanism(Base):
-    """C is the identity: each round's noise is independent, and running sums add it all up.
-
-    Paper
-        DPF Algorithm 1 (DP-FedAvg)
-    """
+    """C is the identity: each round's noise is independent, and running sums add it all up
+    (DP-FedAvg)."""
 
     name = "gaussian"
     buffer_count = 0
@@ -161,13 +149,10 @@ class GaussianMechanism(Base):
         self.rounds = check_rounds(rounds)
 
     def matrix(self) -> dict[str, Any]:
-        """Nothing: C is the identity."""
         return {}
 
     def sensitivity(self, *, gap: int, max_participations: int) -> float:
-        """The square root of the number of participations."""
         return math.sqrt(check_participation(self.rounds, gap, max_participations))
 
     def prefix_variances(self) -> Floats:
-        """One more per round."""
         return np.arange(1.0, self.rounds + 1)

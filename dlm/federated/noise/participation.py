@@ -41,8 +41,8 @@ def min_separation_from_gap(gap: int) -> int:
 
 
 def check_participation(rounds: int, gap: int, max_participations: int) -> int:
-    """How many participations fit: at most `max_participations`, and as many as `rounds` leave
-    room for."""
+    """How many participations fit: at most `max_participations`, and as many as `rounds` have room
+    for."""
     for name, value in (
         ("rounds", rounds),
         ("gap", gap),
@@ -62,7 +62,7 @@ def most_participations(rounds: int, gap: int) -> int:
 
 
 def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
-    """`restarts`, if they are ascending rounds after the first."""
+    """`restarts`, if they are ascending rounds after the first; else ConfigError."""
     if any(b <= a for a, b in itertools.pairwise([0, *restarts, rounds])):
         raise ConfigError(
             f"restarts are {list(restarts)}; expected ascending rounds between 1 and {rounds - 1}"
@@ -73,11 +73,10 @@ def check_restarts(restarts: Sequence[int], rounds: int) -> tuple[int, ...]:
 def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_participations: int) -> float:
     """Of a lower triangular Toeplitz matrix, exactly.
 
-    Shapes
-        coefs  (<= rounds,)  first column; missing coefficients are 0
-    Raises
-        ValueError  the coefficients rise or are negative, so the worst pattern is not known
-    Paper           BLT Theorem 3.1: the worst pattern is the earliest, at distance `gap`
+    `coefs` (<= rounds,) are its first column; missing coefficients are 0.
+
+    Raises  ValueError  the coefficients rise or are negative, so the worst pattern is not known
+    Paper   BLT Theorem 3.1: the worst pattern is the earliest, at distance `gap`
     """
     if np.any(coefs < 0) or np.any(np.diff(coefs) > 0):
         raise ValueError("the coefficients must be non-increasing and non-negative")
@@ -100,18 +99,15 @@ def separated_sums(column: Floats, gap: int, times: int) -> Floats:
 
 
 def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_participations: int) -> float:
-    """Of a matrix whose columns at distance `gap` or more are orthogonal, exactly.
-
-    Shapes
-        norms_squared  (rounds,)  squared norm of each column
-    """
+    """Of a matrix whose columns, of (rounds,) squared norms, are orthogonal at distance `gap` or
+    more."""
     best = best_separated_sum(norms_squared, gap, max_participations)
     return math.sqrt(best)
 
 
 def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> float:
-    """The largest sum of at most `max_participations` weights >= 0 whose places differ by `gap` or
-    more."""
+    """The largest sum of at most `max_participations` weights >= 0 whose places are `gap` or more
+    apart."""
     rounds = len(weights)
     times = check_participation(rounds, gap, max_participations)
     # best[i]: with the participations so far at place i or before
@@ -126,14 +122,13 @@ def best_separated_sum(weights: Floats, gap: int, max_participations: int) -> fl
 def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tuple[float, bool]:
     """Of a matrix C with banded C^T C, and whether that is exact or an upper bound.
 
-    Shapes
-        bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
-    Returns
-        (sensitivity, exact). Exact if a participation overlaps only the previous and the next
-        (b <= 2 gap; products count by absolute value, since each contribution may flip the sign of
-        the next). Otherwise an upper bound: each column with its own worst pattern.
-    Paper
-        Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
+    Exact if a participation overlaps only the previous and the next (b <= 2 gap; products count by
+    absolute value, since each contribution may flip the sign of the next). Otherwise an upper
+    bound:
+    each column with its own worst pattern.
+
+    Shapes  bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
+    Paper   Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
     """
     size = np.abs(bands)
     width, rounds = bands.shape
@@ -181,12 +176,9 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_participati
 
     A user adds the number of their participations to each node above them; the result is the
     largest sum of the squares. Patterns are searched by halves: only the number of rounds forbidden
-    at its start connects a half to the one before.
+    at its start connects a half to the one before. `sizes` are leaves, powers of two, in order.
 
-    Args
-        sizes  leaves of each tree, powers of two, in order of rounds
-    Paper
-        Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
+    Paper  Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
     times = check_participation(sum(sizes), gap, max_participations)
     if times == most_participations(sum(sizes), gap):
@@ -297,7 +289,6 @@ def _joined(first: Floats, second: Floats, times: int) -> Floats:
 
 
 def _front(states: Any) -> tuple[tuple[int, int], ...]:
-    """The states that no other beats in value and in open rounds."""
     kept: list[tuple[int, int]] = []
     least: int | None = None
     for value, closed in sorted(set(states), key=lambda state: (-state[0], state[1])):
@@ -308,7 +299,6 @@ def _front(states: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
-    """The states that no other beats in participations, in value and in open rounds."""
     kept: list[tuple[int, int, int]] = []
     for count, value, closed in sorted(set(states), key=lambda s: (-s[0], -s[1], s[2])):
         if not any(value <= best and closed >= least for _, best, least in kept):
@@ -319,11 +309,7 @@ def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
 def named_sensitivity(
     name: str, rounds: int, gap: int, max_participations: int, restarts: tuple[int, ...] = ()
 ) -> float:
-    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart.
-
-    Raises
-        ConfigError  restarts that do not ascend from 1 to the last round
-    """
+    """Of a mechanism without parameters: gaussian, tree, tree-full or tree-restart."""
     if name == "gaussian":
         return math.sqrt(check_participation(rounds, gap, max_participations))
     edges = [0, *check_restarts(restarts, rounds), rounds]

@@ -16,16 +16,16 @@ Words = npt.NDArray[np.uint64]
 class WordStream:
     """The words of one name in order; none is returned twice.
 
-    Guarantees   the same key gives the same words. Counter and nonce start at 0, and the key is
-                 derived from the name: streams of two names share no position
-    Paper        Bernstein 2008; RFC 7539 (32-bit counter there; OpenSSL's has 64)
+    The same key gives the same words. Counter and nonce start at 0, and the key is derived from the
+    name: streams of two names share no position.
+
+    Paper  Bernstein 2008; RFC 7539 (32-bit counter there; OpenSSL's has 64)
     """
 
     def __init__(self, key: Key) -> None:
         self._cipher = Cipher(algorithms.ChaCha20(key.material(), bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> Words:
-        """The next `count` words."""
         out = np.empty(count, np.uint64)
         view = out.view(np.uint8).data
         for begin in range(0, len(view), len(_ZEROS)):

@@ -37,7 +37,6 @@ class BandedToeplitz(Base):
         return {**super().matrix(), "coefficients": self.coefs.tolist()}
 
     def parameters_of(self) -> tuple[Floats, ...]:
-        """The column."""
         return (self.coefs,)
 
     def _falls(self) -> bool:
@@ -60,7 +59,6 @@ class BandedToeplitz(Base):
         return banded_sensitivity(self._gram(), gap, max_participations)[0]
 
     def sensitivity_is_exact(self, *, gap: int, max_participations: int) -> bool:
-        """See `sensitivity`."""
         return self._falls() or banded_sensitivity(self._gram(), gap, max_participations)[1]
 
     def prefix_variances(self) -> Floats:
@@ -82,8 +80,7 @@ def inverse_coefs(coefs: Floats, rounds: int) -> Floats:
 def square_root_coefs(count: int) -> Floats:
     """Coefficients of 1 / sqrt(1 - x): optimal for MaxLoss and one participation.
 
-    Paper
-        Fichtenberger, Henzinger and Upadhyay 2022
+    Paper  Fichtenberger, Henzinger and Upadhyay 2022
     """
     steps = np.arange(1, count)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
@@ -92,8 +89,7 @@ def square_root_coefs(count: int) -> Floats:
 def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
     """The first `bands` coefficients of the square root, scaled to a column norm of 1.
 
-    Paper
-        Kalinin and Lampert 2024 (banded square root); BLT 4.2 BandFHU
+    Paper  Kalinin and Lampert 2024 (banded square root); BLT 4.2 BandFHU
     """
     coefs = square_root_coefs(min(bands, rounds))
     return BandedToeplitz("bandfhu", rounds, coefs / np.linalg.norm(coefs))
@@ -102,12 +98,9 @@ def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
 def band_toep(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandedToeplitz:
-    """The banded Toeplitz matrix of least RmsLoss for gaps of `bands` and more, kept on disk.
+    """The banded Toeplitz matrix of column norm 1 and least RmsLoss for gaps of `bands` and more.
 
-    The column norm is 1.
-
-    Paper
-        McKenna 2024
+    Kept on disk. Paper  McKenna 2024
     """
     bands = min(bands, rounds)
     settings = {"mechanism": "bandtoep", "rounds": rounds, "bands": bands}

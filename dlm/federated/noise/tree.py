@@ -25,8 +25,7 @@ from dlm.federated.noise.participation import (
 def node_variances(levels: int) -> Floats:
     """(levels,) variance of a complete node's estimate from itself and all below it, by height.
 
-    Paper
-        Honaker 2015: the node and the sum of its children's estimates, weighted by precision
+    Paper  Honaker 2015: the node and the sum of its children's estimates, weighted by precision
     """
     variances = np.ones(levels)
     for level in range(1, levels):
@@ -51,7 +50,6 @@ class TreeAgg(Base):
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """Rounds at whose start a new tree begins."""
         return self._restarts
 
     def matrix(self) -> dict[str, Any]:
@@ -79,14 +77,13 @@ class TreeAgg(Base):
 class TreeAggFull(Base):
     """Tree aggregation with the best estimate from all complete nodes, in a stream.
 
-    Its noise has covariance (C^T C)^-1, where C has one row per complete node. Drawn in order of
-    rounds, each noise depends on earlier noise only through the sums of the complete left halves
-    beside its path to the root: `buffer_count` sums, one per digit of the round, are enough.
+    Its noise has covariance (C^T C)^-1, where C has one row per complete node; so it depends on all
+    rounds of the run. Drawn in order of rounds, each noise depends on earlier noise only through
+    the
+    sums of the complete left halves beside its path to the root: `buffer_count` sums, one per digit
+    of the round, are enough.
 
-    Args
-        rounds  all rounds of the run: the complete nodes and their weights depend on it
-    Paper
-        BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
+    Paper  BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
     """
 
     name = "tree-full"
@@ -98,11 +95,11 @@ class TreeAggFull(Base):
         self._spread, self._pull = _conditionals(self._sizes)
 
     def conditionals(self) -> tuple[Floats, Floats, Floats]:
-        """The law of each round's noise, given that of earlier rounds.
+        """The law of each round's noise, given that of earlier rounds: three arrays.
 
-        Shapes
-            returns  (rounds,) standard deviation; (rounds, held) weights on the sums of complete
-                     left halves, smallest first; (rounds,) int64  place in its tree
+        (rounds,) standard deviation; (rounds, held) weights on the sums of complete left halves,
+        smallest
+        first; (rounds,) int64 place in its tree.
         """
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
@@ -156,11 +153,7 @@ def _full_variances(size: int) -> Floats:
 
 
 def _conditionals(sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """(standard deviation, weights on the held sums) of each round's noise, given earlier noise.
-
-    Shapes
-        returns  (rounds,) and (rounds, held)
-    """
+    """(rounds,) standard deviation and (rounds, held) weights on held sums, given earlier noise."""
     held = max(sizes[0].bit_length() - 1, 0)
     spreads, pulls = [], []
     for size in sizes:
