@@ -1,12 +1,12 @@
 """Where the bytes of a file are while a kernel reads them: on disk until touched, or in memory.
 
 A query that is the first to touch a page pays for a page fault: some microseconds from the page
-cache, milliseconds from a disk. A server prefers to pay that before it reports that it is ready.
+cache, milliseconds from a disk. A server prefers to pay that before it is ready.
 
-A search of a large model reads pages all over it, and with pages of 4 KiB much of its time goes to
-translating their addresses: a token of new text took 321 ns with 77 million n-grams, and 236 with
-huge pages. So a map of a file that fits in memory asks for huge pages. A file system with
-large folios (ext4 since Linux 6.16, XFS) grants them to what it reads from disk from then on.
+A search of a large model spends much of its time translating addresses of 4 KiB pages: a token of
+new text took 321 ns with 77 million n-grams, and 236 with huge pages. So a map of a file that fits
+in memory asks for huge pages. A file system with large folios (ext4 since Linux 6.16, XFS) grants
+them to what it reads from disk from then on.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ MAPPED = MemoryOptions()
 def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> mmap.mmap:
     """The `size` bytes of `file`, to be read only.
 
-    Raises
-        ConfigError  memory cannot be locked; the message names the limit
-        OSError      the file cannot be mapped, or ends before `size`
+    Raises  ConfigError  memory cannot be locked; the message names the limit
+            OSError      the file cannot be mapped, or ends before `size`
     """
     if memory_options.huge_pages:
         held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -84,7 +83,6 @@ def _ask_for_huge_pages(held: mmap.mmap) -> None:
 
 
 def _populate(held: mmap.mmap, size: int) -> None:
-    """Maps every page."""
     try:
         held.madvise(_POPULATE_READ)
     except OSError as exc:

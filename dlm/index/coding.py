@@ -56,8 +56,8 @@ def coding_of_set(encoding: str) -> Coding:
 def weight_bits(bits: int) -> int:
     """Bits of a quantised weight where probabilities have `bits`: three fewer, at least 2.
 
-    A weight is shared by all words after its context, and a handful tell contexts apart: on an
-    unpruned and a pruned model, 8 and 32 weights per order gave the same perplexity to 0.01 %.
+    All words after a context share its weight: on an unpruned and a pruned model, 8 and 32
+    weights per order gave the same perplexity to 0.01 %.
     """
     return max(bits - 3, 2)
 

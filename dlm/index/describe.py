@@ -44,8 +44,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 def server_mib(manifest: Manifest, workers: int) -> int:
     """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not.
 
-    The shard, the low orders and the vocabulary are mapped once for all workers. Each process takes
-    PROCESS_MIB more: the workers, and their parent if there are several.
+    Files are mapped once for all workers. Each process takes PROCESS_MIB more: the workers, and
+    their parent if there are several.
     """
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
     common = sum(f.bytes for f in manifest.files if f.kind != "shard")

@@ -1,10 +1,8 @@
-"""Names, numbers and files of a shard set: shards/FORMAT.md in code.
+"""Names, numbers and files of a shard set: shards/FORMAT.md in code, in the same order.
 
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
 every server and client holds) and one file a shard. The files are Arrow IPC files that hold one
 row; each column is a list, and its values are mapped from disk without a copy.
-
-One file past 500 lines: it is read beside FORMAT.md, in the same order.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ def offset_dtype(largest: int) -> np.dtype[Any]:
 
 
 def file_name(kind: str, index: int | None = None) -> str:
-    """Name of a file of a shard set."""
     return f"shard-{index:04d}.arrow" if kind == "shard" else f"{kind}.arrow"
 
 
@@ -104,7 +101,7 @@ class FileEntry:
 class Manifest:
     """What a shard set is; see "Manifest" in shards/FORMAT.md.
 
-    `text` is the file byte for byte; `shard_set` is the XXH3-128 of its content without that field.
+    text  the file byte for byte;  shard_set  XXH3-128 of its content without that field
     """
 
     text: bytes
@@ -126,7 +123,6 @@ class Manifest:
 
     @cached_property
     def shards(self) -> int:
-        """How many shards there are."""
         return sum(entry.kind == "shard" for entry in self.files)
 
     @property
@@ -184,9 +180,9 @@ def make_manifest(content: Mapping[str, Any]) -> Manifest:
 def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
     """The manifest in `text`.
 
-    Raises
-        ShardFormatError  not JSON, not canonical, another format version, an unknown feature, an id
-                          that does not fit the content, or fields that contradict each other
+    Raises  ShardFormatError  not JSON, not canonical, another format version, an unknown
+                              feature, an id that does not fit the content, or fields that
+                              contradict each other
     """
     try:
         content = json.loads(text)
@@ -366,9 +362,7 @@ def _check(m: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of the shard set in `directory`.
 
-    Raises
-        ShardFormatError  the folder has no manifest (a build that was killed leaves none), or as
-                          `parse_manifest`
+    Raises  ShardFormatError  it has none (a killed build leaves none), or as `parse_manifest`
     """
     path = directory / MANIFEST
     try:
@@ -395,12 +389,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """The file at `path`, open for reading.
+    """The file at `path`, open for reading; FileNotFoundError or NotADirectoryError if it is not
+    there.
 
-    Raises
-        FileNotFoundError, NotADirectoryError  it is not there
-        ShardFormatError  it is not a regular file (opening a pipe must not wait for a writer) or
-                          cannot be opened
+    Raises  ShardFormatError  not a regular file (opening a pipe must not wait for a writer), or it
+                              cannot be opened
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -417,7 +410,6 @@ def _open_regular(path: Path) -> IO[bytes]:
 
 
 def file_checksum(path: Path) -> str:
-    """XXH3-128 of a file, in hex."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -430,10 +422,8 @@ def check_file(path: Path, entry: FileEntry, tick: Callable[[], None] = lambda: 
 
     A page of a map that cannot be read ends the process; a read that fails is an error.
 
-    Args
-        tick  called every few megabytes
-    Raises
-        ShardFormatError  it is missing, cannot be read, or has another size or checksum
+    Args    tick  called every few megabytes
+    Raises  ShardFormatError  it is missing, cannot be read, or has another size or checksum
     """
     digest = xxhash.xxh3_128()
     try:
@@ -481,14 +471,10 @@ def map_columns(
 ) -> Arrays:
     """The columns of one file as read-only arrays over its memory map.
 
-    Args
-        entry   what the manifest says of the file
-        verify  read the whole file once and compare its checksum; without it, only the size is
-                compared, and damage on disk can become a wrong score
-        memory_options  whether its pages are loaded, locked or copied first
-    Raises
-        ConfigError       they cannot be locked
-        ShardFormatError  the file is missing, has another size or checksum, or other columns
+    Args    verify  read the whole file once and compare its checksum; without it, only the size is
+                    compared, and damage on disk can become a wrong score
+    Raises  ConfigError       pages cannot be locked
+            ShardFormatError  the file is missing, has another size or checksum, or other columns
     """
     try:
         with _open_regular(path) as file:

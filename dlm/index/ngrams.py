@@ -32,15 +32,14 @@ _MOST_NGRAMS = (1 << 32) - 1  # of one order: a rank is half of a sort key
 
 @dataclass
 class OrderTable:
-    """The n-grams of one order, sorted by their prefix, then by the key of their last word.
-
-    1-grams are sorted by their ids.
+    """The n-grams of one order, sorted by their prefix, then by the key of their last word; 1-grams
+    by id.
 
     Shapes
-        rows     (n, order) uint32  word ids, oldest first
-        log10_prob, log10_backoff (n,) float32; 0 for blanks and where the model has none
-        blank    (n,)  bool    added to close the set under suffixes; not in the model
-        prefix   (n,)  int64   rank of the prefix one order down (0 for 1-grams)
+        rows     (n, order)  word ids, oldest first
+        log10_prob, log10_backoff (n,)  0 for blanks and where the model has none
+        blank    (n,)  added to close the set under suffixes; not in the model
+        prefix   (n,)  rank of the prefix one order down (0 for 1-grams)
     """
 
     rows: NDArray[np.uint32]
@@ -62,7 +61,6 @@ class NgramTables:
 
     @property
     def order(self) -> int:
-        """N."""
         return len(self.tables)
 
     def counts(self) -> tuple[int, ...]:
@@ -70,7 +68,6 @@ class NgramTables:
         return tuple(int(len(t) - t.blank.sum()) for t in self.tables)
 
     def blanks(self) -> tuple[int, ...]:
-        """Blanks by order."""
         return tuple(int(t.blank.sum()) for t in self.tables)
 
     def sort_keys(self, prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -78,12 +75,7 @@ class NgramTables:
         return pack_keys(prefix, keys_of(word, key_bits_of(len(self.vocabulary))))
 
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Rank of each row among the n-grams of its length, -1 where there is none.
-
-        Shapes
-            rows     (n, k) uint32
-        Returns      (n,)   int64
-        """
+        """Rank (n,) of each row (n, k) among the n-grams of its length, -1 where there is none."""
         ranks = rows[:, 0].astype(I64)
         for k in range(2, rows.shape[1] + 1):
             table = self.tables[k - 1]
@@ -97,8 +89,8 @@ class NgramTables:
     def model_id(self) -> str:
         """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
 
-        The same for the same model, however its file was written or sharded: each n-gram of an
-        order is hashed and the hashes are added (`packed.kernels.hash_ngrams`).
+        The same however its file was written or sharded: the hashes of an order's n-grams are
+        added.
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:
@@ -161,10 +153,8 @@ def sorted_tables(
 ) -> NgramTables:
     """Sorts the n-grams of each order.
 
-    Raises
-        ArpaError  an n-gram is repeated, or its prefix is missing
-    Cost
-        memory: some 90 bytes per n-gram at its peak
+    Raises  ArpaError  an n-gram is repeated, or its prefix is missing
+    Cost    memory: some 90 bytes per n-gram at its peak
     """
     ids, prob, backoff = raw[0]
     size = len(vocabulary)
@@ -225,8 +215,7 @@ def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
     may differ in the last bit, since its back-off weights are now added to a sum that was rounded
     once before. Plain code: models that need it are rare.
 
-    Raises
-        ArpaError  back-off gives a missing prefix a probability above 1
+    Raises  ArpaError  back-off gives a missing prefix a probability above 1
     """
     known: dict[Ngram, tuple[np.float32, np.float32]] = {}
     for ids, prob, backoff in raw:

@@ -27,7 +27,6 @@ SAMPLE = 1 << 20  # sampled values per order
 class ModelStatistics:
     """What the estimate is based on.
 
-    counts       by order: n-grams
     contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
     word_bytes   of all words
     rank_bits    of a 3-gram, mean
@@ -94,10 +93,8 @@ WORD_BYTES = 110
 class ShardSetSizes:
     """Approximate bytes of a shard set on disk, and in memory of servers and clients.
 
-    vocabulary, low_orders  their files, which every server and every client has
-    shard                   the file of one shard, where all are as large as each other
-    shards                  how many
-    words                   strings of the vocabulary, and how many of them
+    shard  the file of one shard, where all are as large as each other;  shards  how many
+    words  strings of the vocabulary, and how many of them
     """
 
     vocabulary: int
@@ -108,7 +105,6 @@ class ShardSetSizes:
 
     @property
     def disk(self) -> int:
-        """All files of the set."""
         return self.vocabulary + self.low_orders + self.shard * self.shards + MANIFEST_BYTES
 
     @property
@@ -118,8 +114,8 @@ class ShardSetSizes:
 
     @property
     def client(self) -> int:
-        """What a client has of the model: the low orders, mapped and shared by the processes of a
-        host, and the words, in each process."""
+        """The low orders, mapped and shared by the processes of a host, and the words, in each
+        process."""
         strings, words = self.words
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
 

@@ -24,7 +24,6 @@ class Budget:
     sort_bytes     per sorter; read_bytes  for runs being read; each at least 8 MiB
     block_rows     rows that a kernel gets or gives at once
     capacity_rows  sorted at once, if not what sort_bytes allows; for tests
-    threads        1 or more
     """
 
     durable: bool
@@ -36,7 +35,6 @@ class Budget:
 
     @classmethod
     def in_memory(cls, threads: int = 2) -> Budget:
-        """Everything stays in memory."""
         return cls(False, 8 * MIB, 8 * MIB, threads=threads)
 
     @classmethod
@@ -69,7 +67,6 @@ class Budget:
         return sorter
 
     def finish(self, sorter: Sorter) -> SortedRuns:
-        """The runs of a sorter, to be read in read_bytes."""
         runs = sorter.finish(durable=self.durable)
         if not self.durable or not runs.rows:
             return runs
@@ -102,13 +99,12 @@ def spill_bytes(counts: Sequence[int]) -> int:
     """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
     During sorting, those of one order are stored twice; later, each n-gram above order 2 takes at
-    most 60 bytes: the n-gram and its node, before and after they are assigned to shards. Blanks are
-    not known beforehand.
+    most 60 bytes: with its node, before and after assignment to shards. Blanks are not known
+    beforehand.
     """
     once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
     return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))
 
 
 def output_bytes(counts: Sequence[int]) -> int:
-    """About how many bytes a shard set takes."""
     return 12 * sum(counts) + 16 * counts[0]

@@ -69,11 +69,10 @@ def build(
 ) -> dict[str, Any]:
     """Writes the files of a shard set except the manifest; returns the manifest's content.
 
-    Args
-        reader   of a model that `stages.check_header` passed, not begun
-        folder   where the files are written, and the journal
-        spill    for everything else; an empty folder, or what a killed build left
-        key      `journal.build_key`, of a build that can resume; None keeps no journal
+    Args  reader  of a model that `stages.check_header` passed, not begun
+          folder  where the files are written, and the journal
+          spill   for everything else; an empty folder, or what a killed build left
+          key     `journal.build_key`, of a build that can resume; None keeps no journal
     """
     journal = Journal(folder, key if budget.durable else None)
     work = Work(spill if budget.durable else None)
@@ -131,7 +130,7 @@ def rebuild(
 ) -> Iterator[tuple[str, Columns]]:
     """The columns of every file of a model with these slots, in the manifest's order.
 
-    Nothing is written: the columns of one file are in memory until the next are requested.
+    The columns of one file are in memory until the next are requested; nothing is written.
 
     Trusts  no n-gram of `source` is repeated or lacks its prefix
     """
@@ -170,8 +169,6 @@ def _files_problem(folder: Path, work: Work) -> str | None:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the set: its numbers in the manifest, and what makes its columns."""
-
     kind: str
     index: int | None
     numbers: tuple[int, int, int]  # n-grams, blanks, nodes
@@ -202,7 +199,6 @@ def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
 
 
 def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> None:
-    """Writes the files that are not done; `files` of the info lists them all."""
     work = c.work
     files = [FileEntry(**entry) for entry in work.info.get("files", [])]
     for file in _files(c, shards, journal):
@@ -273,7 +269,6 @@ def _words_digest(c: Context) -> Any:
 
 
 def vocabulary_columns(c: Context) -> dict[str, Any]:
-    """The columns of the vocabulary."""
     begin = c.work.columns["word-begin"]
     return {
         "word_begin": (begin.dtype, [begin]),
@@ -407,14 +402,12 @@ class ShardLevels:
         self._stack.close()
 
     def skip(self, index: int) -> None:
-        """Skips a shard."""
         for level, takers in enumerate(self._takers):
             for i, taker in enumerate(takers):
                 for _ in taker.take(int(self._counts[level][index, i])):
                     pass
 
     def columns(self, index: int) -> dict[str, Any]:
-        """The columns of a shard."""
         c = self._c
         own: list[Column] = []
 

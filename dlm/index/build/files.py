@@ -64,7 +64,6 @@ class _Sink:
 
 
 def pieces(parts: Sequence[Part]) -> Iterator[memoryview]:
-    """The bytes of a column in parts."""
     for part in parts:
         if isinstance(part, Column):
             for chunk in part.chunks(max(_STEP_BYTES // part.row_bytes, 1)):

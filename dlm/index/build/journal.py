@@ -61,12 +61,7 @@ def build_key(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, An
 
 
 class Journal:
-    """The journal of one build.
-
-    Args
-        folder   of the build, where the journal is
-        key      `build_key`; None keeps no journal
-    """
+    """The journal of one build, in its `folder`; a `key` of None keeps none."""
 
     def __init__(self, folder: Path, key: dict[str, Any] | None) -> None:
         self._path = folder / JOURNAL
@@ -90,16 +85,14 @@ class Journal:
         work.sweep()
 
     def forget(self, work: Work) -> None:
-        """Starts from an empty journal."""
         work.columns.clear()
         work.runs.clear()
         work.info.clear()
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Restores what the journal lists. Returns why it cannot; None if it can, or if there is no
-        journal (`done` tells which).
-        """
+        """Restores what the journal lists, if there is one (see `done`); returns why it cannot,
+        or None."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:

@@ -29,13 +29,7 @@ BLANK_CODE = 0x7FFFFFFF  # no probability has these bits: it would be no number
 
 @kernel("uint32[:, :], uint32[:], uint32[:], uint64, uint64, out uint32[:, :]")
 def suffix_rows(ids, prob, backoff, multiplier, mask, out):  # type: ignore[no-untyped-def]
-    """Rows in suffix order, with the bits of their values behind.
-
-    Shapes
-        ids   (n, k)      uint32  k >= 2
-        prob, backoff (n,) uint32
-        out   (n, k + 2)  uint32  filled
-    """
+    """Rows (n, k + 2) in suffix order of n-grams (n, k >= 2), the bits of their values behind."""
     k = ids.shape[1]
     for i in range(len(ids)):
         out[i, 0] = ids[i, k - 2]
@@ -87,23 +81,23 @@ def join(  # type: ignore[no-untyped-def]
 
     Args
         k, top   the order, and whether it is the highest
-        ended    (5,) bool, by number of the stream: whether this block is its last
+        ended    (5,) by number of the stream: whether this block is its last
         node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
-    Shapes, uint32 unless it is said otherwise
+    Shapes
         rows      (n, k + 2)  k-grams of the file in suffix order, bits of probability and weight
         suffixes  (n, k + 1)  what order k + 1 requires: distinct; nodes that hang below each
         entries   (n, > k + 1) order k + 1 in list order; its last column the value, see below
         pairs     (n, 4)      the 2-grams of the file in suffix order, where k is 3
-        at        (JOIN_STATE,) int64;  current, held (k,): the n-gram at hand, its suffix
+        at        (JOIN_STATE,);  current, held (k,): the n-gram at hand, its suffix
         out_entries    k > 3: (n, k + 1) list order, value;  k = 3: (n, 5), with the place in the
                        list of 2-grams before the value;  k = 2: (n, 5) suffix order, bits of the
                        values, and 1 extended | 2 node | 4 blank
         out_nodes      (n, 5) key of the oldest word (k = 2: number of the pair), bits of the weight
                        (k = 2: id of the second word), nodes below, n-grams following, slot
-        out_suffixes   (n, k) as `suffixes`, one order down
-        load           (4096,) int64
+        out_suffixes   (n, k) as `suffixes`, one order down;  load (4096,)
         twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
+
     A value is the bits of the probability without its sign, above a bit that says extended; those
     of a blank are BLANK_CODE.
     """
@@ -332,19 +326,17 @@ def route(  # type: ignore[no-untyped-def]
 
     Args
         direct   whether the nodes are roots: no parents, and entries know their places
-        ended    (5,) bool, by number of the stream
-    Shapes, uint32 unless it is said otherwise
+        ended    (5,) by number of the stream
+    Shapes
         parents, nodes   (n, 5) as `join` makes them, of two orders one after the other
         parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place
                          in the middle
-        at               (ROUTE_STATE,) int64
-        listed           (V,)  the keys of the parent's list
-        shard_of_slot    (4096,)
-        sizes            (V,) int64  2-grams that begin with each word
+        at               (ROUTE_STATE,);  listed (V,) the keys of the parent's list
+        shard_of_slot    (4096,);  sizes (V,) 2-grams that begin with each word
         out_nodes        (len(nodes), 6) shard, key, weight, nodes below, n-grams following,
                          entries of the parent's list
         out_entries      (len(entries), 3) shard, place in the parent's list, value
-        counts           (B, 3) int64  nodes, n-grams, blanks of each shard
+        counts           (B, 3)  nodes, n-grams, blanks of each shard
     Returns      the number of the stream whose block is used up, or DONE
     """
     while True:

@@ -42,21 +42,18 @@ class BitStream:
         return words, begin
 
     def put(self, words: NDArray[np.uint64], bits: int) -> None:
-        """Appends words that were filled."""
         whole = (self._bits % 64 + bits) // 64
         self.column.append(words[:whole])
         self._last = words[whole]
         self._bits += bits
 
     def fields(self, values: NDArray[Any], width: int) -> None:
-        """Values, each in `width` bits."""
         bits = len(values) * width
         words, begin = self.room(bits)
         kernels.put_all(words, begin, width, width, np.ascontiguousarray(values, np.uint64))
         self.put(words, bits)
 
     def close(self) -> Column:
-        """The column, with its spare word."""
         end = [self._last, 0] if self._bits % 64 else [0]
         self.column.append(np.array(end, np.uint64))
         return self.column.finish(sync=False)
@@ -84,9 +81,7 @@ def stream_offsets(
 ) -> tuple[int, int]:
     """Packs `count` offsets up to `last`, which `make` gives twice: `columns.Offsets`.
 
-    Takes the fewest bits; the narrower distances where two widths tie.
-
-    Returns  base_bits, delta_bits
+    Takes the fewest bits (the narrower distances of a tie), returned as base_bits, delta_bits.
     """
     blocks = -(-count // OFFSET_BLOCK)
     base_bits = max(bits_of(last), bits_of(blocks))
@@ -163,8 +158,6 @@ class LevelParts:
 
 @dataclass(frozen=True)
 class LevelShape:
-    """What a level of a shard is packed by."""
-
     root: bool
     deepest: bool
     any_blank: bool
@@ -175,12 +168,8 @@ class LevelShape:
 
 
 class LevelPacker:
-    """Packs one level of one shard.
-
-    Shapes, uint32
-        nodes    (D, 6)  as `kernels.route` makes them
-        entries  (G, 3)  the same
-    """
+    """Packs one level of one shard: nodes (D, 6) and entries (G, 3), as `kernels.route` makes
+    them."""
 
     def __init__(
         self, nodes: Column, entries: Column, shape: LevelShape, work: Work, name: str, rows: int,
@@ -213,7 +202,6 @@ class LevelPacker:
             yield place[1:]
 
     def pack(self) -> LevelParts:
-        """The level, packed."""
         s = self._shape
         prob = DistinctValues(s.prob_table)
         if s.prob_table:

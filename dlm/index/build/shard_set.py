@@ -1,7 +1,7 @@
 """Builds a shard set from an ARPA file: the whole folder or nothing.
 
-`builder` makes the files in bounded memory. This module handles the folder and its lock, the memory
-limit, disk space, repair, and the manifest, which is written last.
+`builder` makes the files. This module handles the folder and its lock, the memory limit, disk
+space, repair, and the manifest, which is written last.
 
 Paper: DLM Algorithms 2 and 3.
 """
@@ -89,19 +89,15 @@ def build_shard_set(
     Args
         arpa       plain, gzip, zstd or xz
         output     folder to make; it must not exist, or be empty
-        shards     how many, 1 to 4,096
         encoding   "exact", or "compact": smaller, and its values quantised
-        bits       per quantised value, or 32 to keep values as they are; compact only; see
-                   `coding.coding_of`
+        bits       per quantised value, or 32 to keep values as they are; compact only
         slot_load  queries recorded for each slot, to balance those instead of the bytes stored
         repair     add missing prefixes (`ngrams.with_prefixes`); the model is first rewritten with
                    them, which needs it in memory as a whole
         memory_bytes  limit; None takes half of the available memory, or what is needed if that is
                    more. Some 300 MB for the interpreter are not counted
         spill      folder for data that exceeds the limit; None: beside the output
-        threads    1 or more
         progress   called with a line for each stage, and every few seconds
-    Returns        the manifest
     Raises
         ArpaError, ConfigError, OSError
     Guarantees
@@ -159,8 +155,7 @@ def _streamed(
 ) -> dict[str, Any]:
     """Writes the files of a set in bounded memory; returns the content of its manifest.
 
-    Args
-        original  the source that `_repair` returned, if `arpa` is a repaired model
+    Args  original  the source that `_repair` returned, if `arpa` is a repaired model
     """
     with ArpaReader(arpa) as reader:
         if original is None:  # else `_repair` did
@@ -212,7 +207,7 @@ def _streamed(
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Writes the model in `arpa` to `path` with the prefixes that it lacks; returns its source.
 
-    Raises  ArpaError, which names places in `arpa`: nothing is left for the builder to refuse
+    An ArpaError names places in `arpa`: nothing is left for the builder to refuse.
     """
     say(f"reading {os.fspath(arpa)} to repair it")
     with ArpaReader(arpa) as reader:
@@ -275,19 +270,16 @@ class _Place:
         self.spill.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Removes what an earlier build left, and makes the folder of the set."""
         shutil.rmtree(self.spill, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(exist_ok=True)
 
     def clear_all_but_set(self) -> None:
-        """Removes what is not part of a finished set."""
         shutil.rmtree(self.spill, ignore_errors=True)
         (self.folder / JOURNAL).unlink(missing_ok=True)
         self.keeps = False
 
     def remove(self) -> None:
-        """Removes everything."""
         shutil.rmtree(self.spill, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -4,8 +4,6 @@
 highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
 `list-K` are order K sorted, `needed-K` what it must have for K + 1, `entries-K` and `nodes-K` its
 columns, `shard-nodes-K` and `shard-entries-K` the same by shard.
-
-One file past 500 lines: a stage is read beside the one whose outputs it takes.
 """
 
 from __future__ import annotations
@@ -51,8 +49,6 @@ Rows = NDArray[np.uint32]
 
 @dataclass
 class Context:
-    """What every stage is given."""
-
     work: Work
     budget: Budget
     coding: Coding
@@ -61,12 +57,10 @@ class Context:
 
     @property
     def order(self) -> int:
-        """N."""
         return int(self.work.info["order"])
 
     @property
     def counts(self) -> list[int]:
-        """N-grams of the file by order."""
         counts: list[int] = self.work.info["counts"]
         return counts
 
@@ -77,7 +71,6 @@ class Context:
 
     @property
     def key_bits(self) -> int:
-        """Bits of a key."""
         return key_bits_of(self.words)
 
     def permutation(self) -> tuple[np.uint64, np.uint64, np.uint64]:
@@ -122,8 +115,7 @@ class NgramSource(Protocol):
 def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
     """Reads a model, and sorts every order above 1 in suffix order.
 
-    Args
-        expected  n-grams by order for which memory is set aside
+    Args  expected  n-grams by order for which memory is set aside
     """
     work, info = c.work, c.work.info
     top = source.order
@@ -230,7 +222,6 @@ def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
 
 
 def join(c: Context, journal: Journal) -> None:
-    """Every order, from the highest down to 2."""
     for k in range(c.order, 1, -1):
         if f"join-{k}" not in journal.done:
             join_order(c, k)
@@ -475,7 +466,6 @@ def _fault_message(order: int, kind: str, count: int) -> str:
 
 
 def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) -> None:
-    """Every level, by the shard of each slot."""
     work, owners = c.work, slots.astype(U32)
 
     def drop(k: int) -> None:

@@ -21,7 +21,6 @@ class ValueHistogram:
         self._waiting = 0
 
     def add(self, values: NDArray[np.float32]) -> None:
-        """Counts values."""
         distinct, counts = np.unique(values, return_counts=True)
         self._pending.append((distinct, counts.astype(np.int64)))
         self._waiting += len(distinct)
@@ -57,7 +56,6 @@ class Quantiser:
             self._begin = distinct[np.searchsorted(code, np.arange(room))]
 
     def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`values`, quantised."""
         out = values.copy()
         if len(self._begin):
             own = ~((values == 0) | ~np.isfinite(values))
@@ -66,11 +64,7 @@ class Quantiser:
 
 
 class DistinctValues:
-    """Which bit patterns occur, until they are too many for a table.
-
-    Args
-        most   entries that a table may have
-    """
+    """Which bit patterns occur, until they are more than the `most` that a table may have."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +75,6 @@ class DistinctValues:
         self._too_many = most == 0
 
     def add(self, bits: Bits) -> None:
-        """Records values."""
         self._count += len(bits)
         if self._too_many or not len(bits):
             return

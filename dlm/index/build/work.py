@@ -27,7 +27,6 @@ class Work:
         self._old: list[Column | SortedRuns] = []
 
     def column(self, name: str, dtype: Any, width: int = 0) -> Column:
-        """A new column of this name."""
         self.columns[name] = Column(dtype, width, path=self.file(f"{name}.column"))
         return self.columns[name]
 
@@ -42,7 +41,6 @@ class Work:
         column.finish()
 
     def array(self, name: str) -> Array:
-        """All of a column."""
         column = self.columns[name]
         return column.read(0, len(column))
 
@@ -55,13 +53,11 @@ class Work:
             self.sweep()
 
     def sweep(self) -> None:
-        """Removes what was dropped."""
         for old in self._old:
             old.remove()
         self._old = []
 
     def close_runs(self) -> None:
-        """Stops reading the runs; their files stay."""
         for runs in self.runs.values():
             runs.close()
 
@@ -108,7 +104,6 @@ class RowReader:
             yield piece
 
     def close(self) -> None:
-        """As `BlockStream.close`."""
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()

@@ -35,10 +35,9 @@ FaultCallback = Callable[[str, str, str], None]
 class Tables:
     """The contents of a shard set, by n-gram.
 
-    Shapes
-        extended  by order: (n,) bool  the flag of each row of `model.tables[order - 1]`
-        stored    (2-grams,) bool
-        nodes  by context length from 2: (m,) int64  ranks of the contexts that are nodes, ascending
+    extended  by order, (n,)  the flag of each row of `model.tables[order - 1]`
+    stored    (2-grams,)
+    nodes     by context length from 2, (m,)  ranks of the contexts that are nodes, ascending
     """
 
     model: NgramTables
@@ -51,9 +50,8 @@ class Tables:
 class DecodedModel:
     """The n-grams of a shard set, blanks left out.
 
-    Shapes
-        orders  by order: rows (n, order) uint32, oldest word first, ascending; log10_prob (n,)
-                float32; log10_backoff (n,) float32, 0 where the model has none
+    orders  by order: rows (n, order) uint32, oldest word first, ascending; log10_prob (n,)
+            float32; log10_backoff (n,) float32, 0 where the model has none
     """
 
     manifest: Manifest
@@ -64,12 +62,9 @@ class DecodedModel:
 def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> DecodedModel:
     """The n-grams of the shard set in `directory`.
 
-    Raises
-        ShardFormatError  the set is damaged, or its files contradict each other
-    Guarantees
-        the values are those of the ARPA file that was sharded, bit for bit
-    Cost
-        memory: some 90 bytes per n-gram at its peak
+    Raises      ShardFormatError  the set is damaged, or its files contradict each other
+    Guarantees  the values are those of the ARPA file that was sharded, bit for bit
+    Cost        memory: some 90 bytes per n-gram at its peak
     """
     opened = ShardSet.open(directory, verify=verify)
     model = decode_tables(opened).model
@@ -90,14 +85,10 @@ def export_arpa(
 ) -> DecodedModel:
     """Writes the model of a shard set as an ARPA file.
 
-    Args
-        output  a path, compressed by its suffix (.gz, .zst, .xz), or an open binary file
-
-    Raises
-        ShardFormatError, ArpaError, OSError
-    Guarantees
-        the same words, ids and n-grams, bit-equal values and the comments of the file that was
-        sharded; inside an order the n-grams are sorted by their ids
+    Args        output  a path, compressed by its suffix (.gz, .zst, .xz), or an open binary file
+    Raises      ShardFormatError, ArpaError, OSError
+    Guarantees  the same words, ids and n-grams, bit-equal values and the comments of the file
+                that was sharded; inside an order the n-grams are sorted by their ids
     """
     model = decode(directory, verify=verify)
     comments = model.manifest.provenance.get("comments")
@@ -111,11 +102,8 @@ def export_arpa(
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
     """Every n-gram and blank, the flags of each, and the contexts that are nodes.
 
-    Args
-        fault  called where the files contradict each other; what cannot be placed is left out.
-               Without it, the first fault raises
-    Raises
-        ShardFormatError  without `fault`
+    Args  fault  called where the files contradict each other; what cannot be placed is left out.
+                 Without it, the first fault raises ShardFormatError
     """
     tell = _raise if fault is None else fault
     low = opened.low.plain()
@@ -158,7 +146,6 @@ def _words(opened: ShardSet, low: LowPlain) -> OrderTable:
 
 
 def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
-    """Order 2."""
     size = len(low.log10_prob)
     first = np.repeat(np.arange(size, dtype=U32), np.diff(low.begin))
     return OrderTable(
@@ -174,7 +161,7 @@ def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
 class _Level:
     """One level of one shard: its nodes, and the n-grams that follow them.
 
-    `node_rank` is -1 for a context that the model lacks; `file` is for messages.
+    node_rank  -1 for a context that the model lacks;  file  for messages
     """
 
     file: str

@@ -1,11 +1,9 @@
 """Checks that a shard set follows every rule of shards/FORMAT.md, and holds a given model.
 
 Opening a set checks what a kernel relies on; this checks that the answers can be right. Each file
-is read whole and decoded into n-grams. The rules are checked on those; last, the columns are
-compared with what the builder makes of the same n-grams. The rules share no code with the builder,
-and neither does the comparison with an ARPA file, so they reveal the builder's faults.
-
-One file past 500 lines: the rules are read side by side.
+is decoded into n-grams; the rules are checked on those; last, the columns are compared with what
+the builder makes of the same n-grams. The rules share no code with the builder, and neither does
+the comparison with an ARPA file, so they reveal the builder's faults.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every rule was checked and none is broken."""
         return self.complete and not self.violations
 
     def add(self, rule: str, file: str, message: str) -> None:
@@ -87,15 +84,11 @@ def verify(
 ) -> VerifyReport:
     """Checks every rule of shards/FORMAT.md on all files of the shard set in `directory`.
 
-    Args
-        arpa      the ARPA file that the set should hold, compared n-gram for n-gram
-        progress  called with a line for each stage
-    Returns       a report; a damaged set raises nothing
-    Raises
-        ArpaError  the file given as `arpa` is malformed
-        OSError    a file that is there cannot be read
-    Cost
-        memory: some 100 bytes per n-gram
+    Args    arpa      the ARPA file that the set should hold, compared n-gram for n-gram
+            progress  called with a line for each stage
+    Raises  ArpaError  the file given as `arpa` is malformed
+            OSError    a file that is there cannot be read; a damaged set raises nothing
+    Cost    memory: some 100 bytes per n-gram
     """
     say = progress or (lambda line: None)
     report = VerifyReport(Path(directory))
@@ -133,10 +126,8 @@ def verify_files(
     Each byte against the manifest's checksums, the manifest itself, and what a kernel relies on.
     The rules between n-grams need all shards: `verify`.
 
-    Returns       a report; `complete` says whether each of these files was checked
-    Raises
-        ConfigError  the set has no shard with that number
-        OSError      an existing file cannot be read
+    Raises  ConfigError  the set has no shard with that number
+            OSError      an existing file cannot be read
     """
     report = VerifyReport(Path(directory))
     try:
@@ -169,11 +160,8 @@ def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
 def _open(
     report: VerifyReport, manifest: Manifest, only: Collection[int] | None = None
 ) -> ShardSet | None:
-    """The files, or None if one cannot be used; the others are still checked.
-
-    Args
-        only  shards to check; None checks all
-    """
+    """The files (of the shards `only`, if given), or None if one cannot be used; the others are
+    still checked."""
     directory = report.directory
     vocabulary = low = None
     try:
@@ -231,7 +219,6 @@ class _Rules:
     # ------------------------------------------------------------------ helpers
 
     def file_of(self, k: int, row: int) -> str:
-        """The file that holds row `row` of order `k`."""
         if k < 3:
             return layout.file_name("low_orders")
         u, v = self.model.tables[k - 1].rows[row, -3:-1]
@@ -359,8 +346,7 @@ class _Rules:
             )
 
     def nodes(self) -> None:
-        """A node has n-grams, a weight or a child. (One that is needed cannot be missing: what
-        needs it is reached through it.)"""
+        """A node has n-grams, a weight or a child. (What needs a node is reached through it.)"""
         needed = self.needed_nodes()
         for k, (wanted, found) in enumerate(zip(needed, self.tables.nodes, strict=True), 2):
             useless = np.zeros(len(wanted), np.bool_)
@@ -479,7 +465,6 @@ def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTa
 
 
 def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:
-    """Whether the bytes of a column are those of its parts."""
     data, at = column.view(np.uint8), 0
     for part in parts:
         if not np.array_equal(data[at : at + len(part)], np.frombuffer(part, np.uint8)):

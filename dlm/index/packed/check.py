@@ -95,8 +95,7 @@ def _offsets(
 def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int]:
     """Checks the low orders of a model of so many words.
 
-    Returns
-        (words + 1,) int64, where the pairs of each word begin; and the number of pairs
+    Returns  (words + 1,) where the pairs of each word begin; and the number of pairs
     """
     _require(len(a["shape"]) == len(LOW_SHAPE), f"shape must have {len(LOW_SHAPE)} values")
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
@@ -165,12 +164,10 @@ def check_tree(
     sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
     nodes: int,
 ) -> int:
-    """Checks the tree of a shard beside low orders that passed.
+    """Checks the tree of a shard beside low orders that passed; returns its n-grams, with blanks.
 
-    Args
-        sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`
-        nodes     how many there should be
-    Returns       n-grams in the shard, blanks included
+    Args  sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`
+          nodes     how many there should be
     """
     shape = tree_shape(a["shape"])
     _require(shape.levels == levels, f"there must be {levels} levels")
@@ -254,7 +251,6 @@ def _parts(a: Arrays, shape: TreeShape) -> None:
 
 
 def _roots(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
-    """The pair of each root."""
     roots = shape.level[0]["nodes"] if shape.levels else 0
     _require(shape.roots == roots <= shape.pairs, f"there must be {roots} roots, each a pair")
     _require(
@@ -283,7 +279,6 @@ def _roots(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
 def _keys_and_weights(
     a: Arrays, shape: TreeShape, depth: int, words: int, child: NDArray[np.int64]
 ) -> None:
-    """Keys and weights of the nodes below the roots."""
     s, where = shape.level[depth], f"level {depth}"
     key = _part(a, shape, depth, "node_key")
     _require(len(key) == _words(s["nodes"] * shape.key_bits), f"{where}: node_key: length")

@@ -31,14 +31,12 @@ def bits_of(largest: int) -> int:
 
 
 def pack_fields(values: NDArray[Any], width: int) -> Words:
-    """`values`, each in `width` bits."""
     words = room(len(values) * width)
     kernels.put_all(words, 0, width, width, np.ascontiguousarray(values, np.uint64))
     return words
 
 
 def unpack_fields(words: Words, width: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` fields of `width` bits."""
     out = np.empty(count, np.uint64)
     kernels.get_all(words.ctypes.data, 0, width, width, out)
     return out
@@ -60,7 +58,6 @@ class Offsets:
 
 
 def unpack_offsets(packed: Offsets, count: int) -> NDArray[np.int64]:
-    """The first `count` offsets."""
     out = np.empty(count, np.int64)
     kernels.get_offsets(
         packed.words.ctypes.data,
@@ -84,9 +81,7 @@ class Values:
 def code_values(values: NDArray[np.float32], raw_bits: int, largest_table: int) -> Values:
     """Codes for `values`: by a table if that takes fewer bits and its size is allowed.
 
-    Args
-        raw_bits       PROB_BITS or BACKOFF_BITS
-        largest_table  entries that a table may have
+    Args  raw_bits  PROB_BITS or BACKOFF_BITS;  largest_table  entries that a table may have
     """
     bits = np.ascontiguousarray(values).view(np.uint32)
     distinct = np.unique(bits)

@@ -3,9 +3,6 @@
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
-
-One file past 500 lines: writing, reading and checking a list follow one layout, and are kept side
-by side so that they change together.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -42,11 +39,8 @@ def put(words, bit, width, value):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], int64, int64, int64, uint64[:]")
 def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
-    """Writes values[i] at first_bit + i * stride.
-
-    Shapes
-        words (w,) uint64, 0 there;  values (n,) uint64, each below 2**width
-    """
+    """Writes values[i], below 2**width each, at first_bit + i * stride of words that are 0
+    there."""
     bit = np.int64(first_bit)
     for i in range(len(values)):
         put(words, bit, width, values[i])
@@ -64,7 +58,7 @@ def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-
 
 @inlined
 def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no-untyped-def]
-    """Offset i of packed offsets; see `packed.offsets`.
+    """Offset i of packed offsets; see `packed.columns.Offsets`.
 
     Whether a block is stored in full elsewhere is hard to predict, so both cases are one load, from
     an address that is selected.
@@ -85,7 +79,6 @@ def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no
 
 @kernel("int64, int64, int64, int64, out int64[:]")
 def get_offsets(address, base_bits, delta_bits, exceptions, out):  # type: ignore[no-untyped-def]
-    """out[i] = offset i."""
     for i in range(len(out)):
         out[i] = offset_at(address, base_bits, delta_bits, exceptions, np.int64(i))
 
@@ -244,7 +237,6 @@ def key_list_bits(begin, key_bits, value_bits, out):  # type: ignore[no-untyped-
     "uint64[:]"
 )
 def put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
-    """Writes the key lists whose places are `bits`."""
     for i in range(len(begin) - 1):
         first = np.int64(begin[i])
         n = np.int64(begin[i + 1]) - first
@@ -258,7 +250,6 @@ def put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, keys, low,
     "int64, int64[:], int64[:], int64, int64, int64, out uint32[:], out uint64[:], out uint64[:]"
 )
 def get_key_lists(address, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
-    """The inverse of `put_key_lists`."""
     for i in range(len(begin) - 1):
         first = np.int64(begin[i])
         n = np.int64(begin[i + 1]) - first
@@ -270,7 +261,6 @@ def get_key_lists(address, bits, begin, key_bits, value_bits, low_bits, keys, lo
 
 @inlined
 def head_bits(entries, parent_size):  # type: ignore[no-untyped-def]
-    """Bits of the head of a rank list."""
     if entries == parent_size:
         return _ONE
     return np.int64(2) * bit_length(entries + _ONE)
@@ -319,7 +309,6 @@ def rank_list_bits(begin, parent_size, value_bits, out):  # type: ignore[no-unty
     "out uint64[:]"
 )
 def put_rank_lists(words, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
-    """Writes the rank lists whose places are `bits`."""
     for i in range(len(begin) - 1):
         first = np.int64(begin[i])
         n = np.int64(begin[i + 1]) - first
@@ -352,7 +341,6 @@ def read_heads(address, bits, parent_size, out):  # type: ignore[no-untyped-def]
     "int64, int64[:], int64[:], int64[:], int64, int64, out uint32[:], out uint64[:], out uint64[:]"
 )
 def get_rank_lists(address, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
-    """The inverse of `put_rank_lists`."""
     for i in range(len(begin) - 1):
         first = np.int64(begin[i])
         size = np.int64(parent_size[i])
@@ -584,12 +572,10 @@ def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
-    """Two sums modulo 2**64 of hashes of the n-grams: the same in whatever order they come.
+    """Two sums modulo 2**64 of hashes of the n-grams (n, k): the same in whatever order they come.
 
-    Shapes
-        rows (n, k) uint32;  prob, backoff (n,) uint32, the bits of the values
-    Returns
-        (2,) uint64. DO NOT CHANGE: on disk; "Model id" in shards/FORMAT.md
+    `prob` and `backoff` (n,) are the bits of the values. DO NOT CHANGE: on disk; "Model id" in
+    shards/FORMAT.md.
     """
     sums = np.zeros(2, np.uint64)
     for i in range(len(rows)):

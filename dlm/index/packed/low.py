@@ -37,15 +37,15 @@ PAIR_FLAG_BITS = 4
 
 @dataclass(frozen=True, eq=False)
 class LowPlain:
-    """1- and 2-grams in plain arrays.
+    """1- and 2-grams in plain arrays: V words and P pairs, blanks included.
 
-    Shapes, V words and P pairs, blanks included
-        log10_prob, log10_backoff  (V,)      float32
-        extended                   (V,)      bool  whether the word matters to the right of itself
-        begin                      (V + 1,)  int64 pairs that begin with each word
-        key                        (P,)      uint32 key of the second word, rising in each list
-        pair_log10_prob, pair_log10_backoff  (P,)  float32
-        pair_flags                 (P,)      uint8 state length, STORED, BLANK
+    Shapes
+        log10_prob, log10_backoff  (V,)
+        extended                   (V,)  whether the word matters to the right of itself
+        begin                      (V + 1,)  pairs that begin with each word
+        key                        (P,)  key of the second word, rising in each list
+        pair_log10_prob, pair_log10_backoff  (P,)
+        pair_flags                 (P,)  state length, STORED, BLANK
     """
 
     log10_prob: NDArray[np.float32]
@@ -59,7 +59,6 @@ class LowPlain:
 
 
 def key_bits_of(words: int) -> int:
-    """Bits of a key in a model of so many words."""
     return max((words - 1).bit_length(), 1)
 
 
@@ -87,10 +86,8 @@ def ids_of(keys: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
 
 
 def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the pairs of each word begin among all, and the bit at which its list begins.
-
-    Returns  two arrays (words + 1,) int64
-    """
+    """Where the pairs of each word begin among all, and the bit at which its list begins, (words
+    + 1,)."""
     address = a["word_entry"].ctypes.data
     stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
     begin, place = (np.empty(s["words"] + 1, np.int64) for _ in range(2))
@@ -122,7 +119,6 @@ def sizes_after(a: Arrays, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def unpack_low(a: Arrays) -> LowPlain:
-    """The columns as plain arrays."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     size, pairs = s["words"], s["pairs"]
     near1 = unpack_fields(a["word_value"], s["word_prob_bits"] + 1, size)

@@ -52,14 +52,13 @@ class LevelPlain:
     """The contexts of k words that are nodes, and the n-grams that follow them, in plain arrays.
 
     Shapes, D nodes and G n-grams, blanks included
-        key            (D,)      uint32  a root's pair number; else its oldest word's key
-        log10_backoff  (D,)      float32 unused for roots, whose weight is with the pair
-        child          (D + 1,)  int64   children of each node, counted in the next level
-        begin          (D + 1,)  int64   n-grams that follow each node
-        parent_size    (D,)      int64   entries of the list of the context without its oldest word
-        rank           (G,)      uint32  place of the word in that list, rising in each node
-        log10_prob     (G,)      float32
-        extended, blank (G,)     bool
+        key            (D,)      a root's pair number; else its oldest word's key
+        log10_backoff  (D,)      unused for roots, whose weight is with the pair
+        child          (D + 1,)  children of each node, counted in the next level
+        begin          (D + 1,)  n-grams that follow each node
+        parent_size    (D,)      entries of the list of the context without its oldest word
+        rank           (G,)      place of the word in that list, rising in each node
+        log10_prob, extended, blank  (G,)
     """
 
     key: NDArray[np.uint32]
@@ -95,7 +94,6 @@ class TreeShape:
 
 
 def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
-    """Reads the column `shape`; ValueError where it has a wrong length."""
     numbers = column.tolist()
     width = len(LEVEL_SHAPE)
     if len(numbers) < len(TREE_SHAPE) or len(numbers) != len(TREE_SHAPE) + numbers[0] * width:
@@ -110,11 +108,7 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
 def unpack_tree(
     a: Arrays, sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> list[LevelPlain]:
-    """The levels as plain arrays, roots first.
-
-    Args
-        sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`
-    """
+    """The levels as plain arrays, roots first; `sizes_of` as `low.sizes_after`."""
     shape = tree_shape(a["shape"])
     out: list[LevelPlain] = []
     sizes = np.zeros(0, np.int64)

@@ -1,8 +1,6 @@
 """All that follows a context: the words of its list, and any word's answer from these and the low
-orders.
-
-Plain searches, one after another: a block is read once, its words are queried many times.
-"""
+orders. Plain searches, one after another: a block is read once, its words are queried many
+times."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -65,12 +63,10 @@ def inverse_of(multiplier):  # type: ignore[no-untyped-def]
 def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backoffs):  # type: ignore[no-untyped-def]
     """The root of each context, the words that follow it, and the weights of its longer suffixes.
 
-    Shapes
-        view            int64  view.tree_view
-        context_lengths (C,) uint8, two or more each; context_words (sum,) uint32
-        nodes, totals   (C,) filled: -1 and 0 where nothing is stored
-        log10_backoffs  (sum(context_lengths - 2),) float32 filled: of each context the weights of
-                        its last three words, four, ..., all; 0 where there is none
+    Shapes  view  of view.tree_view;  context_lengths (C,), two or more each;  context_words (sum,)
+            nodes, totals   (C,) filled: -1 and 0 where nothing is stored
+            log10_backoffs  (sum(context_lengths - 2),) filled: of each context the weights of its
+                            last three words, four, ..., all; 0 where there is none
     Trusts  as `kernels.score_groups`; the shard owns the contexts
     """
     address = address_of(view)
@@ -104,8 +100,7 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
 def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
     """The words that follow a root whose last word is `last`, by rising key.
 
-    Args    view  its address
-    Shapes  words (n,) uint32, n as `find_blocks` said
+    Args  view  its address;  words  (n,) filled, n as `find_blocks` said
     """
     low = low_of(view)
     inverse = inverse_of(low.multiplier)
@@ -163,11 +158,9 @@ def list_blocks(  # type: ignore[no-untyped-def]
 ):
     """The words that follow each context, rising, but the first `skips` of each; `most` in all.
 
-    Shapes
-        nodes, totals   (C,) as `find_blocks` fills them; skips (C,) uint32
-        counts          (C,) uint32 filled: how many stand in `words`
-        words           (n,) uint32 filled, n at least the sum of the counts
-    Returns  that sum
+    Shapes   nodes, totals (C,) as `find_blocks` fills them;  skips (C,)
+             counts (C,) filled: how many stand in `words`;  words (n,) filled
+    Returns  the sum of the counts, at most n
     """
     end = _0
     given = _0
@@ -192,11 +185,10 @@ def list_blocks(  # type: ignore[no-untyped-def]
 def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  # type: ignore[no-untyped-def]
     """What is added to the 1-gram and to the 2-gram of a word that follows no longer suffix.
 
-    Shapes
-        view            int64  the low orders are enough
-        log10_backoffs  as `find_blocks` fills them, of contexts of three words or more
-        sums            (C, 2) float32 filled: the weights added from the longest context down to
-                        one word; down to two
+    Shapes  view            the low orders are enough
+            log10_backoffs  as `find_blocks` fills them, of contexts of three words or more
+            sums            (C, 2) filled: the weights added from the longest context down to one
+                            word; down to two
     """
     low = low_of(address_of(view))
     end = _0
@@ -244,8 +236,8 @@ def list_of(low, last):  # type: ignore[no-untyped-def]
 
 @inlined
 def score_low(low, size, bit, sums, word):  # type: ignore[no-untyped-def]
-    """Score, matched order, n-gram length and state length of a word that only the low orders have,
-    by the list of `size` at `bit` of the context's last word."""
+    """Score, matched order, n-gram length and state length of a word that only the low orders
+    have, by the list of `size` at `bit` of the context's last word."""
     place, near = np.int64(-1), _0
     if size:
         place, value = find_pair(low, size, bit, word)
@@ -281,14 +273,13 @@ def score_after(  # type: ignore[no-untyped-def]
 ):
     """Answers for any words after one context.
 
-    Shapes
-        view    int64  the low orders are enough
-        last    the last word of the context, -1 where it has none
-        sums    (2,) float32  of the context, as `sum_backoffs` gives them
-        words   (n,) uint32, rising, and their answers: all words stored after the last two
-        asked   (Q,) uint32; out_... (Q,) filled
+    Shapes      view   the low orders are enough;  last  the context's last word, -1 where it has
+                       none
+                sums   (2,)  of the context, as `sum_backoffs` gives them
+                words  (n,) rising, and their answers: all words stored after the last two
+                asked  (Q,);  out_... (Q,) filled
     Guarantees  as `kernels.score_groups`, from what it answered to `words`
-    Trusts  ids below the vocabulary's size
+    Trusts      ids below the vocabulary's size
     """
     low = low_of(address_of(view))
     size, bit = list_of(low, last)
@@ -310,10 +301,7 @@ def score_after(  # type: ignore[no-untyped-def]
 
 @kernel("int64[:], int64, float32[:], uint32[:], float32[:], uint8[:], int64")
 def score_one_after(view, last, sums, words, log10_prob, state_length, word):  # type: ignore[no-untyped-def]
-    """`score_after` of one word.
-
-    Returns  its score and its state length
-    """
+    """`score_after` of one word: its score and its state length."""
     place = find_word(words, np.uint32(word))
     if place >= 0:
         return log10_prob[place], np.int64(state_length[place])
@@ -341,10 +329,9 @@ def score_all_after(  # type: ignore[no-untyped-def]
     out_ngram,
     out_state,
 ):
-    """`score_after` for every word of the vocabulary, in the order of ids.
+    """`score_after` for every word of the vocabulary, in the order of ids; out_... (V,) filled.
 
-    Shapes  out_... (V,) filled
-    Cost    a load for each word, then each list once
+    Cost  a load for each word, then each list once
     """
     low = low_of(address_of(view))
     for w in range(len(out_prob)):

@@ -28,13 +28,10 @@ KERNELS = (
 class ContextBlock:
     """One context with all that is stored after it: any word's answer without a shard.
 
-    Shapes
-        context         (L,) uint32  most recent word last
-        log10_backoffs  (max(L - 2, 0),) float32
-        words           (n,) uint32  rising
-        answers         to these
-        source          FULL; BIGRAM_FALLBACK if no shard answered: the model reduced to order 2
-                        does
+    context         (L,)  most recent word last
+    sums            (2,)  see `block_kernels.sum_backoffs`
+    words           (n,)  rising, and the `answers` to them
+    source          FULL; BIGRAM_FALLBACK if no shard answered: the model reduced to order 2 does
     """
 
     low: LowOrders
@@ -57,7 +54,6 @@ class ContextBlock:
         words: NDArray[np.uint32],
         answers: Answers,
     ) -> ContextBlock:
-        """From what a shard stores."""
         sums = np.empty((1, 2), np.float32)
         lengths = np.array([len(context)], np.uint8)
         kernels.sum_backoffs(low.view, lengths, context, log10_backoffs, sums)
@@ -87,7 +83,6 @@ class ContextBlock:
         return self._with_source(out)
 
     def score_word(self, word: int) -> tuple[float, int]:
-        """log10 P of one word, and its state length."""
         a = self.answers
         log10_prob, length = kernels.score_one_after(
             self.low.view, self._last, self.sums, self.words, a.log10_prob, a.state_length, word
@@ -95,7 +90,6 @@ class ContextBlock:
         return float(log10_prob), length if self.source != BIGRAM_FALLBACK else self._reach
 
     def score_all(self) -> Answers:
-        """Answers to all words of the vocabulary, by id."""
         out = Answers.empty(self.low.manifest.vocabulary_size)
         a = self.answers
         kernels.score_all_after(

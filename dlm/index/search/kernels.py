@@ -109,10 +109,8 @@ def ask_words(low, context_begin, context_words, block, here):  # type: ignore[n
 def open_words(  # type: ignore[no-untyped-def]
     low, context_begin, context_words, block, here, needs_shard, total, lists, walk, active
 ):
-    """2. The list of the last word; where the pair of the last two should be in that of the other.
-
-    Returns  contexts that go on
-    """
+    """2. The list of the last word; where the pair of the last two should be in that of the
+    other; how many contexts go on."""
     pairs = _0
     for c in range(here):
         end = context_begin[block + c + 1]
@@ -316,10 +314,8 @@ def add_weights(context_begin, block, here, total):  # type: ignore[no-untyped-d
 
 @inlined
 def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
-    """1. Asks for where each word should be in the list of the context's last word.
-
-    Returns  the context of the last of them
-    """
+    """1. Asks for where each word should be in the list of the context's last word; the last
+    context."""
     i = _0
     while i < asked:
         while word_begin[block + context + 1] <= first + i:
@@ -369,10 +365,7 @@ def ask_rank(lists, row, query, i, rank):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_in_pairs(low, words, first, asked, lists, query, best, state, q_alone, q_live):  # type: ignore[no-untyped-def]
-    """3. The word in the list of the last word.
-
-    Returns  words that need their 1-gram, words that go on
-    """
+    """3. The word in the list of the last word: how many need their 1-gram, how many go on."""
     alone_count = _0
     live = _0
     for i in range(asked):
@@ -495,16 +488,15 @@ def score_groups(  # type: ignore[no-untyped-def]
     """Scores groups of words that share a context; the back-off is done whole.
 
     Shapes
-        view           int64             view.low_view or view.tree_view
-        order          int   N
-        context_begin  (C + 1,)  int64   where each context begins in context_words
-        context_words  uint32            word ids, most recent last, at most N - 1 a context
-        word_begin     (C + 1,)  int64   where the words of each context begin in words
-        words          (Q,)      uint32
-        log10_prob     (Q,)      float32 filled, like the four after it
+        view           view.low_view or view.tree_view;  order  N
+        context_begin  (C + 1,)  where each context begins in context_words
+        context_words  word ids, most recent last, at most N - 1 a context
+        word_begin     (C + 1,)  where the words of each context begin in words
+        words          (Q,)
+        log10_prob     (Q,) float32 filled, like the four after it
         matched_order, ngram_length, state_length  (Q,) uint8
-        needs_shard    (C,)      uint8   1 where the low orders say that something is stored
-                       under the context's last two words: they alone cannot answer
+        needs_shard    (C,) uint8  1 where the low orders say that something is stored under the
+                       context's last two words: they alone cannot answer
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
         the longest context to the shortest, then the probability
@@ -609,13 +601,10 @@ def score_lengths(  # type: ignore[no-untyped-def]
     state_length,
     needs_shard,
 ):
-    """`score_groups` by lengths in place of begins, which it makes; checks what that trusts.
+    """`score_groups` by lengths (C,) in place of begins, which it makes; checks what that trusts.
 
-    Shapes
-        context_lengths (C,) uint8, word_counts (C,) uint32; the others as there
-        check_ids  whether ids may be out of range; False where the caller looked at them
-    Returns
-        0, or the number of what is wrong, and then nothing is scored
+    Args     check_ids  whether ids may be out of range; False where the caller looked at them
+    Returns  0, or the number of what is wrong, and then nothing is scored
     """
     contexts = len(context_lengths)
     if len(word_counts) != contexts:

@@ -29,7 +29,6 @@ class LocalModel(ShardSet):
 
     @property
     def order(self) -> int:
-        """N; contexts have at most N - 1 words."""
         return self.manifest.order
 
     def score(
@@ -40,15 +39,11 @@ class LocalModel(ShardSet):
     ) -> Answers:
         """Scores each word after its context.
 
-        Shapes
-            contexts  (Q, N - 1)  uint32  word ids, the most recent in the last column; columns
-                      that a context does not reach hold 0
-            lengths   (Q,)        uint8   words of each context, 0 .. N - 1
-            words     (Q,)        uint32
-        Raises
-            QueryError  a wrong shape or type, a length or an id out of range
-        Guarantees
-            equals ngram.backoff.score bit for bit
+        Shapes      contexts  (Q, N - 1) uint32  word ids, the most recent in the last column;
+                              columns that a context does not reach hold 0
+                    lengths   (Q,) uint8  words of each context, 0 .. N - 1;  words  (Q,) uint32
+        Raises      QueryError  a wrong shape or type, a length or an id out of range
+        Guarantees  equals ngram.backoff.score bit for bit
         """
         self._check(contexts, lengths, words)
         groups = _one_each(contexts, lengths, words)
@@ -73,12 +68,9 @@ class LocalModel(ShardSet):
         return answers
 
     def score_groups(self, groups: QueryGroups) -> Answers:
-        """Scores each word after the context of its group; each context is walked once.
+        """Scores each word after the context of its group, as `score`; each context is walked once.
 
-        Raises
-            QueryError  arrays that do not match, a length or an id out of range
-        Guarantees
-            equals ngram.backoff.score bit for bit
+        Raises  QueryError  arrays that do not match, a length or an id out of range
         """
         check_types(groups)
         if len(self.shards) == 1:
@@ -115,20 +107,18 @@ class LocalModel(ShardSet):
     ) -> NDArray[np.float64]:
         """Scores each line of `text`, as KenLM's `Model.score` does for one.
 
-        Args
-            text  sentences, one per line, words between spaces, tabs and CR; UTF-8 if it is a str
-            bos   begin each with `<s>`, which is not scored
-            eos   score `</s>` after each
-        Returns
-            (lines,) float64, log10: the sum of the float32 scores of the words, which equal those
-            of ngram.backoff.score bit for bit. A text that ends in a line feed has an empty last
-            line.
+        Args     text  sentences, one per line, words between spaces, tabs and CR; UTF-8 if it is a
+                       str
+                 bos   begin each with `<s>`, which is not scored
+                 eos   score `</s>` after each
+        Returns  (lines,) float64, log10: the sum of the float32 scores of the words, which equal
+                 those of ngram.backoff.score bit for bit. A text that ends in a line feed has an
+                 empty last line
         """
         return score_lines(self, as_bytes(text), bos=bos, eos=eos).totals
 
     @cached_property
     def word_table(self) -> WordTable:
-        """Ids of many words at once."""
         return WordTable.from_vocabulary(self.vocabulary)
 
     def _check(
@@ -153,7 +143,6 @@ class LocalModel(ShardSet):
 def _one_each(
     contexts: NDArray[np.uint32], lengths: NDArray[np.uint8], words: NDArray[np.uint32]
 ) -> QueryGroups:
-    """A group for each query."""
     width = contexts.shape[1]
     reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
     return QueryGroups(

@@ -37,20 +37,14 @@ def score_owned(  # type: ignore[no-untyped-def]
 ):
     """`score_groups` of untrusted queries, by lengths in place of begins.
 
-    Shapes
-        view, order, context_words, words  as in `score_groups`
-        slots            (4096,)   uint16  the shard of each slot
-        context_lengths  (C,)      uint8
-        word_counts      (C,)      uint32
-        packed           (7 Q,)    uint8   filled: log10_prob (Q,) float32, then matched_order,
-                         ngram_length and state_length, (Q,) uint8 each
-        by_order         (16,)     int64   added to: the answers by matched order
-    Returns
-        whether the lengths fit each other, each context has two words or more and fits the order,
-        each asks a word, ids are in range, and all slots belong to `shard`; where not, nothing is
-        filled
-    Trusts
-        len(packed) == 7 * len(words); the columns, as `score_groups`
+    Shapes   slots (4096,)  the shard of each slot;  context_lengths, word_counts (C,)
+             packed (7 Q,) uint8 filled: log10_prob (Q,) float32, then matched_order, ngram_length
+                    and state_length, (Q,) uint8 each
+             by_order (16,)  added to: the answers by matched order
+    Returns  whether the lengths fit each other, each context has two words or more and fits the
+             order, each asks a word, ids are in range, and all slots belong to `shard`; where not,
+             nothing is filled
+    Trusts   len(packed) == 7 * len(words); the columns, as `score_groups`
     """
     contexts = len(context_lengths)
     queries = len(words)

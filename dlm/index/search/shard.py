@@ -69,10 +69,8 @@ def _check_begins(begins: NDArray[Any], parents: int, total: int, path: Path, na
 class LowOrders:
     """1- and 2-grams, with the bit that says whether anything is stored under a pair.
 
-    Shapes
-        arrays     the packed columns, mapped; `view` holds their addresses
-        view       int64  what `kernels.score_groups` takes where only the low orders answer
-        pairs      2-grams, blanks included
+    arrays  the packed columns, mapped; `view`, which the kernels take, holds their addresses
+    pairs   2-grams, blanks included
     """
 
     manifest: Manifest
@@ -91,9 +89,7 @@ class LowOrders:
     ) -> LowOrders:
         """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
 
-        Args
-            verify     check its checksum; offsets, keys and values are checked regardless
-            memory_options  see `layout.map_columns`
+        Args  verify  check its checksum; offsets, keys and values are checked regardless
         """
         entry = manifest.file("low_orders")
         path = directory / entry.name
@@ -142,12 +138,10 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
 class FoundBlocks:
     """Contexts of a shard, and where the words after each are stored.
 
-    Shapes
-        context_lengths  (C,)     uint8   two or more each
-        context_words    (sum(context_lengths),) uint32  most recent last
-        nodes            (C,)     int64   the root of each, -1 where it has none
-        totals           (C,)     uint32  words that are stored after each
-        log10_backoffs   (sum(context_lengths - 2),) float32  as in `StoredWords`
+    Shapes  context_lengths (C,), two or more each;  context_words (sum(context_lengths),)
+            nodes (C,)  the root of each, -1 where it has none
+            totals (C,)  words that are stored after each
+            log10_backoffs (sum(context_lengths - 2),)  as in `StoredWords`
     """
 
     context_lengths: NDArray[np.uint8]
@@ -158,15 +152,11 @@ class FoundBlocks:
 
     @property
     def words(self) -> int:
-        """Words stored after all of them."""
         return int(self.totals.sum(dtype=np.int64))
 
 
 class Shard:
-    """One shard of a shard set, with the low orders beside it.
-
-    Make one with `Shard.open`.
-    """
+    """One shard of a shard set, with the low orders beside it; made by `Shard.open`."""
 
     def __init__(
         self, directory: Path, manifest: Manifest, index: int, low: LowOrders, arrays: Arrays
@@ -194,14 +184,11 @@ class Shard:
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
-        Args
-            verify         check the checksum of each file; offsets, keys and values are checked
-                           regardless
-            manifest, low  those of the same set, where already open
-            memory_options      see `layout.map_columns`
-        Raises
-            ConfigError       memory cannot be locked
-            ShardFormatError  a file is missing, damaged or contradicts the manifest
+        Args    verify         check the checksum of each file; offsets, keys and values are checked
+                               regardless
+                manifest, low  those of the same set, where already open
+        Raises  ConfigError       memory cannot be locked
+                ShardFormatError  a file is missing, damaged or contradicts the manifest
         """
         directory = Path(directory)
         manifest = read_manifest(directory) if manifest is None else manifest
@@ -238,8 +225,7 @@ class Shard:
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to every query, in order; one kernel call, without the GIL.
 
-        Trusts  the ids are below the vocabulary's size: a server checks them before it looks for
-                slots; and the contexts are owned by this shard
+        Trusts  the ids are below the vocabulary's size, and this shard owns the contexts
         """
         return run_kernel(self.view, self.order, groups, check_ids=False)[0]
 
@@ -250,13 +236,11 @@ class Shard:
         word_counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to untrusted queries, and how many matched each order; None if a query
-        breaks a rule of `owned_kernels.score_owned`, or is another shard's.
+        """Packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and (16,) how many
+        matched each order; None if a query breaks a rule of `owned_kernels.score_owned`, or is
+        another shard's.
 
-        Shapes
-            as `QueryGroups`, whose arrays are passed, since making one takes as long as ten queries
-        Returns
-            (7 Q,) uint8, as they stand in a reply; (16,) int64
+        The arrays of a `QueryGroups` are passed, since making one takes as long as ten queries.
         """
         packed = np.empty(owned_kernels.PACKED_BYTES * len(words), np.uint8)
         by_order = np.zeros(MAX_ORDER + 1, np.int64)
@@ -290,8 +274,7 @@ class Shard:
     def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
         """What is stored after each context, but the first `skips` words of each; `most` in all.
 
-        Shapes
-            found  of contexts of two words or more each; skips (C,) uint32
+        Shapes  found  of contexts of two words or more each; skips (C,) uint32
         Trusts  as `score`
         Cost    the words and their search; of a context that does not fit whole, all its words
         """
@@ -325,11 +308,8 @@ class ShardSet:
     ) -> Self:
         """Maps every file of the shard set in `directory`.
 
-        Args
-            verify     check the checksum of each file; offsets and keys are checked regardless
-            memory_options  whether pages are loaded, locked or copied to huge pages first
-        Raises
-            ShardFormatError  a file is missing, damaged or contradicts the manifest
+        Args    verify  check the checksum of each file; offsets and keys are checked regardless
+        Raises  ShardFormatError  a file is missing, damaged or contradicts the manifest
         """
         path = Path(directory)
         manifest = read_manifest(path)
@@ -369,9 +349,8 @@ def run_kernel(
 ) -> tuple[Answers, NDArray[np.uint8]]:
     """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
 
-    Args
-        check_ids  False where the caller has checked that they are in range
-    Raises  QueryError: lengths that do not fit each other, a context too long, an id out of range
+    Args    check_ids  False where the caller has checked that they are in range
+    Raises  QueryError  lengths that do not fit each other, a context too long, an id out of range
     Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`
     """
     queries = len(groups.words)
@@ -400,7 +379,6 @@ def run_kernel(
 
 
 def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
-    """What is wrong with `groups`, for an error message."""
     if fault == kernels.LENGTHS:
         return (
             f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "

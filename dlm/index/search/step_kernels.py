@@ -74,7 +74,6 @@ class Low(NamedTuple):
 
 @inlined
 def address_of(view):  # type: ignore[no-untyped-def]
-    """The address of a view that is an array."""
     return np.int64(view.ctypes.data)
 
 
@@ -86,7 +85,6 @@ def of(numbers, place):  # type: ignore[no-untyped-def]
 
 @inlined
 def low_of(view):  # type: ignore[no-untyped-def]
-    """`Low` of a view."""
     key_bits = of(view, at.KEY_BITS)
     begin_bits, place_bits = of(view, at.BEGIN_BITS), of(view, at.PLACE_BITS)
     backoff_bits = of(view, at.WORD_BACKOFF_BITS)
@@ -122,7 +120,6 @@ def low_of(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def first_level(view):  # type: ignore[no-untyped-def]
-    """The level of the roots."""
     return view + np.int64(at.LEVEL << 3)
 
 
@@ -153,10 +150,8 @@ def log10_backoff_of(code, table):  # type: ignore[no-untyped-def]
 
 @inlined
 def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
-    """Bits of a directory entry of a list (0: it has none), where its keys begin, their bits.
-
-    See `packed.kernels.put_list`.
-    """
+    """Bits of a directory entry of a list (0: it has none), where its keys begin, their bits: see
+    `packed.kernels.put_list`."""
     leading = directory_bits(size)
     if leading == 0:
         return _0, bit, key_bits
@@ -168,9 +163,8 @@ def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
 def open_ranks(bit, shorter):  # type: ignore[no-untyped-def]
     """The list of a node at `bit`, whose shorter context has `shorter` words.
 
-    Returns
-        (entries, bit after the head; then as `open_list`). Where all words of the shorter context
-        follow, ranks are places: no directory, no bits of a key
+    Returns  (entries, bit after the head; then as `open_list`). Where all words of the shorter
+             context follow, ranks are places: no directory, no bits of a key
     """
     size, head = read_head(bit, shorter)
     bit += head
@@ -259,13 +253,11 @@ def word_code(low, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def word_backoff(low, word):  # type: ignore[no-untyped-def]
-    """That weight."""
     return log10_backoff_of(word_code(low, word), low.backoff_table)
 
 
 @inlined
 def ask_alone(low, word):  # type: ignore[no-untyped-def]
-    """Prefetches what `alone` reads."""
     prefetch(low.value + ((word * low.value_bits) >> _3))
 
 
@@ -301,7 +293,6 @@ def pair_code(low, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def pair_backoff(low, value):  # type: ignore[no-untyped-def]
-    """That weight."""
     return log10_backoff_of(pair_code(low, value), low.pair_backoff_table)
 
 
@@ -313,7 +304,6 @@ def pair_prob(low, near):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_root(low, pair):  # type: ignore[no-untyped-def]
-    """Prefetches the bucket of the root of a pair."""
     prefetch(low.bucket + (((pair >> low.root_key_bits) * low.bucket_bits) >> _3))
 
 
@@ -348,13 +338,11 @@ def ask_offset(address, base_bits, delta_bits, i):  # type: ignore[no-untyped-de
 
 @inlined
 def ask_place(level, node):  # type: ignore[no-untyped-def]
-    """Prefetches where the list of a node begins."""
     ask_offset(of(level, at.N_PLACE), of(level, at.N_PLACE_BASE), of(level, at.N_PLACE_DELTA), node)
 
 
 @inlined
 def ask_children(level, node):  # type: ignore[no-untyped-def]
-    """Prefetches where the children of a node begin."""
     ask_offset(of(level, at.N_CHILD), of(level, at.N_CHILD_BASE), of(level, at.N_CHILD_DELTA), node)
 
 
@@ -372,7 +360,6 @@ def node_list(level, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_node_backoff(level, node):  # type: ignore[no-untyped-def]
-    """Prefetches the weight of a node."""
     prefetch(of(level, at.N_BACKOFF) + ((node * of(level, at.N_BACKOFF_BITS)) >> _3))
 
 
@@ -385,7 +372,6 @@ def node_code(level, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def node_backoff(level, node):  # type: ignore[no-untyped-def]
-    """That weight."""
     return log10_backoff_of(node_code(level, node), of(level, at.N_BACKOFF_TABLE))
 
 
@@ -418,7 +404,6 @@ def record_bits(level):  # type: ignore[no-untyped-def]
 
 @inlined
 def matters(record, flag_bits):  # type: ignore[no-untyped-def]
-    """Whether an n-gram matters to the right."""
     return flag_bits and record & _1
 
 

@@ -60,10 +60,7 @@ from dlm.index.packed.tree import tree_shape
 
 
 def low_view(a: Arrays) -> NDArray[np.int64]:
-    """The view of the low orders, without a tree.
-
-    Trusts  the caller keeps `a` as long as the view is used
-    """
+    """The view of the low orders, without a tree; the caller keeps `a` as long as it is used."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     at = {name: column.ctypes.data for name, column in a.items()}
     view = np.zeros(LEVEL, np.int64)

@@ -3,8 +3,6 @@
 The context of a word is that of the word before and that word: the pair found when a word is scored
 is the root of the next word's context, and an n-gram that was not found is no context. So each
 list is searched once, where separate queries search it as a context and again for the word.
-
-One file past 500 lines: most of it is one search, whose stages share the state of a block.
 """
 
 # mypy: disable-error-code="assignment"
@@ -56,7 +54,6 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 @inlined
 def child_at(view, level, node):  # type: ignore[no-untyped-def]
-    """The first child of a node."""
     return offset_at(
         view[level + at.N_CHILD],
         view[level + at.N_CHILD_BASE],
@@ -85,17 +82,13 @@ def score_tokens(  # type: ignore[no-untyped-def]
 ):
     """Scores each word after those before it.
 
-    Shapes
-        view     int64           view.tree_view of the one shard of a set
-        order    int   N
-        words    (T,)   uint32   word ids, sentence after sentence
-        reach    (T,)   uint8    words of the sentence before each, N - 1 at most
-        log10_prob  (T,)  float32  filled, like those after it
-        matched_order, ngram_length, state_length  (T,) uint8
-    Guarantees
-        equals ngram.backoff.score bit for bit
-    Trusts
-        ids below the vocabulary's size; reach[i] <= reach[i - 1] + 1: checked in text.score
+    Shapes      view  view.tree_view of the one shard of a set;  order  N
+                words  (T,)  word ids, sentence after sentence
+                reach  (T,) uint8  words of the sentence before each, N - 1 at most
+                log10_prob  (T,) float32 filled, like those after it
+                matched_order, ngram_length, state_length  (T,) uint8
+    Guarantees  equals ngram.backoff.score bit for bit
+    Trusts      ids below the vocabulary's size; reach[i] <= reach[i - 1] + 1: checked in text.score
     """
     key_bits = view[at.KEY_BITS]
     key_mask = mask_of(key_bits)
@@ -510,12 +503,9 @@ def score_tokens(  # type: ignore[no-untyped-def]
 def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach):  # type: ignore[no-untyped-def]
     """Sentences with their marks, one after the other.
 
-    Shapes
-        ids             (n,)      uint32  words of all sentences
-        sentence_begin  (S + 1,)  int64   where each begins
-        bos, eos        int               1: a mark stands there
-        words           (T,)      uint32  filled: T = n + S * (bos + eos)
-        reach           (T,)      uint8   filled: see `score_tokens`
+    Shapes  ids (n,)  words of all sentences;  sentence_begin (S + 1,)  where each begins
+            bos, eos  1: a mark stands there
+            words, reach (T,) filled, T = n + S * (bos + eos): see `score_tokens`
     """
     longest = np.int64(max(order - 1, 0))
     at_token = np.int64(0)
@@ -541,10 +531,9 @@ def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach
 def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
     """What the tokens of each sentence come to: words and, with `eos`, the sentence end.
 
-    Shapes
-        log10_prob      (T,)      float32  of the tokens, as `lay_out` lays them
-        sentence_begin  (S + 1,)  int64    where the words of each begin, marks not counted
-        totals          (S,)      float64  filled: sums of log10_prob, in double precision
+    Shapes  log10_prob (T,)  of the tokens, as `lay_out` lays them
+            sentence_begin (S + 1,)  where the words of each begin, marks not counted
+            totals (S,) float64 filled: sums of log10_prob, in double precision
     """
     for s in range(len(totals)):
         first = sentence_begin[s] + s * (bos + eos) + bos
@@ -563,11 +552,9 @@ def count_sentences(  # type: ignore[no-untyped-def]
 ):
     """Which tokens of each sentence are unknown, and how long the n-grams are that were found.
 
-    Shapes
-        words, log10_prob, matched_order, sentence_begin  as in `sum_sentences`
-        oovs        (S,)         int64    filled: tokens whose id is 0
-        log10_oovs  (S,)         float64  filled: the sum of their log10_prob
-        hits        (order + 1,) int64    added to: tokens by matched order
+    Shapes  words, log10_prob, matched_order, sentence_begin  as in `sum_sentences`
+            oovs, log10_oovs (S,) filled: tokens whose id is 0, and the sum of their log10_prob
+            hits (order + 1,)  added to: tokens by matched order
     """
     for s in range(len(oovs)):
         first = sentence_begin[s] + s * (bos + eos) + bos
@@ -586,11 +573,9 @@ def count_sentences(  # type: ignore[no-untyped-def]
 def put_totals(totals, tokens, oovs, text):  # type: ignore[no-untyped-def]
     """Writes a row for each sentence: log10 P with six decimals, tokens and OOVs, tabs between.
 
-    Shapes
-        totals, tokens, oovs  (S,)  float64, int64, int64
-        text    uint8  filled, ROW_BYTES for each of them
-    Returns     bytes written
-    Trusts      as `put_fixed`: text.score
+    Shapes   totals, tokens, oovs (S,);  text (S * ROW_BYTES,) filled
+    Returns  bytes written
+    Trusts   as `put_fixed`: text.score
     """
     at = np.int64(0)
     for s in range(len(totals)):

@@ -64,11 +64,10 @@ KERNELS = (
 class TokenCounts:
     """Counts of the tokens of S sentences.
 
-    Shapes
-        tokens      (S,)          int64    what is scored: words, and sentence ends
-        oovs        (S,)          int64    tokens that the vocabulary lacks
-        log10_oovs  (S,)          float64  the share of the sum that falls on those
-        hits        (order + 1,)  int64    tokens of all sentences by the longest n-gram found
+    tokens      (S,)  what is scored: words, and sentence ends
+    oovs        (S,)  tokens that the vocabulary lacks
+    log10_oovs  (S,)  the share of the sum that falls on those
+    hits        (order + 1,)  tokens of all sentences by the longest n-gram found
     """
 
     tokens: NDArray[np.int64]
@@ -79,15 +78,12 @@ class TokenCounts:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Lines of text, each scored as a sentence.
+    """Lines of text, each scored as a sentence: S sentences of T tokens, marks included.
 
-    Shapes, S sentences of T tokens, marks included
-        words       (T,)          uint32   ids, `<s>` of each sentence before its words
-        answers     (T,)                   that of `<s>` means nothing
-        begin       (S + 1,)      int64    where the words of each begin, marks not counted
-        totals      (S,)          float64  log10 P
-        counts                             of tokens, unknown words and matches, made when they are
-                                           asked for
+    words    (T,)  ids, `<s>` of each sentence before its words
+    answers  (T,)  that of `<s>` means nothing
+    begin    (S + 1,)  where the words of each begin, marks not counted
+    totals   (S,)  log10 P
     """
 
     words: NDArray[np.uint32]
@@ -100,7 +96,7 @@ class Lines:
 
     @cached_property
     def counts(self) -> TokenCounts:
-        """What its tokens are."""
+        """Of tokens, unknown words and matches, made when they are asked for."""
         sentences = len(self.totals)
         counts = TokenCounts(
             np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
