@@ -8,7 +8,6 @@ from dlm.signals import end_signals
 
 
 def main() -> None:
-    """Runs the command; see `dlm.cli.main.main`."""
     try:
         end_signals.install()
         from dlm.cli.main import main as run

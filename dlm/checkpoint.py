@@ -37,12 +37,10 @@ Arrays = Sequence[npt.NDArray[Any]]
 class Checkpoint:
     """A file that `save` wrote, read and checked whole.
 
-    Fields
-        path         where it stands, for errors
-        settings     of the run that wrote it, as JSON
-        facts        more JSON, which is compared with nothing
-        arrays       as they were given
-        attachments  bytes by name
+    path         where it stands, for errors
+    settings     of the run that wrote it, as JSON
+    facts        more JSON, which is compared with nothing
+    attachments  bytes by name
     """
 
     path: Path
@@ -52,11 +50,7 @@ class Checkpoint:
     attachments: Mapping[str, bytes]
 
     def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
-        """Passes for a run with the settings of this file.
-
-        Raises
-            ConfigError  each setting that differs, with both values
-        """
+        """Raises `ConfigError` if settings differ from this file's, with both values of each."""
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(
@@ -66,11 +60,8 @@ class Checkpoint:
 
 
 def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
-    """Passes if arrays have the types and shapes of `expected`.
-
-    Raises
-        FormatError  more, fewer or other arrays; `place` is named
-    """
+    """Raises `FormatError`, which names `place`, unless arrays have the types and shapes of
+    `expected`."""
     if len(expected) != len(arrays):
         raise FormatError(
             f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: it was "
@@ -137,9 +128,8 @@ def save(
 ) -> str:
     """Writes arrays, with the settings that they belong to; returns the file's SHA-256.
 
-    Args
-        facts        more JSON for the header, which is not compared with anything
-        attachments  bytes of any length, by name
+    Args  facts        more JSON for the header, which is not compared with anything
+          attachments  bytes of any length, by name
     """
     body, table = _packed(arrays)
     places = {}
@@ -162,11 +152,7 @@ def save(
 
 
 def read(path: Path) -> Checkpoint:
-    """What `save` wrote.
-
-    Raises
-        FormatError  the file is cut off, damaged or of another kind
-    """
+    """What `save` wrote; FormatError if the file is cut off, damaged or of another kind."""
     return parse(path.read_bytes(), path)
 
 

@@ -38,7 +38,6 @@ class Setting(NamedTuple):
     one_of        the strings allowed; those of a Literal need not be repeated
     why           reasons for the default and the bounds; only on the reference page
     name          in files, variables and options, if the field's own name differs
-    field         the field's own name
     kind          the type without None
     optional      whether None is allowed
     default       None if there is none, or None is it
@@ -73,7 +72,6 @@ class Setting(NamedTuple):
         return f"{text} {self.unit}" if text and self.unit else text
 
     def allows(self, value: Any) -> bool:
-        """Whether a value of the right type is within the bounds."""
         if self.one_of:
             return value in self.one_of
         is_number = isinstance(value, Real)
@@ -134,10 +132,8 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Checks that the numbers and choices of a dataclass have their types and are within bounds.
-
-    Raises  ConfigError  the first that is not, as SECTION.NAME
-    """
+    """Raises `ConfigError`, for SECTION.NAME, at the first value of a wrong type or out of
+    bounds."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:
@@ -179,18 +175,16 @@ def resolve(
 ) -> T:
     """An instance of the dataclass `kind`, each field from the strongest source that names it.
 
-    Args
-        section  name of the table in the TOML file and middle part of the variables
-        flags    field -> value; None means not given
-        found    the content of the TOML file, if it was already read
-        tables   other tables that the file may have
-        prefix   of the variables; a command whose tables have the same names as another command's
-                 uses its own prefix, so that neither reads the other's variables
-        within   what precedes the table's name in the file, as "federate."
-    Raises
-        ConfigError  an unknown field in the file or the environment, an unknown table of the file,
-                     a field without a default that nothing names, or a value of the wrong type or
-                     out of bounds
+    Args    section  name of the table in the TOML file and middle part of the variables
+            flags    field -> value; None means not given
+            found    the content of the TOML file, if it was already read
+            tables   other tables that the file may have
+            prefix   of the variables; a command whose tables have the same names as another
+                     command's uses its own prefix, so that neither reads the other's variables
+            within   what precedes the table's name in the file, as "federate."
+    Raises  ConfigError  an unknown field in the file or the environment, an unknown table of the
+                         file, a field without a default that nothing names, or a value of the
+                         wrong type or out of bounds
     """
     environ = os.environ if environ is None else environ
     settings = settings_of(kind)
@@ -237,10 +231,7 @@ def resolve(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Raises  ConfigError  it cannot be opened, or is not TOML
-    """
+    """The content of a TOML file; ConfigError if it cannot be opened, or is not TOML."""
     try:
         return parse_toml(file.read_text(encoding="utf-8"), file)
     except OSError as exc:
@@ -250,10 +241,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str, file: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of `file`, whose text is this.
-
-    Raises  ConfigError  it is not TOML
-    """
+    """The content of `file`, whose text is this; ConfigError if it is not TOML."""
     import tomllib
 
     try:

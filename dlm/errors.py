@@ -48,11 +48,10 @@ class FormatError(DlmError):
 
 
 class ArpaError(FormatError):
-    """An ARPA file is malformed.
+    """An ARPA file is malformed; None where a place does not apply.
 
-    `order` is the section (1-based) the fault is in, `line` is 1-based, `byte_offset` counts from
-    the start of the *decompressed* text to the start of that line. Each is None where it does not
-    apply (an empty file has no line).
+    `order` is the section the fault is in, `line` is 1-based, `byte_offset` counts from the
+    start of the *decompressed* text to the start of that line.
     """
 
     def __init__(
@@ -118,10 +117,7 @@ class SpillError(FormatError):
 
 
 class LatticeError(FormatError):
-    """A lattice or an n-best list is malformed.
-
-    `line` is 1-based; `path` and `line` are None where they do not apply.
-    """
+    """A lattice or an n-best list is malformed; `line` is 1-based, None where it does not apply."""
 
     def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
         self.path = path
@@ -191,9 +187,10 @@ class DeadlineExceeded(UnavailableError):
 
 
 class Overloaded(UnavailableError):
-    """The message was refused for load: the server is busy (OVERLOADED), or busy with this client
-    (CLIENT_LIMIT); or this client has so much queued that the answer would come too late, and did
-    not send it. `retry_after_s` says when to retry.
+    """The message was refused for load; `retry_after_s` says when to retry.
+
+    The server is busy (OVERLOADED), or busy with this client (CLIENT_LIMIT); or this client has
+    so much queued that the answer would come too late, and did not send it.
     """
 
 
@@ -223,7 +220,4 @@ class UnknownCall(ProtocolError):
 
 
 class AuthenticationError(DlmError):
-    """The server does not let this client in: it has no token, or an unknown one.
-
-    It is not retried: the same call fails until the token changes.
-    """
+    """The server does not let this client in; the same call fails until its token changes."""

@@ -45,10 +45,7 @@ _unfinished: dict[Path, int] = {}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Locks an open file; False if another process has the lock.
-
-    Raises  OSError  the file system has no locks
-    """
+    """Locks an open file; False if another process has the lock; OSError without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -60,9 +57,8 @@ def lock_file(file: Path, *, needs_locks: bool = True, mode: int = 0o600) -> int
     """A descriptor that holds the lock on a file, which is created if missing; `unlock` releases
     it. None if another process has the lock.
 
-    Args
-        needs_locks  False: where the file system has no locks, nobody is kept out
-        mode         of a new file, before the umask; 0o666 where users share the folder
+    Args    needs_locks  False: where the file system has no locks, nobody is kept out
+            mode         of a new file, before the umask; 0o666 where users share the folder
     Raises  OSError  the file cannot be opened, or the file system has no locks
     """
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -99,11 +95,10 @@ def locked(
 ) -> Iterator[None]:
     """Holds the lock on a file inside the block.
 
-    Args
-        refusal  raised if another process has the lock; None waits for it
-        tell     called once if it has to wait
-        remove   removes the file at the end
-        needs_locks  as that of `lock_file`, whose errors it raises
+    Args  refusal  raised if another process has the lock; None waits for it
+          tell     called once if it has to wait
+          remove   removes the file at the end
+          needs_locks  as that of `lock_file`, whose errors it raises
     """
     handle = lock_file(file, needs_locks=needs_locks)
     if handle is None:
@@ -125,9 +120,8 @@ _claims: dict[Path, int] = {}
 
 
 def claim(entry: Path) -> bool:
-    """Marks a folder of a cache as in use until this process ends, and as used now.
-
-    Where the cache cannot be written, or has no locks, nothing is marked.
+    """Marks a folder of a cache as in use until this process ends, and as used now; nothing is
+    marked where the cache cannot be written, or has no locks.
 
     Returns  whether the folder is there: another process may have removed it
     """
@@ -147,11 +141,10 @@ def claim(entry: Path) -> bool:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes what no process has claimed from a cache, least recently claimed first, until the
-    rest fits.
+    """Removes what no process has claimed from a cache, least recently claimed first, until it
+    fits.
 
-    Args
-        names  a regular expression for the folders that are entries
+    Args  names  a regular expression for the folders that are entries
     """
     found = []
     for entry in cache.iterdir():
@@ -193,8 +186,7 @@ def remove_leftovers(path: Path, names: str | None = None) -> None:
 
     It leaves what a process is still writing, and what this one may not touch.
 
-    Args
-        names  a regular expression, for all such names in the folder of `path`
+    Args  names  a regular expression, for all such names in the folder of `path`
     """
     names = re.escape(path.name) if names is None else names
     named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
@@ -236,8 +228,7 @@ def remove_unfinished() -> None:
 def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
     """Creates a locked file or folder beside `path`; returns it and its descriptor.
 
-    Args
-        make  creates it under a name and returns a descriptor; FileExistsError: another name
+    Args  make  creates it under a name and returns a descriptor; FileExistsError: another name
     """
     remove_leftovers(path)
     for _ in range(_TRIES):
@@ -264,7 +255,6 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
 
 
 def _forget(beside: Path) -> None:
-    """Removes what was started."""
     _remove(beside)
     _unfinished.pop(beside, None)
 
@@ -272,20 +262,17 @@ def _forget(beside: Path) -> None:
 class Replacement:
     """A file that is written beside its final place and then moved there.
 
-    Args
-        path        final place; a pipe or a device there is written to directly
-        mode        of the file, less the umask
-        keep_owner  if a file exists there, the new one gets its owner, group and mode
-        buffering   as that of `open`
-    Raises
-        OSError     nothing can be written beside it
-    Guarantees
-        `commit` puts all that was written to `file` in place, on disk, in one step; until then and
-        after `discard` the place is as it was. What killed processes left beside it is removed
-    Usage
         r = Replacement(path)
         try: r.file.write(...); r.commit()
         finally: r.discard()
+
+    Args        path        final place; a pipe or a device there is written to directly
+                mode        of the file, less the umask
+                keep_owner  if a file exists there, the new one gets its owner, group and mode
+    Raises      OSError  nothing can be written beside it
+    Guarantees  `commit` puts all that was written to `file` in place, on disk, in one step;
+                until then and after `discard` the place is as it was. What killed processes left
+                beside it is removed
     """
 
     def __init__(
@@ -328,7 +315,6 @@ class Replacement:
                 os.fsync(self.file.fileno())
 
     def commit(self) -> None:
-        """Puts the file in its place and closes it."""
         self.sync()
         if self._beside is not None:
             self._beside.replace(self.path)
@@ -400,9 +386,8 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bo
 def erase(path: Path) -> None:
     """Overwrites a file in place, waits until that is on disk, and removes it.
 
-    Guarantees
-        a file system that writes in place holds none of its bytes afterwards; journals, snapshots,
-        copy-on-write, the spare blocks of an SSD and backups may keep them
+    A file system that writes in place holds none of its bytes afterwards; journals, snapshots,
+    copy-on-write, the spare blocks of an SSD and backups may keep them.
     """
     with path.open("r+b") as file:
         left = file.seek(0, os.SEEK_END)
@@ -417,23 +402,19 @@ def erase(path: Path) -> None:
 def move(source: Path, destination: Path) -> None:
     """Renames a file or folder in one step, and waits until that is on disk.
 
-    Raises
-        OSError  the target of a folder is a file, or a folder that is not empty: both stay
+    Raises  OSError  the target of a folder is a file, or a folder that is not empty: both stay
     """
     source.replace(destination)
     sync_folder(destination.absolute().parent)
 
 
 def temporary_folder() -> Path:
-    """The system's folder for temporary files."""
     return Path(tempfile.gettempdir())
 
 
 def scratch_file(folder: Path) -> int:
-    """The descriptor of a new file without a name, removed when it is closed or its process ends.
-
-    Raises  OSError  nothing can be written there
-    """
+    """The descriptor of a new file without a name, removed when it is closed or its process
+    ends."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.dup(file.fileno())
 
@@ -442,9 +423,8 @@ def scratch_file(folder: Path) -> int:
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
     """A folder that exists until the end of the block; only its owner has access.
 
-    Args
-        parent  its parent; None takes the system's folder for temporary files
-        name    its purpose: what killed processes left under the same name is removed
+    Args  parent  None takes the system's folder for temporary files
+          name    its purpose: what killed processes left under the same name is removed
     """
     place = temporary_folder() if parent is None else parent
 

@@ -22,11 +22,9 @@ SIZES = tuple(float(1 << power) for power in range(17))
 class Histogram:
     """How many values fell into each bucket, and their sum.
 
-    Args
-        bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket is for
-                larger values
-    Shapes
-        counts  len(bounds) + 1, not cumulative
+    bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket is for
+            larger values
+    counts  len(bounds) + 1, not cumulative
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -37,13 +35,11 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """Counts `value`."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
     def count(self) -> int:
-        """Values counted."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, int]]:

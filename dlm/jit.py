@@ -1,9 +1,8 @@
 """Compiled kernels: how they are made, and where they are cached between processes.
 
 `kernel` and `inlined` replace numba's decorators in every file of kernels. numba's own cache
-compares a kernel only with the file that defines it. But a kernel also contains code inlined from
-other files; after an upgrade it would run the old code. So ours caches kernels in a folder named
-after the exact source of all of them.
+compares a kernel only with the file that defines it, but a kernel also contains code inlined from
+other files. So ours caches kernels in a folder named after the exact source of all of them.
 """
 
 from __future__ import annotations
@@ -57,13 +56,12 @@ _FOLDER = rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}"
 def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
     """Compiles a function on its first call, to run without the GIL, and caches the result.
 
-    Args
-        nogil  False holds the GIL, for what takes a microsecond: releasing it takes as long, and
-               data shared by threads needs no lock
-        types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
-               marked `out` writable. Then it is compiled once, other arguments raise TypeError,
-               and it can be compiled ahead. Without, it is compiled for each kind of arguments;
-               read-only and writable arrays are different kinds
+    Args    nogil  False holds the GIL, for what takes a microsecond: releasing it takes as long,
+                   and data shared by threads needs no lock
+            types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
+                   marked `out` writable. Then it is compiled once, other arguments raise TypeError,
+                   and it can be compiled ahead. Without, it is compiled for each kind of arguments;
+                   read-only and writable arrays are different kinds
     Raises  TypeError  it is defined inside another function: the cache names a kernel by module,
                        name and types, so it would run the code of another from the same factory
     """
@@ -235,10 +233,7 @@ def _places() -> Iterator[Path]:
 
 
 def _claim(folder: Path) -> None:
-    """Marks a folder as in use while this process lives; if it is new, removes old ones.
-
-    Raises  OSError  the folder cannot be written
-    """
+    """Marks a folder as in use while this process lives; if it is new, removes old ones."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     os.close(scratch_file(folder))  # permissions do not always show it
@@ -273,16 +268,15 @@ def declared_kernels() -> list[Any]:
 
 
 def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
-    """Compiles the kernels that are not cached, in parallel in separate processes.
+    """Compiles the kernels that are not cached, in parallel in separate processes; returns how
+    many.
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it.
 
-    Args
-        kernels  with declared types; the slow ones first
-        tell     called with the numbers of kernels done and to do, from 0, in any thread; not
-                 called if all are cached; None: `compiling_notice` reports it
-    Returns      how many were compiled
+    Args  kernels  with declared types; the slow ones first
+          tell     called with the numbers of kernels done and to do, from 0, in any thread; not
+                   called if all are cached; None: `compiling_notice` reports it
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:

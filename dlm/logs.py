@@ -28,17 +28,12 @@ def _text(value: Any) -> str:
 
 
 class EventLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger of events: `log.warning("client.mode.changed", extra={"to": "local_fallback"})`.
-
-    Args
-        name  of the logger, as `logging.getLogger` takes it
-    """
+    """A logger of events: `log.warning("client.mode.changed", extra={"to": "local_fallback"})`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.getLogger(name))
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """As `logging.Logger.log`; `extra` has the fields."""
         if not self.isEnabledFor(level):
             return
         name = str(msg) % args if args else str(msg)

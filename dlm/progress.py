@@ -14,13 +14,8 @@ COMPILING = "compiling kernels (first run of this command)"
 
 
 class ProgressReporter:
-    """Reports the stages of a job and their progress, at most every few seconds.
-
-    Args
-        tell         called with each line
-        interval_s   between two lines of a stage; suggested 5
-        clock        monotonic seconds
-    """
+    """Reports the stages of a job and their progress, at most every few seconds, by calls of
+    `tell`."""
 
     def __init__(
         self,
@@ -37,11 +32,7 @@ class ProgressReporter:
         self._began_s = self._reported_s = clock()
 
     def stage(self, name: str, total: int = 0, unit: str = "") -> None:
-        """Starts a stage.
-
-        Args
-            total, unit  of what `step` counts; total 0 if it is not known
-        """
+        """Starts a stage of `total` units, which `step` counts; 0 if that is not known."""
         self._name, self._unit = name, unit
         self._done, self._total = 0, total
         self._began_s = self._reported_s = self._clock()
@@ -55,9 +46,8 @@ class ProgressReporter:
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
         """Reports the progress of the stage, if it is time to.
 
-        Args
-            done, total  in any measure; total 0 if it is not known
-            counted      in the unit of the rate
+        Args  done, total  in any measure; total 0 if it is not known;  counted  in the unit of
+                           the rate
         """
         now = self._clock()
         if now - self._reported_s < self._interval_s:
@@ -81,12 +71,8 @@ class CompilingNotice:
     dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. No lock: a fork in
     another thread must not leave one taken.
 
-    Args
-        tell      called with the line
-        every_s   between two lines that count the kernels compiled so far; None: only one line
-        silent_s  seconds of compiling before the first line
-    Attributes
-        spent_s  seconds since `use` in which kernels compiled, except hidden ones
+    every_s   between two lines that count the kernels compiled so far; None: only one line
+    spent_s   seconds since `use` in which kernels compiled, except hidden ones
     """
 
     def __init__(
@@ -112,7 +98,6 @@ class CompilingNotice:
         self._told_s = self._began_s
 
     def begin(self) -> None:
-        """A kernel starts to compile."""
         self._depth += 1
         if self._depth > 1 or self._hidden:
             return
@@ -124,7 +109,6 @@ class CompilingNotice:
                 timer.start()
 
     def end(self, kernels: int = 1) -> None:
-        """The kernel, or several, are compiled."""
         self._look()
         self._depth = max(self._depth - 1, 0)
         if not self._depth and not self._hidden:
@@ -133,7 +117,6 @@ class CompilingNotice:
 
     @contextmanager
     def compiling(self, kernels: int) -> Iterator[None]:
-        """Brackets the compilation of several kernels."""
         self.begin()
         try:
             yield

@@ -28,9 +28,8 @@ def parse_size(text: str) -> int:
 def check_open_files(*, may_raise: bool = False) -> None:
     """Raises `ConfigError` if this process may open too few files and connections.
 
-    Args
-        may_raise  first raise a soft limit that is too low, as far as needed; not in the process
-                   of a program that uses dlm as a library
+    Args  may_raise  first raise a soft limit that is too low, as far as needed; not in the
+                     process of a program that uses dlm as a library
     """
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if may_raise and limit < MIN_FILES and (hard >= MIN_FILES or hard == resource.RLIM_INFINITY):

@@ -59,7 +59,6 @@ class ScoreSummary:
     by_order: list[int] = field(default_factory=list)
 
     def add(self, scores: list[SentenceScore]) -> None:
-        """Adds sentences that servers scored."""
         import numpy as np
 
         self.sentences += len(scores)
@@ -72,7 +71,6 @@ class ScoreSummary:
             self._add_hits(np.bincount(score.token_matched_order))
 
     def add_lines(self, lines: Lines) -> None:
-        """Adds sentences that were scored here."""
         self.sentences += len(lines.totals)
         self.tokens += int(lines.counts.tokens.sum())
         self.oovs += int(lines.counts.oovs.sum())

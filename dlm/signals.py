@@ -19,10 +19,9 @@ RAISE_AGAIN_S = 0.05
 class EndSignals:
     """Raises the first end signal in the main thread; the second ends the process at once.
 
-    Both wait while the main thread runs a compiler or compiled code.
-
-    Python drops an exception that is raised in a callback from C or in a finalizer. The first
-    signal is then raised again, until code that can carry it runs.
+    Both wait while the main thread runs a compiler or compiled code. Python drops an exception
+    that is raised in a callback from C or in a finalizer: the first signal is then raised again,
+    until code that can carry it runs.
     """
 
     def __init__(self) -> None:

@@ -21,11 +21,8 @@ FIELDS = ("traceparent", "tracestate")
 
 
 class Tracer:
-    """Makes spans with the process's OpenTelemetry set-up.
-
-    Raises
-        ConfigError  the extra `trace` is not installed
-    """
+    """Makes spans with the process's OpenTelemetry set-up; ConfigError without the extra
+    `trace`."""
 
     def __init__(self, version: str) -> None:
         try:
@@ -84,11 +81,7 @@ class Span:
         return bool(self.span.get_span_context().trace_flags.sampled)
 
     def end(self, result: str, **attributes: Number) -> None:
-        """Ends it.
-
-        Args
-            result  "ok", or a name from a closed set
-        """
+        """Ends it; `result` is "ok", or a name from a closed set."""
         self.span.set_attributes(_named({**attributes, "result": result}))
         if result != "ok":
             self.span.set_status(self._api.Status(self._api.StatusCode.ERROR, result))

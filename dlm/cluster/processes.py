@@ -34,8 +34,7 @@ RESTART_S = 2.0  # a server that ends at once is restarted at this interval
 class Server:
     """A running server; its endpoint's pid is also the group of all its processes.
 
-    Fields
-        command  its words after `dlm`
+    command  its words after `dlm`
     """
 
     process: subprocess.Popen[bytes]
@@ -61,7 +60,6 @@ class Server:
 
 
 def how_it_ended(status: int) -> str:
-    """The exit status of a child process, in words."""
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"was killed ({signal.Signals(-status).name})"
@@ -103,15 +101,13 @@ def running_servers(
     hold it. Further replicas come after the first of all shards, in the same order. Code that
     starts one `again` must put it into the list in place of the old one.
 
-    Args
-        workers     processes of each server
-        replicas    servers of each shard
-        first_port  server i gets first_port + i; 0 takes free ports
-        first_metrics_port  likewise; 0 means none
-        options     of `dlm serve`, for each
-        compiling   compiles kernels that an earlier start did not cache
-    Raises
-        ShardDown, ConfigError  a server did not start; its message is on standard error
+    Args    workers     processes of each server
+            replicas    servers of each shard
+            first_port  server i gets first_port + i; 0 takes free ports
+            first_metrics_port  likewise; 0 means none
+            options     of `dlm serve`, for each
+            compiling   compiles kernels that an earlier start did not cache
+    Raises  ShardDown, ConfigError  a server did not start; its message is on standard error
     """
     compiling(KERNELS)  # otherwise all servers would compile the same at once
     held = holders([read_manifest(directory) for directory in directories])
@@ -195,11 +191,9 @@ def supervise(
     The other servers go on, even if a shard has none left: clients with `bigram_fallback` answer
     for it.
 
-    Args
-        restart  whether a server that ended is restarted, in its place in `servers`
-        changed  called after a restart
-    Raises
-        ShardDown  every server ended, and none is restarted
+    Args    restart  whether a server that ended is restarted, in its place in `servers`
+            changed  called after a restart
+    Raises  ShardDown  every server ended, and none is restarted
     """
     gone: set[str] = set()
     started: dict[str, float] = {}
@@ -239,8 +233,7 @@ def supervise(
 def claim(cluster_file: Path) -> Iterator[None]:
     """Locks `cluster_file` for the cluster of this process, by a file beside it.
 
-    Raises
-        ConfigError  it belongs to a cluster that is starting or runs, or dlm did not write it
+    Raises  ConfigError  it belongs to a cluster that is starting or runs, or dlm did not write it
     """
     running = ConfigError(
         f"another dlm cluster writes {cluster_file}; "

@@ -2,8 +2,6 @@
 
 Several worker processes may share a port, and the system picks which of them a connection reaches.
 So further connections are made until every worker was reached, or a limit of tries.
-
-One file past 500 lines: what is asked of servers is read beside what is concluded from it.
 """
 
 from __future__ import annotations
@@ -48,22 +46,19 @@ def tries_for(workers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model that a server process holds, or a server that does not answer.
+    """A model that a server process holds, or a server that does not answer; None: not known (yet).
 
     address        as cluster.toml gives it
-    shard          the shard it reports; the hint of cluster.toml while it is silent, or None
+    shard          the shard it reports; the hint of cluster.toml while it is silent
     state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
                    does not let us ask
     worker, workers  number of the process on the port, from 0, and how many there are
     model, shard_set  their first 12 hex digits
     queries_per_s, messages_per_s  answered, between the last two beats
     refused        messages refused since it started
-    failing_percent  share of the messages between the last two beats that it refused; None if
-                   there were none
-    in_flight      messages being worked on
+    failing_percent  share of the messages between the last two beats that it refused
     cpu_percent    of one core, between the last two beats
     memory_bytes   private memory of the process
-    uptime_s       since it started
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
     delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
@@ -71,8 +66,6 @@ class Row:
     slow           whether clients consider it slow: compared with its baseline, or with another
                    server of its shard
     error          why the row has no data, or incomplete data
-
-    None means not known (yet).
     """
 
     address: str
@@ -143,8 +136,7 @@ class ClusterSnapshot:
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved` and
-        `mode`."""
+        """As JSON: `servers` (`Row`, field by field), and the other fields and properties."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
@@ -171,7 +163,6 @@ class _BeatHistory:
         self._member = measured(Member(), beat.round_trip_s, beat.at, HEARTBEATS)
 
     def add(self, beat: _Beat) -> None:
-        """Another beat."""
         self.before, self.last = self.last, beat
         self._member = measured(self._member, beat.round_trip_s, beat.at, HEARTBEATS)
 
@@ -183,7 +174,6 @@ class _BeatHistory:
             self._member = self._member._replace(trips=trips, delay_s=min(trips))
 
     def row(self, endpoint: Endpoint, model: str | None) -> Row:
-        """The row that follows from the beats."""
         reply, before, member = self.last.reply, self.before, self._member
         row = Row(
             endpoint.address,
@@ -269,8 +259,7 @@ class _Server:
         self._sequence = 0
 
     def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
-        """The last of up to `BEATS`, with the shortest of their round trips; one short beat is
-        enough."""
+        """The shortest of up to `BEATS` round trips; one short beat is enough."""
         beat = self._beat_once(connection, shard_set, shard)
         for _ in range(1, BEATS):
             if beat.round_trip_s <= HEARTBEATS.slow_floor_s:
@@ -332,7 +321,6 @@ class _Server:
         return rows
 
     def rows(self) -> list[Row]:
-        """The rows that follow from the last beats."""
         rows = [row for worker in self.workers.values() for row in self._rows(worker)]
         return sorted(rows, key=lambda row: row.worker or 0)
 
@@ -426,11 +414,10 @@ def mark_slow(rows: list[Row]) -> list[Row]:
 class ClusterStatus:
     """Polls every server repeatedly; rates are known from the second poll on.
 
-    Args
-        endpoints  the servers, each once
-        connect    makes a separate connection at every call
-        timeout_s  seconds for one heartbeat, and for reaching all workers of a server
-        model      the default that cluster.toml names, if any
+    Args  endpoints  the servers, each once
+          connect    makes a separate connection at every call
+          timeout_s  for one heartbeat, and for reaching all workers of a server
+          model      the default that cluster.toml names, if any
     """
 
     def __init__(
@@ -498,6 +485,5 @@ class ClusterStatus:
         return rows
 
     def close(self) -> None:
-        """Closes every connection."""
         for server in self._servers:
             server.close()

@@ -1,7 +1,6 @@
 """The plain back-off recursion over a dictionary: the oracle for all faster code.
 
-Kernel, server, client and gateway must return the bits that this file returns. Nothing in it is
-clever, and nothing on a hot path uses it.
+Kernel, server, client and gateway must return its bits. Nothing on a hot path uses it.
 """
 
 from __future__ import annotations
@@ -40,13 +39,10 @@ class Score:
 class DictModel:
     """An n-gram model as a dictionary.
 
-    Args
-        vocabulary  words and ids
-        order       N; contexts have at most N - 1 words
-        ngrams      n-gram, oldest word first -> (log10 probability, log10 back-off weight),
+    Args    order   N; contexts have at most N - 1 words
+            ngrams  n-gram, oldest word first -> (log10 probability, log10 back-off weight),
                     both float32; a missing back-off weight is 0
-    Guarantees
-        the set of n-grams is closed under prefixes (`ArpaError` otherwise); suffixes may be missing
+    Raises  ArpaError  an n-gram's prefix is missing; suffixes may be
     """
 
     vocabulary: Vocabulary
@@ -115,12 +111,10 @@ class DictModel:
     def score(self, context: Sequence[int], word: int) -> Score:
         """Scores `word` after `context`.
 
-        Args
-            context  word ids, most recent last; words beyond the model's order are ignored
-            word     word id
-        Paper        DLM Algorithm 1, in log10 and float32: the back-off weights are added to 0 from
-                     the longest context to the shortest, then the probability of the longest n-gram
-                     found. The order is fixed so that every implementation gives the same bits.
+        Args   context  word ids, most recent last; words beyond the model's order are ignored
+        Paper  DLM Algorithm 1, in log10 and float32: the back-off weights are added to 0 from
+               the longest context to the shortest, then the probability of the longest n-gram
+               found. The order is fixed so that every implementation gives the same bits.
         """
         return score(self.ngrams, self.closure, self.extended, self.order, context, word)
 
@@ -161,7 +155,6 @@ def score(
     context: Sequence[int],
     word: int,
 ) -> Score:
-    """DLM Algorithm 1 over a dictionary; see `DictModel.score`."""
     kept = tuple(context)[-(order - 1) :] if order > 1 else ()
     matched = 0
     log10_prob = MISSING_UNK_LOG10_PROB

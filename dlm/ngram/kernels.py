@@ -6,8 +6,8 @@ word of up to eight bytes is compared without another access. Id 0, the unknown 
 slot, so that an entry of 0 is a free slot; its two spellings are recognised where a search fails.
 
 Eight bytes are read at a time, wherever they begin, so every array of bytes must extend `PAD_BYTES`
-beyond the range that is read. Nothing here checks that, and numba reads out of range silently. The
-callers named under `Trusts` ensure it.
+beyond the range that is read: numba reads out of range silently. The callers named under `Trusts`
+ensure it.
 """
 
 # mypy: disable-error-code="assignment"
@@ -188,7 +188,6 @@ def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
 def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
     """Hash of text[begin:begin + length], whose `first_bytes` are `first`.
 
-    Cost    a multiplication for each eight bytes
     Trusts  PAD_BYTES after the word
     """
     h = fold(np.uint64(length) * _LENGTH_MULTIPLIER ^ first, _MULTIPLIER)
@@ -210,14 +209,11 @@ def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
-    """End of the word at `at`: where the first delimiter stands.
+    """End of the word at `at`, where the first delimiter stands, and its first bytes as of
+    `bytes_at`.
 
-    Shapes
-        text        (T,)   uint8
-        delimiters  (256,) uint8  not 0 for each delimiter; none is above a space
-    Returns
-        (end, the first bytes as `bytes_at` gives them)
-    Trusts          a delimiter at `at` or after it, and PAD_BYTES after that
+    Shapes  text (T,);  delimiters (256,)  not 0 for each delimiter; none is above a space
+    Trusts  a delimiter at `at` or after it, and PAD_BYTES after that
     """
     begin = at
     first = load64(text, at)
@@ -241,14 +237,10 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
 def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h):  # type: ignore[no-untyped-def]
     """Id of the word text[begin:begin + length], or -1; 0 for both spellings of the unknown word.
 
-    Shapes
-        slots       (2**k,)        uint64  raw; entries, each before its first bytes, and
-                                           at least one of them 0
-        mask        uint64         len(slots) - 2: leaves the place of an entry of a hash
-        word_begin  (n + 1 or more) int64  where each word begins in word_bytes
-        word_bytes  (...)          uint8
-        text        (T,)           uint8
-        first, h    uint64         `bytes_at` and `hash_word` of the word
+    Shapes  slots (2**k,)  raw; entries, each before its first bytes, and at least one of them 0
+            mask  len(slots) - 2: leaves the place of an entry of a hash
+            word_begin (n + 1 or more)  where each word begins in word_bytes
+            first, h  `bytes_at` and `hash_word` of the word
     Cost    for a word of up to eight bytes, one look into `slots`
     Trusts  PAD_BYTES after the word, and after the last of word_bytes: wordtable.WordTable
     """
@@ -284,10 +276,7 @@ def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignor
 
 @inlined
 def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-def]
-    """Enters a word which is not there yet.
-
-    Trusts  a free slot, and that `find_word` did not find it
-    """
+    """Enters a word which is not there yet; trusts that there is a free slot."""
     tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)
     at = h & mask
     while slots[at] != U0:
@@ -324,11 +313,8 @@ def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-u
 
 @kernel("uint64[:], int64[:], uint8[:], uint8[:], int64[:], int64[:], out uint32[:]")
 def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: ignore[no-untyped-def]
-    """Ids of the words text[begin[i]:end[i]]; 0 where the table lacks one.
+    """Ids (n,) of the words text[begin[i]:end[i]]; 0 where the table lacks one.
 
-    Shapes
-        begin, end  (n,) int64
-        ids         (n,) uint32  filled
     Trusts  0 <= begin <= end, within `text`, and as `find_word`: wordtable.WordTable
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
@@ -351,7 +337,6 @@ def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: i
 
 @kernel("uint8[:], int64, int64")
 def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
-    """Newlines in text[begin:end]."""
     count = np.int64(0)
     for byte in text[begin:end]:
         count += byte == NEWLINE
@@ -360,17 +345,14 @@ def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
 
 @kernel("uint64[:], int64[:], uint8[:], uint8[:], int64, uint8[:], out uint32[:], out int64[:]")
 def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentence_begin):  # type: ignore[no-untyped-def]
-    """The ids of the words of text[:end], line by line.
+    """The ids of the words of text[:end], line by line; returns the number of words.
 
-    Shapes
-        delimiters      (256,)        uint8   not 0 for delimiters; none above space
-        ids             (words,)      uint32  filled
-        sentence_begin  (lines + 1,)  int64   filled: the first word of each line; the number of
-                        words at its end
-    Returns  the number of words
-    Trusts
-        text[end] is a newline, and PAD_BYTES after it; room for every word and line, of which there
-        is one more than newlines: wordtable.WordTable; the rest as `find_words`
+    Shapes  delimiters      (256,)        not 0 for delimiters; none above space
+            ids             (words,)      filled
+            sentence_begin  (lines + 1,)  filled: the first word of each line; the number of words
+                                          at its end
+    Trusts  text[end] is a newline, and PAD_BYTES after it; room for every word and line, of
+            which there is one more than newlines: wordtable.WordTable; the rest as `find_words`
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)

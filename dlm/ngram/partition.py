@@ -42,11 +42,9 @@ def _avalanche(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """XXH64, seed 0, of each pair of ids written as two little-endian uint32.
+    """XXH64 (n,), seed 0, of each pair of ids written as two little-endian uint32.
 
-    Shapes
-        u, v     (n,)  uint32  the last two words of a context, v the more recent
-    Returns      (n,)  uint64
+    Args  u, v  (n,)  the last two words of a context, v the more recent
     """
     lane = np.asarray(u).astype(U64) | (np.asarray(v).astype(U64) << U64(32))
     with np.errstate(over="ignore"):
@@ -55,17 +53,11 @@ def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint6
 
 
 def slots_of(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint16]:
-    """The slot of each pair: its hash modulo `SLOTS`.
-
-    Shapes
-        u, v     (n,)  uint32
-    Returns      (n,)  uint16 in 0..4095
-    """
+    """The slot of each pair, (n,) in 0..4095: its hash modulo `SLOTS`."""
     return (hash_pairs(u, v) % U64(SLOTS)).astype(np.uint16)
 
 
 def check_shards(shards: int) -> None:
-    """Raises `ConfigError` unless 1 <= `shards` <= 4,096."""
     if not 1 <= shards <= MAX_SHARDS:
         raise ConfigError(
             f"{shards} shards were requested; expected 1 to {MAX_SHARDS:,}, the number of hash "
@@ -76,11 +68,10 @@ def check_shards(shards: int) -> None:
 def balanced_slot_table(load: NDArray[np.int64], shards: int) -> NDArray[np.uint16]:
     """Gives each slot a shard, the heaviest slot first, each to the lightest shard so far.
 
-    Shapes
-        load     (4096,)  integer  bytes stored under each slot, or queries recorded for it
-    Returns      (4096,)  uint16   shard of each slot; every shard has a slot
-    Guarantees   the same table for the same load, on every machine
-    Paper        DLM 3.2.1 spreads by hash alone; the table is ours (Graham 1969, longest first)
+    Shapes      load (4096,)  bytes stored under each slot, or queries recorded for it
+    Returns     (4096,)  shard of each slot; every shard has a slot
+    Guarantees  the same table for the same load, on every machine
+    Paper       DLM 3.2.1 spreads by hash alone; the table is ours (Graham 1969, longest first)
     """
     check_shards(shards)
     if len(load) != SLOTS:

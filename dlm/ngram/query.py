@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 class QueryGroups:
     """Queries grouped by context.
 
-    Shapes
-        context_lengths  (C,)                    uint8   words of each context
-        context_words    (sum(context_lengths),) uint32  word ids, most recent last
-        word_counts      (C,)                    uint32  words asked of each context, >= 1
-        words            (Q,)                    uint32  Q = sum(word_counts)
+    Shapes  context_lengths  (C,)                     words of each context
+            context_words    (sum(context_lengths),)  word ids, most recent last
+            word_counts      (C,)                     words asked of each context, >= 1
+            words            (Q,)                     Q = sum(word_counts)
     """
 
     context_lengths: NDArray[np.uint8]
@@ -31,16 +30,12 @@ FULL, BIGRAM_FALLBACK, LOCAL_FALLBACK = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to Q queries, in their order.
+    """Answers to Q queries, in their order; each array is (Q,).
 
-    Shapes
-        log10_prob     (Q,)  float32
-        matched_order  (Q,)  uint8  order of the longest n-gram found
-        ngram_length   (Q,)  uint8  the same, counting blanks
-        state_length   (Q,)  uint8  words of (context, word) that matter to the right
-        source         (Q,)  uint8  FULL, or BIGRAM_FALLBACK where no shard answered; None: all are
-                       FULL.
-                             All LOCAL_FALLBACK, where the local fallback replaces the servers
+    matched_order  order of the longest n-gram found;  ngram_length  the same, counting blanks
+    state_length   words of (context, word) that matter to the right
+    source         FULL, or BIGRAM_FALLBACK where no shard answered; all LOCAL_FALLBACK, where the
+                   local fallback replaces the servers. None: all are FULL
     """
 
     log10_prob: NDArray[np.float32]
@@ -54,7 +49,6 @@ class Answers:
 
     @classmethod
     def empty(cls, queries: int) -> Answers:
-        """Room for `queries` answers, not filled."""
         return cls(
             np.empty(queries, np.float32),
             np.empty(queries, np.uint8),
@@ -67,13 +61,11 @@ class Answers:
 class StoredWords:
     """What is stored after each of C contexts of two words or more, or a part of that.
 
-    Shapes
-        totals          (C,) uint32   words stored after the last two words of each context
-        counts          (C,) uint32   of these, how many are here
-        log10_backoffs  (sum(context_lengths - 2),) float32  of each context, the weights of its
-                        last three words, four, ..., all
-        words           (sum(counts),) uint32  rising in each context
-        answers         to these, each after its whole context
+    Shapes  totals  (C,)  words stored after the last two words of each context
+            counts  (C,)  of these, how many are here
+            log10_backoffs  (sum(context_lengths - 2),)  of each context, the weights of its last
+                    three words, four, ..., all
+            words   (sum(counts),)  rising in each context; `answers` each after its whole context
     """
 
     totals: NDArray[np.uint32]

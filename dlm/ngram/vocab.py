@@ -23,7 +23,6 @@ MISSING_UNK_LOG10_PROB = np.float32(-100.0)
 
 
 def is_unk_spelling(word: bytes) -> bool:
-    """Whether `word` is one of the two spellings that mean the unknown word."""
     return word in UNK_SPELLINGS
 
 
@@ -35,8 +34,8 @@ def is_mark(word: bytes) -> bool:
 def as_bytes(word: str | bytes) -> bytes:
     """The bytes of `word`; a str is UTF-8, with surrogate escapes for bytes that are not.
 
-    Other lone surrogates, which broken JSON can contain, represent no byte: they are encoded as if
-    they were characters. No well-formed text has them, so such a word is an unknown word.
+    Other lone surrogates, which broken JSON can contain, are encoded as if they were characters. No
+    well-formed text has them, so such a word is an unknown word.
     """
     if isinstance(word, bytes):
         return word
@@ -64,11 +63,10 @@ class _Table(Protocol):
 class Vocabulary:
     """Words by id and ids by word.
 
-    Args
-        words         word of each id; `words[0]` is the unknown word, in the spelling of the file
-        unk_in_model  whether the model has an n-gram for the unknown word
-    Edge cases
-        both spellings of the unknown word, and every word not listed, have id 0
+    Both spellings of the unknown word, and every word not listed, have id 0.
+
+    Args  words         word of each id; `words[0]` is the unknown word, in the spelling of the file
+          unk_in_model  whether the model has an n-gram for the unknown word
     """
 
     __slots__ = ("_ids", "_size", "_words", "begin_id", "end_id", "table", "unk_in_model")
@@ -95,8 +93,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """A vocabulary of the words in a table, which has checked them: see `WordTable.vocabulary`.
 
-        The list and the dictionary, an object for each word, are made when first used: they take a
-        third of the time in which a model is opened, and scoring text needs neither.
+        The list and the dictionary are made when first used: they take a third of the time in
+        which a model is opened, and scoring text needs neither.
         """
         made = cls.__new__(cls)
         made._words = made._ids = None
@@ -106,7 +104,6 @@ class Vocabulary:
 
     @property
     def words(self) -> list[bytes]:
-        """The word of each id."""
         if self._words is None:
             assert self.table is not None
             self._words = self.table.words()

@@ -1,8 +1,6 @@
-"""Ids of many words at once, without a Python object for each.
+"""Ids of many words at once, without a Python object for each: the hash table of `kernels.py`.
 
-A `WordTable` holds the words of a `Vocabulary` in plain arrays and finds them by the hash table of
-`kernels.py`. It answers as `Vocabulary.ids_of` does, and reads text as `ArpaReader` does: words are
-bytes between spaces and tabs.
+Text is read as `ArpaReader` reads it: words are bytes between spaces and tabs.
 """
 
 from __future__ import annotations
@@ -36,18 +34,14 @@ _MIN_SLOTS = 64
 class WordTable:
     """Words by id, and ids by word in bulk.
 
-    Args
-        words          the unknown word first, in either spelling; its id is 0
-    Shapes
-        word_bytes     (bytes,)      uint8   the words one after another
-        word_begin     (n + 1,)      int64   where each begins; the last is their end
-        slots          (2**k,)       uint64  see kernels.py
-    Raises
-        ValueError     word 0 is not the unknown word, or a word occurs twice
+    Args    words       the unknown word first, in either spelling; its id is 0
+    Shapes  word_bytes  (bytes,)  the words one after another
+            word_begin  (n + 1,)  where each begins; the last is their end
+            slots       (2**k,)   see kernels.py
+    Raises  ValueError  word 0 is not the unknown word, or a word occurs twice
     Guarantees
-        ids are exact: words are compared by all their bytes, whatever their hashes
-    Edge cases
-        both spellings of the unknown word, and every word not listed, have id 0
+        ids are exact: words are compared by all their bytes, whatever their hashes. Both spellings
+        of the unknown word, and every word not listed, have id 0
     Cost
         about 30 bytes per word besides its own; finding a word of up to eight bytes reads 16 bytes
         in one place, a longer one reads two places more
@@ -74,11 +68,8 @@ class WordTable:
     ) -> WordTable:
         """The table of words in arrays, which are copied.
 
-        Shapes
-            word_bytes  (bytes,)  uint8
-            word_begin  (n + 1,)  any integer; from 0 up to the length of word_bytes
-        Raises
-            ValueError  also: word_begin is not in order
+        Shapes  word_bytes (bytes,);  word_begin (n + 1,) from 0 up to the length of word_bytes
+        Raises  ValueError  also: word_begin is not in order
         """
         table = cls.__new__(cls)
         table._build(word_bytes, word_begin.astype(np.int64))
@@ -118,12 +109,10 @@ class WordTable:
         return f"WordTable({self._count} words)"
 
     def word(self, word_id: int) -> bytes:
-        """The word of an id."""
         begin, end = self.word_begin[word_id], self.word_begin[word_id + 1]
         return self.word_bytes[begin:end].tobytes()
 
     def words(self) -> list[bytes]:
-        """All words, by id."""
         text = self.word_bytes[: self._bytes_used]
         begin = self.word_begin[: self._count + 1]
         if not (text == kernels.NEWLINE).any():
@@ -151,10 +140,9 @@ class WordTable:
         return int(found[0]) if found[0] != UNK_ID or is_unk_spelling(word) else None
 
     def ids_of(self, words: Sequence[str | bytes]) -> NDArray[np.uint32]:
-        """Ids of `words`, shape (n,), uint32; 0 where the table lacks a word.
+        """Ids (n,) of `words`, as `Vocabulary.ids_of`.
 
-        Guarantees  equals Vocabulary.ids_of
-        Cost        strings outside ASCII are encoded one by one, and so are mixtures with bytes
+        Cost  strings outside ASCII are encoded one by one, and so are mixtures with bytes
         """
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         joined = b""
@@ -180,17 +168,12 @@ class WordTable:
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Ids of the words of `text`, one sentence per line.
 
-        Args
-            text            sentences joined by newlines; a newline after the last makes one more
-            spaces          what separates words besides the newline: none above a space, in ASCII
-        Returns
-            ids             (words,)          uint32  0 where the table lacks a word
-            sentence_begin  (sentences + 1,)  int64   the first word of each line; the last entry is
-                            the number of words
-        Raises
-            ValueError      `spaces` holds another byte
-        Edge cases
-            an empty text is one sentence without words, as "".split("\\n") has it
+        Args     text    sentences joined by newlines; a newline after the last makes one more, and
+                         an empty text is one sentence without words
+                 spaces  what separates words besides the newline: none above a space, in ASCII
+        Returns  ids (words,), 0 where the table lacks a word; sentence_begin (sentences + 1,), the
+                 first word of each line, at its end the number of words
+        Raises   ValueError  `spaces` holds another byte
         """
         chars, delimiters, lines = _prepared(text, spaces)
         # Room for words of one byte; how many there are is known when they are found.
@@ -220,10 +203,7 @@ class WordTable:
     # ---------------------------------------------------------------------------- growth
 
     def add(self, word: bytes) -> int:
-        """Gives `word` the next id.
-
-        Raises  ValueError  it has an id already
-        """
+        """Gives `word` the next id; ValueError if it has one already."""
         if self.find(word) is not None:
             raise ValueError(f"{word!r} is in the table")
         self.reserve(1, len(word))

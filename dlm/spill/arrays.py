@@ -38,20 +38,16 @@ def pages(count: int, dtype: type[_Number]) -> NDArray[_Number]:
 
 
 def row_pages(rows: int, width: int) -> NDArray[np.uint32]:
-    """As `pages`, rows of a width."""
     return pages(rows * width, np.uint32).reshape(rows, width)
 
 
 class Storage:
     """Makes arrays in memory, or in files.
 
-    Args
-        folder  for files that the arrays are maps of; None keeps them in memory
-    Guarantees
-        a file has no name, so that it goes with its last array, or with a process that is killed
-    Edge cases
-        a full disk  the system ends the process (SIGBUS) if it cannot write a page; so space is
-                     reserved when the array is made, which then fails with OSError
+    Args        folder  for files that the arrays are maps of; None keeps them in memory
+    Guarantees  a file has no name, so that it goes with its last array, or with a process that is
+                killed. Its space is reserved when the array is made, which fails with OSError if
+                the disk is full: later, the system would end the process (SIGBUS)
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -72,7 +68,6 @@ class Storage:
             os.close(descriptor)
 
     def copy(self, array: NDArray[_Number]) -> NDArray[_Number]:
-        """Another array of the same values."""
         out = self.empty(array.shape, array.dtype.type)
         np.copyto(out, array)
         return out

@@ -46,9 +46,7 @@ def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
 class Memory:
     """How many bytes columns may take, and how many they have taken.
 
-    Args
-        limit_bytes  of all columns together
-        folder       for the files of the other columns
+    Args  limit_bytes  of all columns together;  folder  for the files of the other columns
     """
 
     def __init__(self, limit_bytes: int, folder: Path) -> None:
@@ -67,7 +65,6 @@ class Memory:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Counts so much as free."""
         with self._lock:
             self.used_bytes -= size_bytes
 
@@ -75,18 +72,15 @@ class Memory:
 class Column:
     """Numbers, or rows of them, one after another.
 
-    Args
-        dtype   of the numbers
-        width   numbers of a row; 0: each is a row
-        memory  counts what is held; beyond its limit, all is in a file without a name in its
-                folder. None: all is held, and not counted
-        path    of a file that all is in from the beginning; it is there until `remove`
-        most    rows there may be, if that is known; nothing is resident until it is written to
-    Guarantees
-        a column in memory is read without a copy
-        a file with a name is synced by `finish`; `manifest` names its size and its XXH3-128
-    Trusts
-        nothing that was read is held while more is appended, unless `most` has room for it
+    Args        width   numbers of a row; 0: each is a row
+                memory  counts what is held; beyond its limit, all is in a file without a name in
+                        its folder. None: all is held, and not counted
+                path    of a file that all is in from the beginning; it is there until `remove`
+                most    rows there may be, if that is known; nothing is resident until it is written
+                        to
+    Guarantees  a column in memory is read without a copy; a file with a name is synced by `finish`,
+                and `manifest` names its size and its XXH3-128
+    Trusts      nothing that was read is held while more is appended, unless `most` has room for it
     """
 
     def __init__(
@@ -118,11 +112,9 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return int(self.dtype.itemsize) * max(self.width, 1)
 
     def append(self, rows: Array) -> None:
-        """Copies rows to the end."""
         begin = self._length
         self._lengthen(len(rows))
         self._put(begin, rows)
@@ -153,10 +145,8 @@ class Column:
         return out
 
     def read_into(self, begin: int, out: Array) -> None:
-        """Fills `out`, C-contiguous, with the rows from `begin` on.
-
-        Raises  SpillError  the file is shorter than it was written
-        """
+        """Fills `out`, C-contiguous, with the rows from `begin` on; SpillError if the file is
+        shorter."""
         if self._held is not None:
             out[:] = self._array[begin : begin + len(out)]
         elif len(out):
@@ -227,7 +217,6 @@ class Column:
         return column
 
     def remove(self) -> None:
-        """Frees memory and file."""
         if self._held is not None and self._memory is not None:
             self._memory.give_back(self._length * self.row_bytes)
         self._let_go()
@@ -237,7 +226,6 @@ class Column:
         self._hold(anonymous(0))
 
     def _hold(self, memory: mmap.mmap) -> None:
-        """Keeps rows in this memory."""
         self._held = memory
         array = np.frombuffer(memory, self.dtype, len(memory) // self.dtype.itemsize)
         if self.width:
@@ -245,7 +233,6 @@ class Column:
         self._array = array
 
     def _use(self, descriptor: int) -> None:
-        """Keeps rows in this file."""
         self._descriptor = descriptor
         # After an error, it may be dropped without being closed.
         self._closing = weakref.finalize(self, os.close, descriptor)
@@ -256,7 +243,6 @@ class Column:
             self._descriptor = -1
 
     def _lengthen(self, count: int) -> None:
-        """Makes room for so many more rows, in memory or in a file."""
         memory = self._memory if self._held is not None else None
         if memory is not None and not memory.take(count * self.row_bytes):
             self.spill()

@@ -1,10 +1,9 @@
 """Sorting and merging rows: arrays in, arrays out, no Python object, no GIL.
 
 A *packed* number is some bits of a row's key above the row's place: the numbers are all different,
-so any sort of them, stable or not, gives the one order in which equal keys stay as they came.
-
-A key longer than a packed number has room for is cut into *levels*, which `sort.cut_key` lays
-out as *segments*: consecutive bits of one column.
+so any sort of them, stable or not, gives the one order in which equal keys stay as they came. A key
+longer than it has room for is cut into *levels*, which `sort.cut_key` lays out as *segments*:
+consecutive bits of one column.
 """
 
 # mypy: disable-error-code="assignment"
@@ -21,12 +20,9 @@ SMALL = 512  # rows up to which a sort here beats a return to the caller and num
 
 @kernel("uint32[:, :], out uint32[:], out uint32[:]")
 def column_range(rows, low, high):  # type: ignore[no-untyped-def]
-    """Smallest and largest value of each of the first len(low) columns.
+    """Smallest and largest value, low and high (K,), of each of the first K columns of rows (n, W).
 
-    Shapes
-        rows       (n, W)  uint32  n >= 1
-        low, high  (K,)    uint32  filled
-    Trusts         K <= W, n >= 1: checked in sorter.Sorter
+    Trusts  K <= W, n >= 1: checked in sorter.Sorter
     """
     for j in range(len(low)):
         low[j] = rows[0, j]
@@ -44,14 +40,13 @@ def column_range(rows, low, high):  # type: ignore[no-untyped-def]
 def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
     """Packs one level of the keys of the rows whose places are in packed[begin:end].
 
-    Shapes
-        rows         (n, W)  uint32
-        packed       (n,)    uint64  places in the low `place_bits` bits; replaced from begin to end
-        first        bool    packed holds nothing yet: the places are begin .. end - 1
-        level_begin  (L + 1,) int64  where each level begins in segments
-        segments     (S, 4)  int64   column, value to subtract, bits to drop, bits to keep
-    Returns          whether the new numbers ascend already
-    Trusts           places below n, level < L: sort.sort_order made them
+    Shapes   rows (n, W);  packed (n,)  places in the low `place_bits` bits; replaced from begin to
+             end
+             first  packed holds nothing yet: the places are begin .. end - 1
+             level_begin (L + 1,)  where each level begins in segments
+             segments (S, 4)  column, value to subtract, bits to drop, bits to keep
+    Returns  whether the new numbers ascend already
+    Trusts   places below n, level < L: sort.sort_order made them
     """
     place_shift = np.uint64(place_bits)
     mask = (np.uint64(1) << place_shift) - np.uint64(1)
@@ -76,7 +71,6 @@ def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bi
 
 @kernel
 def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
-    """Sorts packed[begin:end] in place."""
     if end - begin > INSERTION:
         packed[begin:end].sort()
         return
@@ -93,16 +87,13 @@ def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
 def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
     """Sorts rows whose first levels are equal by the levels after; stops where a sort is large.
 
-    Shapes
-        rows, level_begin, segments, place_bits  as in `pack`
-        packed  (n,)    uint64  sorted by level d inside the frame of depth d
-        frames  (L, 2)  int64   of each level, the part of packed not looked at yet
-    Args
-        depth   the deepest frame in use; frames[0] covers the caller's part at the first call
-    Returns     (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
-                when all is done
-    Cost        a packing and a sort of each group of equal rows, a level
-    Trusts      as `pack`; groups do not reach across the first frame's ends: sort.sort_order
+    Args     rows, level_begin, segments, place_bits  as in `pack`
+             packed (n,)  sorted by level d inside the frame of depth d
+             frames (L, 2)  of each level, the part of packed not looked at yet
+             depth  the deepest frame in use; frames[0] covers the caller's part at the first call
+    Returns  (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
+             when all is done
+    Trusts   as `pack`; groups do not reach across the first frame's ends: sort.sort_order
     """
     place_shift = np.uint64(place_bits)
     levels = len(level_begin) - 1
@@ -132,10 +123,8 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
 
 @kernel("uint64[:], int64, int64")
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
-    """The first place from `at` on where a group of equal packed keys begins.
-
-    Shapes   packed  (n,)  uint64, sorted;  at  in 1..n
-    """
+    """The first place from `at` in 1..n on where a group of equal keys of sorted packed (n,)
+    begins."""
     shift = np.uint64(place_bits)
     while at < len(packed) and packed[at] >> shift == packed[at - 1] >> shift:
         at += 1
@@ -144,11 +133,9 @@ def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint64[:], int64, out uint32[:, :]")
 def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
-    """Copies the rows at the places in `packed` to `out`, in that order.
+    """Copies the rows (n, W) at the places in `packed` (m,) to `out` (m, W), in that order.
 
-    Shapes
-        rows  (n, W) uint32;  packed  (m,) uint64;  out  (m, W) uint32, filled
-    Trusts    places below n: `pack` wrote them
+    Trusts  places below n: `pack` wrote them
     """
     mask = (np.uint64(1) << np.uint64(place_bits)) - np.uint64(1)
     width = rows.shape[1]
@@ -185,18 +172,16 @@ def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyp
 def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-untyped-def]
     """Merges sorted runs until `out` is full or the buffer of one run is empty.
 
-    Shapes
-        rows        (n, W)  uint32  the buffers of all runs
-        place, end  (k,)    int64   the rows of each run that are not merged yet, runs in the order
-                            of adding; place is moved on
-        head        (k,)    uint64  scratch: the head of each run's next row
-        tree        (k,)    int64   scratch: at i >= 1 the loser of a match whose sides come from
-                            2 i and 2 i + 1; the runs themselves stand at k .. 2 k - 1
-        out         (m, W)  uint32  filled from row `filled` on
-    Returns         (rows of out that are filled, run whose buffer is empty or -1)
-    Guarantees      rows with equal keys come in the order of their runs
-    Cost            log2 k comparisons a row, and 2 k when called
-    Trusts          k >= 1, 0 <= place < end <= n, filled < m: merge.merged
+    Shapes      rows (n, W)  the buffers of all runs;  out (m, W)  filled from row `filled` on
+                place, end (k,)  the rows of each run that are not merged yet, runs in the order of
+                    adding; place is moved on
+                head (k,)  scratch: the head of each run's next row
+                tree (k,)  scratch: at i >= 1 the loser of a match whose sides come from 2 i and
+                    2 i + 1; the runs themselves stand at k .. 2 k - 1
+    Returns     (rows of out that are filled, run whose buffer is empty or -1)
+    Guarantees  rows with equal keys come in the order of their runs
+    Cost        log2 k comparisons a row, and 2 k when called
+    Trusts      k >= 1, 0 <= place < end <= n, filled < m: merge.merged
     """
     runs = len(place)
     width = rows.shape[1]
@@ -254,12 +239,12 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
 
 @kernel("out uint32[:, :]")
 def add_up(rows):  # type: ignore[no-untyped-def]
-    """Combines neighbours that differ only in their last numbers, which are added up.
+    """Combines neighbours of rows (n, W) that differ only in their last numbers, which are added
+    up.
 
-    Shapes
-        rows  (n, W)  uint32  changed; n >= 1
-    Returns           how many rows are left, at the beginning
-    Guarantees        a sum that exceeds 32 bits is two rows
+    Returns     how many rows are left, at the beginning
+    Guarantees  a sum that exceeds 32 bits is two rows
+    Trusts      n >= 1
     """
     last = rows.shape[1] - 1
     found = np.int64(0)

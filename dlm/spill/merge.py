@@ -49,7 +49,6 @@ class ColumnReader:
         self._at = 0
 
     def fill(self, buffer: Rows) -> int:
-        """As `BlockReader`."""
         count = min(len(self._column) - self._at, len(buffer))
         self._column.read_into(self._at, buffer[:count])
         self._at += count
@@ -123,11 +122,9 @@ def merged(
 ) -> Chunks:
     """Merged runs a chunk at a time; a chunk stays while the next is made, and no longer.
 
-    Args
-        runs         what opens them, in the order of adding; each has rows
-        buffer_rows  read of a run at once
-    Raises           SpillError, OSError
-    Cost             memory: two chunks, and buffers_of_run(threads) * buffer_rows a run
+    Args  runs  what opens them, in the order of adding; each has rows
+          buffer_rows  read of a run at once
+    Cost  memory: two chunks, and buffers_of_run(threads) * buffer_rows a run
     """
     if not runs:
         return
@@ -166,9 +163,7 @@ def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
 
     Only neighbours may be merged: the order of the runs is that of adding.
 
-    Args
-        sizes   of the runs, more than `fan_in`
-        fan_in  runs that can be read at once, at least 2
+    Args  sizes  of the runs, more than `fan_in`;  fan_in  runs that can be read at once, at least 2
     """
     count = min(fan_in, len(sizes) - fan_in + 1)
     ends = np.cumsum([0, *sizes])
@@ -177,14 +172,12 @@ def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
 
 
 def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
-    """The rows of sorted columns in order, the last numbers of equal ones added up.
+    """The rows of sorted columns (n, width) in order, the last numbers of equal ones added up.
 
-    Args
-        columns       (n, width) uint32, all numbers of a row but the last being its key
-        memory_bytes  for pieces of the columns, and for what is merged of them
-    Returns
-        as `merged`; the first key of a chunk may be the last of that before, and a sum that
-        exceeds 32 bits is two rows
+    Chunks as of `merged`; the first key of a chunk may be the last of that before, and a sum that
+    exceeds 32 bits is two rows. All numbers of a row but the last are its key.
+
+    Args  memory_bytes  for pieces of the columns, and for what is merged of them
     """
     columns = [column for column in columns if len(column)]
     if not columns:

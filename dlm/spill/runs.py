@@ -62,11 +62,9 @@ def _run_bytes(rows: int, width: int, block_rows: int) -> int:
 def write_run(
     path: Path, width: int, key: int, rows: int, block_rows: int, chunks: Iterable[Rows]
 ) -> tuple[Run, Replacement]:
-    """Writes a run beside its place; `publish` puts it there.
+    """Writes a run beside its place; `publish` puts it there. After an OSError the file is removed.
 
-    Args
-        chunks   sorted; all but the last are whole blocks
-    Raises       OSError; the file is removed then
+    Args  chunks  sorted; all but the last are whole blocks
     """
     header = _HEADER.pack(MAGIC, FORMAT_VERSION, width, key, block_rows, rows)
     header += _CHECK.pack(xxhash.xxh3_64_intdigest(header))
@@ -119,11 +117,9 @@ class RunReader:
     """Reads a run from its beginning to its end, and checks each block."""
 
     def __init__(self, folder: Path, run: Run, width: int, key: int, most_block_rows: int) -> None:
-        """Opens a run of a folder.
+        """Opens a run of a folder; SpillError if the file is not a whole run of such rows.
 
-        Args
-            most_block_rows   that the buffers to fill have room for
-        Raises                SpillError if the file is not a whole run of so many such rows
+        Args  most_block_rows  that the buffers to fill have room for
         """
         path = folder / run.name
         self._path = path
@@ -173,7 +169,7 @@ class RunReader:
     def fill(self, buffer: Rows) -> int:
         """Reads as many of the next blocks as fit; returns their rows, 0 at the end.
 
-        Raises   SpillError if a block has changed since it was written
+        Raises  SpillError  a block has changed since it was written
         """
         filled = 0
         check = bytearray(_CHECK.size)
@@ -207,7 +203,6 @@ class RunReader:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Closes the file."""
         os.close(self._fd)
 
 

@@ -25,15 +25,12 @@ REFINE_PARTS = 16  # of each thread: groups of equal rows crowd at the small ids
 
 
 def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:
-    """Sorts rows without moving them.
+    """Sorts rows (n, W), n >= 1, without moving them; stable.
 
-    Shapes
-        rows    (n, W)  uint32  n >= 1
-        packed  (n,)    uint64  filled: its low bits are the places of the rows in order
-    Returns     how many low bits
-    Guarantees  stable
-    Cost        one 64-bit number per row is sorted; again for rows that are equal so far, for each
-                64 - log2 n bits of key
+    Shapes   packed (n,)  filled: its low bits are the places of the rows in order
+    Returns  how many low bits
+    Cost     one 64-bit number per row is sorted; again for rows that are equal so far, for each
+             64 - log2 n bits of key
     """
     total = len(rows)
     parts = threads if total >= PARALLEL_ROWS else 1
@@ -87,10 +84,8 @@ def cut_key(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cuts a key into levels of at most `room` bits; bits in which no two rows differ take none.
 
-    Shapes
-        low, high  (K,)      smallest and largest value of each column
-    Returns
-        level_begin (L + 1,) and segments (S, 4), as kernels.pack takes them; L >= 1
+    Args     low, high  (K,)  smallest and largest value of each column
+    Returns  level_begin (L + 1,) and segments (S, 4), as kernels.pack takes them; L >= 1
     """
     level_begin = [0]
     segments: list[tuple[int, int, int, int]] = []

@@ -115,11 +115,12 @@ class Sorter:
         width, key    columns of a row, and how many of them, from the first, are its key
         memory_bytes  limit, at least 8 MiB; suggested: a quarter of free memory. Counted: the rows
                       held, the order they are sorted into, every buffer of writing, reading and
-                      merging. Not counted: the interpreter, the code, the arrays of the caller, the
-                      page cache of the system
+                      merging. Not counted: the interpreter, the arrays of the caller, the page
+                      cache
         threads       1 or more; with 1, everything is done by the caller's thread
         name          beginning of the runs' names, to sort several things in one folder
-    Raises            ConfigError (also where the folder has runs of this name already), OSError
+    Raises
+        ConfigError (also where the folder has runs of this name already), OSError
     Guarantees
         Rows with equal keys keep the order in which they were added.
         A file under the name of a run is whole and synced; a killed process leaves only
@@ -180,8 +181,7 @@ class Sorter:
     def add(self, rows: Rows) -> None:
         """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full.
 
-        Raises   OSError, whose text says how much space is needed if a disk is full
-        Cost     a copy; for a full memory, its sort and its writing
+        Raises  OSError  says how much space is needed if a disk is full
         """
         if self._finished:
             raise ValueError("rows were added to a sorter that is finished")
@@ -203,14 +203,12 @@ class Sorter:
             done += taken
 
     def finish(self, durable: bool = False) -> SortedRuns:
-        """Sorts what is left, and merges runs until all can be read at once.
+        """Sorts what is left, and merges runs until all can be read at once; the sorter is done
+        with.
 
-        Args
-            durable  write runs even if everything fits in memory, so that there is a manifest
-        Returns      the rows in order; the sorter is done with
-        Raises       as add
-        Cost         for R runs more than the plan's fan-in F, about log_F R times all rows are read
-                     and written, the smallest runs first
+        Args  durable  write runs even if everything fits in memory, so that there is a manifest
+        Cost  for R runs more than the plan's fan-in F, about log_F R times all rows are read and
+              written, the smallest runs first
         """
         if self._finished:
             raise ValueError("the sorter is finished already")
@@ -323,13 +321,12 @@ class SortedRuns:
         memory_bytes: int,
         threads: int = 2,
     ) -> SortedRuns:
-        """The runs that `manifest` names, as another process left them.
+        """The runs that `manifest` names, as another process left them; reads 8 bytes of every
+        block.
 
-        Raises
-            SpillError   a run is missing, damaged or another one than the manifest's. The rows are
-                         checked while they are read, the header and every checksum here
-            ConfigError  memory_bytes is too little to merge so many runs
-        Cost             reads 8 bytes of every block
+        Raises  SpillError   a run is missing, damaged or another one than the manifest's. The rows
+                             are checked while they are read, the header and every checksum here
+                ConfigError  memory_bytes is too little to merge so many runs
         """
         folder = Path(directory)
         width, key, runs = parse_manifest(folder, manifest)
@@ -351,10 +348,8 @@ class SortedRuns:
         return cls(folder, width, key, runs, plan, threads)
 
     def manifest(self) -> dict[str, Any]:
-        """What `open` needs to find and check the runs; JSON can hold it.
-
-        Raises   ValueError if the rows are in memory: finish(durable=True) writes them
-        """
+        """What `open` needs to find and check the runs, for JSON; ValueError if the rows are in
+        memory."""
         if self._memory is not None:
             raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")
         return {
@@ -380,14 +375,13 @@ class SortedRuns:
     def blocks(self, max_rows: int) -> Chunks:
         """All rows in order, a block at a time; may be called again, from the start.
 
-        Args
-            max_rows  of a block; blocks are smaller where memory_bytes asks for it, and at the end
-        Returns       an iterator of (n, width) uint32, n >= 1. A block is overwritten when the next
-                      is taken: copy what is to stay
-        Raises        SpillError, when it comes to a block that is damaged
-        Guarantees    equal keys in the order of adding
-        Cost          sequential reads; the next block is merged while the caller uses this one.
-                      Each iterator that is not exhausted or closed holds its own memory_bytes
+        Args     max_rows  of a block; blocks are smaller where memory_bytes asks for it, and at the
+                           end
+        Returns  (n, width) uint32, n >= 1. A block is overwritten when the next is taken: copy what
+                 is to stay
+        Raises   SpillError  when it comes to a block that is damaged
+        Cost     sequential reads; the next block is merged while the caller uses this one. Each
+                 iterator that is not exhausted or closed holds its own memory_bytes
         """
         if self._closed:
             raise ValueError("the sorted runs are closed")

@@ -21,11 +21,8 @@ BATCH_ROWS = 512  # of a run in memory at once while runs are merged
 def sorted_rows(rows: Iterable[Row], folder: Path, memory_bytes: int) -> Iterator[Row]:
     """The rows by key, as strings are compared; those of one key in their order.
 
-    Args
-        folder        where the runs are written, if there are any
-        memory_bytes  of rows held
-    Raises            OSError
-    Cost              beside `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
+    Args  folder  where the runs are written, if there are any;  memory_bytes  of rows held
+    Cost  beside `memory_bytes`, BATCH_ROWS rows of each run: all are merged at once
     """
     by_key = itemgetter(0)
     file = folder / "rows.arrow"

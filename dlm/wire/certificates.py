@@ -22,12 +22,10 @@ Contents = tuple[bytes | None, bytes | None, bytes | None]
 def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Contents:
     """The content of these files, checked.
 
-    Args
-        ca         the authorities that are trusted
-        cert, key  a certificate, first in its file, and its key; both or neither
-    Raises
-        ConfigError  a file is missing or not PEM, the key belongs to another certificate or has a
-                     password, or others may read it
+    Args    ca         the authorities that are trusted
+            cert, key  a certificate, first in its file, and its key; both or neither
+    Raises  ConfigError  a file is missing or not PEM, the key belongs to another certificate or
+                         has a password, or others may read it
     """
     authorities = _read(Path(ca)) if ca else None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

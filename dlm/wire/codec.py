@@ -50,7 +50,7 @@ class OversizedMessage(ProtocolError):
 class ScoreRequest(NamedTuple):
     """A decoded `dlm.v1.ScoreRequest`: its lengths and checksum are checked, and nothing else.
 
-    sequence, timeout_us, sent_us  as in the message; 0 outside of Exchange
+    sequence, timeout_us, sent_us  0 outside of Exchange
     """
 
     shard_set: bytes
@@ -116,8 +116,8 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
 
 
 def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
-    """What Exchange appends to an encoded ScoreRequest: joining the bytes of protobuf messages
-    merges them."""
+    """What Exchange appends to a ScoreRequest: joining the bytes of protobuf messages merges
+    them."""
     return bytes(
         pb.ScoreRequest(
             sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
@@ -128,11 +128,10 @@ def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
 def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
     """A ScoreRequest whose arrays fit together.
 
-    Raises
-        DamagedMessage    the checksum is wrong
-        OversizedMessage  there are more than `max_queries` queries
-        ProtocolError     the bytes are not a message, an array has a wrong length, the counts do
-                          not add up, or a context asks nothing
+    Raises  DamagedMessage    the checksum is wrong
+            OversizedMessage  there are more than `max_queries` queries
+            ProtocolError     not a message, an array has a wrong length, the counts do not add
+                              up, or a context asks nothing
     """
     return read_score_request(parse(pb.ScoreRequest(), data), max_queries=max_queries)
 
@@ -205,10 +204,7 @@ def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
 
 
 def encode_packed_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
-    """`encode_score_reply` of packed answers: all of log10_prob, then the other arrays.
-
-    Shapes   packed (7 Q,) uint8
-    """
+    """`encode_score_reply` of packed answers (7 Q,): all of log10_prob, then the other arrays."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
     return _encode_score_reply(request, data[:a], data[a:b], data[b:c], data[c:])
@@ -236,10 +232,8 @@ def _encode_score_reply(
 
 
 class BlockRequest(NamedTuple):
-    """A decoded `dlm.v1.ContextBlockRequest`: lengths and checksum are checked, and nothing else.
-
-    Shapes  context_lengths, skips (C,); context_words (sum(context_lengths),)
-    """
+    """A decoded `dlm.v1.ContextBlockRequest`: lengths and checksum are checked, and nothing
+    else."""
 
     shard_set: bytes
     shard: int
@@ -308,14 +302,7 @@ def read_carried_block_request(m: pb.ScoreRequest, *, max_queries: int) -> Block
 
 
 def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
-    """A ContextBlockRequest whose arrays fit together.
-
-    Raises
-        DamagedMessage    the checksum is wrong
-        OversizedMessage  there are more than `max_queries` contexts
-        ProtocolError     the bytes are not a message, an array has a wrong length, or the lengths
-                          do not add up
-    """
+    """A ContextBlockRequest whose arrays fit together; raises as `decode_score_request`."""
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
     if len(shard_set) != SHARD_SET_BYTES:
@@ -392,11 +379,10 @@ def decode_block_reply(
 ) -> StoredWords:
     """What the server stores after the contexts of the request that had `request_checksum`.
 
-    Args
-        skips  of the request, below the vocabulary's size
-    Raises
-        ProtocolError  the bytes are not a message, answer another request, shard or shard set,
-                       were damaged in transit, or break a rule of proto/README.md, "ContextBlock"
+    Args    skips  of the request, below the vocabulary's size
+    Raises  ProtocolError  not a message, answers another request, shard or shard set, was
+                           damaged in transit, or breaks a rule of proto/README.md,
+                           "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
     if m.shard_set != shard_set or m.shard != shard:
@@ -504,9 +490,8 @@ def decode_score_reply(
 ) -> Answers:
     """The answers to the request that had `request_checksum`.
 
-    Raises
-        ProtocolError  the bytes are not a message, answer another request, shard or shard set,
-                       have another number of answers, or were damaged in transit
+    Raises  ProtocolError  not a message, answers another request, shard or shard set, has another
+                           number of answers, or was damaged in transit
     """
     m = parse(pb.ScoreReply(), data)
     if m.shard_set != shard_set or m.shard != shard:
@@ -546,11 +531,9 @@ def decode_score_reply(
 
 
 def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
-    """Checks the answers to `groups` against the ranges of proto/README.md, "Score".
+    """Raises `ProtocolError` if answers are outside the ranges of proto/README.md, "Score".
 
     A checksum proves that the answers are as the server sent them, not that they are possible.
-
-    Raises  ProtocolError  one of them cannot be an answer of a model of this order
     """
     at = kernels.out_of_range(
         answers.log10_prob,
@@ -577,12 +560,10 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
 
 
 def describe_checksum(reply: pb.DescribeReply) -> int:
-    """The checksum that belongs on `reply`."""
     return checksum(reply.shard_set, _SHARD.pack(reply.shard), reply.manifest)
 
 
 def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
-    """The checksum that belongs on `reply`."""
     numbers = (
         reply.sequence,
         reply.state,
@@ -624,10 +605,8 @@ def decode_chunk(
 ) -> bytes:
     """The bytes of a chunk that must start at `offset` of a file of `file_bytes`.
 
-    Raises
-        ProtocolError  the chunk is of another shard or shard set, has another offset, is larger
-                       than `CHUNK_BYTES`, passes the end of the file, does not decode, or was
-                       damaged in transit
+    Raises  ProtocolError  another shard, shard set or offset, larger than `CHUNK_BYTES`, past
+                           the end of the file, does not decode, or damaged in transit
     """
     if chunk.shard_set != shard_set or chunk.shard != shard:
         raise ProtocolError(

@@ -12,9 +12,7 @@ from dlm.jit import kernel
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     """The words of all contexts, the words asked, and whether a context asks nothing.
 
-    Shapes   (C,) uint8, (C,) uint32
-    Returns  int64, int64, bool; fewer than 2^31 contexts cannot reach 2^63, so that hostile counts
-             never wrap around to the right total
+    Fewer than 2^31 contexts cannot reach 2^63: hostile counts never wrap around to the right total.
     """
     contexts = np.int64(0)
     words = np.int64(0)
@@ -34,9 +32,9 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
 def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # type: ignore[no-untyped-def]
     """The first fault of a ContextBlockReply, as one of the numbers above, and its place.
 
-    Shapes   totals, counts, skips (C,) uint32; words (Q,) uint32; log10_backoffs (B,) float32;
-             ngram (Q,) uint8; size, words of the vocabulary
-    Trusts   Q = sum(counts): the lengths of a reply are checked before
+    Shapes  totals, counts, skips (C,); words, ngram (Q,); log10_backoffs (B,)
+            size  of the vocabulary, in words
+    Trusts  Q = sum(counts): the lengths of a reply are checked before
     """
     left = np.int64(0)
     at = np.int64(0)
@@ -74,8 +72,8 @@ def out_of_range(  # type: ignore[no-untyped-def]
 ):
     """Place of the first answer outside the ranges of proto/README.md, "Score"; -1 for none.
 
-    Shapes   (Q,) float32, three (Q,) uint8; (C,) uint8, (C,) uint32
-    Trusts   Q = sum(word_counts): the lengths of a reply are checked before
+    Shapes  log10_prob, matched, ngram, state (Q,); context_lengths, word_counts (C,)
+    Trusts  Q = sum(word_counts): the lengths of a reply are checked before
     """
     at = 0
     for i in range(len(word_counts)):

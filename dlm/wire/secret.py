@@ -32,7 +32,6 @@ def new_token() -> str:
 
 
 def digest(token: bytes) -> bytes:
-    """What a server stores of a token, 32 bytes."""
     return hashlib.sha256(token).digest()
 
 
@@ -50,12 +49,9 @@ def signature(*paths: Path) -> Signature:
 
 
 def require_file(path: Path) -> None:
-    """Checks that a path, if it exists, is a regular file; opening a missing one fails by itself.
+    """Raises `ConfigError` for a folder, a pipe or a device; a missing file fails by itself.
 
     Called before opening, since opening a named pipe without a writer waits forever.
-
-    Raises
-        ConfigError  a folder, a pipe, a device
     """
     try:
         mode = path.stat().st_mode
@@ -71,9 +67,8 @@ def read_secret(path: Path) -> bytes:
     Only its owner may; or, if it belongs to root, its group too, which is how orchestrators and
     service managers pass secrets to a process. Root itself reads such a file to change it.
 
-    Raises
-        ConfigError  it is not a regular file, cannot be read, is larger than 1 MiB, or others may
-                     read it
+    Raises  ConfigError  not a regular file, cannot be read, larger than 1 MiB, or others may
+            read it
     """
     require_file(path)
     try:
@@ -103,9 +98,8 @@ def read_secret(path: Path) -> bytes:
 def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
     """(number, text) of the lines of a file of secrets, without comments and empty lines.
 
-    Raises
-        ConfigError  bytes that are not ASCII, or a last line without an end, as in a half-written
-                     file. No message repeats the file's content.
+    Raises  ConfigError  bytes that are not ASCII, or a last line without an end, as in a
+                         half-written file. No message repeats the file's content
     """
     if content and not content.endswith(b"\n"):
         raise ConfigError(
@@ -124,10 +118,7 @@ def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
 
 
 def parse_token_file(content: bytes, path: Path) -> str:
-    """The one token in a client's file.
-
-    Raises  ConfigError
-    """
+    """The one token in a client's file; raises ConfigError."""
     lines = lines_of(content, path)
     if len(lines) != 1 or not TOKEN.fullmatch(lines[0][1]):
         raise ConfigError(

@@ -143,8 +143,8 @@ def advice_on(details: str) -> str | None:
 def plain(text: str) -> str:
     """A server's text made safe for a terminal: one short line without control characters.
 
-    Escape sequences, line ends, control characters and changes of text direction are shown as
-    Python writes them. Every text of a server that becomes an error passes here.
+    Escape sequences, line ends and changes of text direction are shown as Python writes them. Every
+    text of a server that becomes an error passes here.
     """
     cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

@@ -28,8 +28,7 @@ class Header(NamedTuple):
     """The header of a model.
 
     comments  lines that began with `#`, without it and one space
-    counts    n-grams by order
-    after     the first line after them, which begins a section; None at the end of the text
+    after     the first line after the counts, which begins a section; None at the end of the text
     """
 
     comments: list[str]
@@ -127,12 +126,9 @@ def _next_line(text: LineReader) -> Line | None:
 
 
 def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
-    """(line number, text) of the comments before the counts, as `read_header` takes them, from the
-    first bytes of a file, which may be compressed; none for a file that is not ARPA.
+    """(line number, text) of the comments before the counts, as `read_header` takes them, from
+    `head`, the first HEAD_BYTES of a file, maybe compressed; none for a file that is not ARPA.
 
-    Args
-        path  of the file, for errors
-        head  its first HEAD_BYTES, or all of it
     Raises  ArpaError  the comments are longer than a header may be
     """
     text = source.TextSource(path, file=io.BytesIO(head))

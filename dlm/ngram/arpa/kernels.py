@@ -75,16 +75,12 @@ SPARE_BYTES = 8
 def read_number(text, at):  # type: ignore[no-untyped-def]
     """The float32 nearest to the decimal number at `at`, ties to even; never -0.0.
 
-    Returns
-        (whether it is sure, the number as float32, the place after it)
-    Guarantees
-        a number that is sure equals rows.float32_of of the same text; text that is not a number,
-        overflows, is below the normal range, or is too near the midpoint of two float32 for a
-        double to decide, is not sure
-    Edge cases
-        -inf, in any case of letters, is sure; other infinities are not
-    Trusts
-        a byte after it that is not part of a number, and PAD_BYTES after that
+    Returns     (whether it is sure, the number as float32, the place after it)
+    Guarantees  a number that is sure equals rows.float32_of of the same text; text that is not a
+                number, overflows, is below the normal range, or is too near the midpoint of two
+                float32 for a double to decide, is not sure. -inf, in any case of letters, is sure;
+                other infinities are not
+    Trusts      a byte after it that is not part of a number, and PAD_BYTES after that
     """
     unsure = (False, np.float32(0.0), at)
     negative = text[at] == 45
@@ -180,7 +176,6 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def skip_spaces(text, at):  # type: ignore[no-untyped-def]
-    """The place of the first byte from `at` on that is neither space nor tab."""
     while text[at] == SPACE or text[at] == TAB:
         at += 1
     return at
@@ -190,12 +185,10 @@ def skip_spaces(text, at):  # type: ignore[no-untyped-def]
 def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
     """What follows the words of a row: perhaps a back-off weight, and the end of the line.
 
-    Args
-        at   the delimiter after the last word
-        top  whether nothing longer backs off to it, so that only a weight of 0 is regular
-    Returns
-        (whether it is regular, the weight as float32, the place of the newline)
-    Trusts  as `read_number`; a newline at or after `at`
+    Args     at   the delimiter after the last word
+             top  whether nothing longer backs off to it, so that only a weight of 0 is regular
+    Returns  (whether it is regular, the weight as float32, the place of the newline)
+    Trusts   as `read_number`; a newline at or after `at`
     """
     weight = np.float32(0.0)
     at = skip_spaces(text, at)
@@ -230,24 +223,15 @@ def read_ngrams(  # type: ignore[no-untyped-def]
 ):
     """Rows of n-grams, from text[begin] on, up to the first that is irregular.
 
-    Shapes
-        text            (T,)        uint8
-        begin, end      int64       whole lines: text[end - 1] is a newline
-        longest         int64       bytes of the longest line that is regular
-        top             bool        whether the order is the highest
-        unk_in_model    bool        whether id 0 is regular
-        slots, word_begin, word_bytes   as in `find_word`
-        ids             (n, order)  uint32   filled from `row` on, and so are the two after it
-        log10_prob, log10_backoff  (n,)  float32
-        row             int64
-    Returns
-        (the row after the last that was read, the place of its line), which is `end` at the end
-    Guarantees
-        a row that was read equals what rows.split_row makes of its line
-    Cost
-        one pass over the text
-    Trusts
-        PAD_BYTES after `end`: arpa.ArpaReader
+    Shapes      text (T,);  begin, end  whole lines: text[end - 1] is a newline
+                longest  bytes of the longest line that is regular
+                top  whether the order is the highest;  unk_in_model  whether id 0 is regular
+                slots, word_begin, word_bytes  as in `find_word`
+                ids (n, order), log10_prob (n,), log10_backoff (n,)  filled from `row` on
+    Returns     (the row after the last that was read, the place of its line), which is `end` at the
+                end
+    Guarantees  a row that was read equals what rows.split_row makes of its line
+    Trusts      PAD_BYTES after `end`: arpa.ArpaReader
     """
     order = ids.shape[1]
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
@@ -330,14 +314,11 @@ def read_words(  # type: ignore[no-untyped-def]
 ):
     """As `read_ngrams`, for 1-grams: their words are entered into the table.
 
-    Shapes
-        first_row  int64        row of the section at which the arrays begin
-        state      (3,)  int64  WORDS, WORD_BYTES and UNK_ROW, brought up to date
-    Returns
-        as `read_ngrams`; a word that is in the table already makes its row irregular
-    Trusts
-        as `read_ngrams`; room for each row in slots and word_begin, and for the text in
-        word_bytes: wordtable.WordTable.reserve
+    Shapes   first_row  row of the section at which the arrays begin
+             state (3,)  WORDS, WORD_BYTES and UNK_ROW, brought up to date
+    Returns  as `read_ngrams`; a word that is in the table already makes its row irregular
+    Trusts   as `read_ngrams`; room for each row in slots and word_begin, and for the text in
+             word_bytes: wordtable.WordTable.reserve
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
@@ -384,19 +365,13 @@ def read_words(  # type: ignore[no-untyped-def]
 def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
     """Writes n-grams as the lines of an ARPA section, as far as there is room.
 
-    Shapes
-        ids            (n, k)    uint32   oldest word first
-        log10_prob     (n,)      float32
-        log10_backoff  (n,)      float32  or empty: no such column
-        marks          (n,)      uint32   or empty; rows whose mark has LEFT_OUT are passed over
-        begin          int                the first row to write
-        word_begin     (V + 1,)  int64
-        word_bytes     (...)     uint8    and PAD_BYTES after the last word, as WordTable has them
-        text           (...)     uint8    filled; what lies after the end is overwritten too
-    Returns
-        (the first row that was not written, bytes written)
-    Trusts
-        ids < V; numbers that are not NaN: writer.write_arpa, estimate.interpolate.rows
+    Shapes   ids (n, k)  oldest word first;  log10_prob (n,);  begin  the first row to write
+             log10_backoff (n,)  or empty: no such column
+             marks (n,)  or empty; rows whose mark has LEFT_OUT are passed over
+             word_begin (V + 1,);  word_bytes  and PAD_BYTES after the last word, as in WordTable
+             text  filled; what lies after the end is overwritten too
+    Returns  (the first row that was not written, bytes written)
+    Trusts   ids < V; numbers that are not NaN: writer.write_arpa, estimate.interpolate.rows
     """
     order = np.int64(ids.shape[1])
     words = raw(ids.reshape(len(ids) * order))

@@ -45,7 +45,6 @@ def is_reopenable(path: str | os.PathLike[str]) -> bool:
 
 
 def _open(path: str) -> TextSource | PartsSource:
-    """The text of a file, or of a folder of parts."""
     if is_parts_folder(path):
         return PartsSource(path)
     try:
@@ -67,12 +66,9 @@ def _open(path: str) -> TextSource | PartsSource:
 class LineReader:
     """Moves through the text of an ARPA file once, by lines or by blocks of whole lines.
 
-    Raises
-        ArpaError  a folder that is no model in parts
-        OSError    the file cannot be opened
-    Guarantees
-        `line` is the number of the line that comes next, once a block that was taken is given back
-        or counted; memory is bounded by what is taken and a few steps of CHUNK_BYTES
+    Guarantees  `line` is the number of the line that comes next, once a block that was taken is
+                given back or counted; memory is bounded by what is taken and a few steps of
+                CHUNK_BYTES
     """
 
     def __init__(self, path: str) -> None:
@@ -139,11 +135,8 @@ class LineReader:
         return RowBlock(here.text, here.position, end, here.offset)
 
     def give_back(self, block: RowBlock, position: int, later: Sequence[RowBlock]) -> None:
-        """Puts back the text of `block` from `position` on.
-
-        Args
-            later  blocks that were taken after it, in order
-        """
+        """Puts back the text of `block` from `position` on; `later` blocks were taken after it,
+        in order."""
         self._returned.appendleft(self._here)
         for one in reversed(later):
             # A thread may still be writing to the block, so another stands for its text.
@@ -151,11 +144,8 @@ class LineReader:
         self._here = RowBlock(block.text, position, block.end, block.offset)
 
     def next_line(self, order: int | None) -> Line | None:
-        """The next line, or None at the end; the last one may lack its line end.
-
-        Args
-            order  of the section, for a fault
-        """
+        """The next line, or None at the end; the last one may lack its line end. `order` is for
+        a fault."""
         end = self._here.text.find(b"\n", self._here.position, self._here.end)
         while end < 0 and not self.at_end:
             searched = self.at_hand_bytes
@@ -220,12 +210,10 @@ class LineReader:
         )
 
     def fail_if_damaged(self, order: int | None) -> None:
-        """Raises where the stream was cut short or damaged."""
         if self._damage is not None:
             self.fail_damaged(order)
 
     def fail_damaged(self, order: int | None) -> NoReturn:
-        """Raises the error of the damaged stream."""
         assert self._damage is not None
         try:
             self.fail(
@@ -242,7 +230,6 @@ class LineReader:
     def fail_long_line(
         self, order: int | None, number: int | None = None, offset: int | None = None
     ) -> NoReturn:
-        """Raises for a line that is too long, the next one if no place is given."""
         at = None
         if number is not None and offset is not None:
             at = Line(b"", number, offset)
@@ -274,11 +261,8 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """What the source has next; the step after it is begun.
-
-        Raises
-            OSError  the disk failed; again at each call
-        """
+        """What the source has next; the step after it is begun. An OSError comes again at each
+        call."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()

@@ -24,17 +24,14 @@ XZ_PRESET = 0
 class OutputFile:
     """A file of text that is being written.
 
-    Args
-        target     a path, compressed by its suffix (.gz, .zst, .xz, else plain; a pipe or a device
-                   is written to directly), or an open binary file, which gets plain text and
-                   stays open
-        xz_preset  0 to 9, of an .xz file
-    Raises
-        OSError    it cannot be written beside the path
-    Guarantees
-        the same text gives the same bytes. `commit` replaces the path with all that was written,
-        synced; without it, the path stays as it was. The next process removes what a killed one
-        left beside it
+    Args        target     a path, compressed by its suffix (.gz, .zst, .xz, else plain; a pipe or a
+                           device is written to directly), or an open binary file, which gets plain
+                           text and stays open
+                xz_preset  0 to 9, of an .xz file
+    Raises      OSError    it cannot be written beside the path
+    Guarantees  the same text gives the same bytes. `commit` replaces the path with all that was
+                written, synced; without it, the path stays as it was. The next process removes
+                what a killed one left beside it
     """
 
     def __init__(self, target: Path | IO[bytes], *, xz_preset: int = XZ_PRESET) -> None:
@@ -70,14 +67,12 @@ class OutputFile:
         return None
 
     def write(self, text: bytes | memoryview) -> None:
-        """Adds text."""
         if self._packer is None:
             self._write(text)
         else:
             self._packer.write(text)
 
     def commit(self) -> None:
-        """Finishes the file and puts it in its place."""
         if self._packer is not None:
             self._packer.close()
         if self._replacement is not None:
@@ -86,7 +81,6 @@ class OutputFile:
         self._closed = True
 
     def discard(self) -> None:
-        """Removes what was written, unless it was committed."""
         if self._closed:
             return
         self._closed = True

@@ -36,10 +36,8 @@ def is_parts_folder(path: str | os.PathLike[str]) -> bool:
 def index_text(
     comments: Sequence[str], counts: Sequence[int], parts: Sequence[Sequence[tuple[str, int]]]
 ) -> bytes:
-    """The index of a folder.
-
-    Args  parts  by order, name and size in bytes of each part, in their order
-    """
+    """The index of a folder; `parts`: by order, name and size in bytes of each part, in their
+    order."""
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -53,9 +51,7 @@ def index_text(
 class PartsSource:
     """The text of an ARPA file in parts, as TextSource reads that of a file.
 
-    Raises
-        ArpaError  the index is damaged, or a part is missing or has another size
-        OSError    a part cannot be opened
+    Raises  ArpaError  the index is damaged, or a part is missing or has another size
     """
 
     def __init__(self, folder: str) -> None:
@@ -71,14 +67,12 @@ class PartsSource:
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """As TextSource.read."""
         if not self._rest:
             self._rest = next(self._pieces, b"")
         piece, self._rest = self._rest[:size], self._rest[size:]
         return piece
 
     def close(self) -> None:
-        """Closes the part that is open."""
         self._pieces.close()  # type: ignore[attr-defined]
         if self._part is not None:
             self._part.close()
@@ -128,10 +122,7 @@ class PartsSource:
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    """The index of a folder, checked.
-
-    Raises  ArpaError
-    """
+    """The index of a folder, checked; raises ArpaError."""
     path = folder / INDEX
     fault = None
     try:

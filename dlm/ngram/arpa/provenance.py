@@ -13,9 +13,7 @@ _PREFIX = "provenance: "
 def provenance_line(command: str, **facts: Any) -> str:
     """The comment of a model that a command of dlm makes, without `#`: one JSON object.
 
-    Args
-        command  as `prune`
-        facts    JSON values: the method, its arguments, and the name of the source model
+    Args  facts  JSON values: the method, its arguments, and the name of the source model
     """
     return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
 

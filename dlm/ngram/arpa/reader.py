@@ -42,7 +42,7 @@ class ArpaWarning(UserWarning):
 
 
 class ArpaReader:
-    """The n-grams of an ARPA file, in batches, in one pass and bounded memory.
+    r"""The n-grams of an ARPA file, in batches, in one pass and bounded memory.
 
     The header is read at once; `batches` reads the rest. Plain, gzip, zstd and xz files are told
     apart by their first bytes. The unknown word has id 0, spelled `<unk>` or `<UNK>`; the other
@@ -52,9 +52,7 @@ class ArpaReader:
         path          an ARPA file, a pipe, or a folder of parts: see parts.py
         batch_ngrams  the most n-grams in a batch; long rows make smaller batches
     Raises
-        ArpaError   the file is not ARPA, is truncated or is damaged; with section, line, offset
-        OSError     the file cannot be opened or the disk failed
-        ValueError  batch_ngrams is not positive
+        ArpaError  the file is not ARPA, is truncated or is damaged; with section, line, offset
     Guarantees
         every number is the float32 nearest to its decimal text, ties to even, and never -0.0;
         each section has exactly as many n-grams as the header promises;
@@ -63,15 +61,14 @@ class ArpaReader:
         =============================  ==========================================
         no `<unk>` or `<UNK>`          id 0 has no row; vocabulary.unk_in_model is False
         no `<s>` or `</s>`             refused
-        a section of no n-grams        its header is optional
+        a section of no n-grams        its header is optional, and it yields no batch
         no `\\end\\`                     ArpaWarning if all counts are met, else refused
         no line end after a row        refused: the row may be cut short
         backoff at the highest order   refused, except 0
         carriage return in a line      refused, except before the line end
         =============================  ==========================================
     Cost
-        memory: the vocabulary, twice, and at most 64 MiB of text with the arrays read from it; no
-        Python object is made for a row, unless it is an unusual one.
+        memory: the vocabulary, twice, and at most 64 MiB of text with the arrays read from it.
         While batches are taken, threads read on and parse; they end with the iterator, or by
         `close`
     """
@@ -111,57 +108,40 @@ class ArpaReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; what was read stays."""
         self._closed = True
         self._stop_threads()
         self._text.close()
 
     @property
     def compression(self) -> str:
-        """`plain`, `gzip`, `zstd` or `xz`."""
         return self._text.compression
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the model.
-
-        Raises
-            RuntimeError  the 1-gram section has not been read to its end
-        """
+        """The words of the model; RuntimeError before the 1-gram section has been read to its
+        end."""
         if self._vocabulary is None:
             raise RuntimeError("the vocabulary is known after the batches of order 1")
         return self._vocabulary
 
     @property
     def text_bytes(self) -> int:
-        """Size of the decompressed text.
-
-        Raises
-            RuntimeError  the file has not been read to its end
-        """
+        """Size of the decompressed text; RuntimeError before the file has been read to its end."""
         self._require_finished()
         return self._text.text_bytes
 
     @property
     def text_xxh3(self) -> str:
-        """XXH3 (128 bits, hexadecimal) of the decompressed text.
-
-        Raises
-            RuntimeError  the file has not been read to its end
-        """
+        """XXH3 (128 bits, hexadecimal) of the decompressed text; raises as `text_bytes`."""
         self._require_finished()
         return self._text.text_xxh3
 
     def batches(self) -> Iterator[NgramBatch]:
         """All n-grams, section by section from order 1 up, each section in the order of the file.
 
-        Raises
-            ArpaError     the file is not ARPA, is truncated or is damaged
-            RuntimeError  called a second time: the file is read once
-            ValueError    the reader was closed before the end
-        Edge cases
-            a section of no n-grams yields no batch; the end of the file is read, and checked,
-            when the iterator is exhausted
+        Raises  ArpaError  the file is not ARPA, is truncated or is damaged
+                RuntimeError  called a second time;  ValueError  the reader was closed before the
+                              end
         """
         if self._started:
             raise RuntimeError("an ArpaReader reads its file once; open another for a second pass")
@@ -173,14 +153,8 @@ class ArpaReader:
     ) -> ArpaError:
         """The error for a fault in an n-gram that was read before, with its place in the file.
 
-        Args
-            order, row  the n-gram: its section, and its index in the section
-        Raises
-            ValueError  that section has not been reached
-        Edge cases
-            a pipe cannot be read again: the error then has no byte offset
-        Cost
-            reads the file again up to that row
+        Reads the file again up to that row, the index in the section; a pipe's error has no byte
+        offset. ValueError if that section has not been reached.
         """
         if order not in self.section_first_line:
             raise ValueError(f"the {order}-gram section has not been read")

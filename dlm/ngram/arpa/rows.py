@@ -34,14 +34,11 @@ FLOAT32_OVERFLOW = 2.0**128 - 2.0**103
 
 @dataclass(frozen=True, slots=True)
 class NgramBatch:
-    """Consecutive n-grams of one section, as arrays.
+    """Consecutive n-grams of one section, as arrays; `first_row` is the index in the section.
 
-    Shapes
-        ids            (n, order)  uint32   word ids, oldest word first, as written
-        log10_prob     (n,)        float32  log10, <= 0, -inf is possible
-        log10_backoff  (n,)        float32  log10, finite; 0 where the column is missing
-    Guarantees
-        `first_row` is the index of the first n-gram inside its section; no value is -0.0
+    Shapes  ids            (n, order)  word ids, oldest word first, as written
+            log10_prob     (n,)        log10, <= 0, -inf is possible, never -0.0
+            log10_backoff  (n,)        log10, finite; 0 where the column is missing
     """
 
     order: int
@@ -64,16 +61,12 @@ Section: TypeAlias = NgramBatch | SectionColumns
 class RowBlock:
     """Whole lines of text in a section, and the rows that were read of them so far.
 
-    Shapes
-        text           bytes                 `PADDING` follows what is looked at of it
-        begin, end     int                   the lines in it; where they are whole, a newline is
-                                             before `end`
-        offset         int                   of text[0] in the whole text
-        ids            (n, order)   uint32   of n lines, but at most `most`
-        log10_prob     (n,)         float32
-        log10_backoff  (n,)         float32
-    Guarantees
-        the first `filled` rows are read, and `position` is where the line after them begins
+    The first `filled` rows are read, and `position` is where the line after them begins.
+
+    text        bytes; `PADDING` follows what is looked at of it
+    begin, end  the lines in it; where they are whole, a newline is before `end`
+    offset      of text[0] in the whole text
+    ids         (n, order) of n lines, but at most `most`;  log10_prob, log10_backoff  (n,)
     """
 
     __slots__ = (
@@ -98,7 +91,6 @@ class RowBlock:
 
     @property
     def rows(self) -> int:
-        """How many rows there is room for."""
         return len(self.log10_prob)
 
     def put(
@@ -112,10 +104,7 @@ class RowBlock:
         self.position += line_bytes
 
     def read_ngrams(self, table: WordTable, top: bool, unk_in_model: bool) -> RowBlock:
-        """Reads on, of an order above 1, up to the first row that is irregular.
-
-        Trusts  `start` was called
-        """
+        """Reads on, of an order above 1, up to the first row that is irregular, after `start`."""
         self.filled, self.position = kernels.read_ngrams(
             self._chars(),
             self.position,
@@ -136,15 +125,10 @@ class RowBlock:
     def read_words(
         self, table: WordTable, top: bool, first_row: int, unk_row: int | None
     ) -> int | None:
-        """Reads on, of order 1, and enters the words into the table.
+        """Reads on, of order 1, and enters the words into the table, after `start`.
 
-        Args
-            first_row  row of the section with which the block begins
-            unk_row    row of the unknown word, where it came already
-        Returns
-            unk_row as it is now
-        Trusts
-            `start` was called
+        Args     first_row  row of the section with which the block begins
+        Returns  the row of the unknown word, as `unk_row`: None if it has not come yet
         """
         table.reserve(self.rows - self.filled, self.end - self.position)
         state = table.state(unk_row)
@@ -197,9 +181,8 @@ def shown(text: bytes) -> str:
 def nearest_float32(double: float, text: bytes) -> float:
     """The value of the float32 nearest to a decimal `text`, given the double nearest to it.
 
-    Guarantees
-        ties go to even, as in one single rounding. Rounding the double again errs only where the
-        double lies exactly between two float32; there the decimal itself is compared with it
+    Ties go to even, as in one single rounding. Rounding the double again errs only where the double
+    lies exactly between two float32; there the decimal itself is compared with it.
     """
     size = abs(double)
     if size > FLOAT32_OVERFLOW:

@@ -118,15 +118,11 @@ class _ZstdStream:
 class TextSource:
     """The decompressed bytes of a file, in any of the known compressions.
 
-    Args
-        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
-        kinds  what is decompressed; the rest is "plain"
-        file   where its bytes come from, if the caller has it open; it stays open
-    Raises
-        OSError  the file cannot be opened
-    Guarantees
-        the compression is detected from the first bytes, never from the name, however few arrive
-        at once; `compression` names it, and `head` is those bytes
+    Args        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
+                kinds  what is decompressed; the rest is "plain"
+                file   where its bytes come from, if the caller has it open; it stays open
+    Guarantees  the compression is detected from the first bytes, never from the name, however few
+                arrive at once; `compression` names it, and `head` is those bytes
     """
 
     def __init__(
@@ -169,9 +165,8 @@ class TextSource:
     def read(self, size: int) -> bytes:
         """At least one and at most `size` bytes; none at the end.
 
-        Raises
-            DamagedStream  the compressed stream is cut short or damaged
-            OSError        the disk failed
+        Raises  DamagedStream  the compressed stream is cut short or damaged;  OSError  the disk
+                failed
         """
         try:
             # Small steps lose the least text where a stream turns out to be cut short.
@@ -186,10 +181,7 @@ class TextSource:
             raise DamagedStream(str(exc)) from exc
 
     def waits(self) -> bool:
-        """Whether the next read may have to wait for the writer; never for a file.
-
-        For a compressed pipe this is not known, so the answer is yes.
-        """
+        """Whether the next read may have to wait for the writer; yes for any compressed pipe."""
         try:
             number = self._file.fileno()
             if stat.S_ISREG(os.fstat(number).st_mode):
@@ -251,17 +243,13 @@ def text_command(path: str, compression: str) -> str:
 
 
 def damage_advice(path: str, compression: str) -> str:
-    """What to do about a damaged stream."""
     check = f"{compression} -t {shlex.quote(path)}"
     return f"Copy the file again from where it was made; `{check}` checks it"
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
-    """What a text that starts with `head` is, if it is a known format other than ARPA.
-
-    Returns
-        (what it looks like, what to do about it), or None for a text that may be ARPA
-    """
+    """(What a text that starts with `head` is, what to do about it) for known formats other than
+    ARPA."""
     text = text_command(path, compression)
     quoted = shlex.quote(path)
     inner = compression_of(head)
@@ -322,11 +310,7 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
 
 
 def guess(head: bytes) -> tuple[str, str] | None:
-    """What a text without `\\data\\` probably is, from signs too weak to reject a file by.
-
-    Returns
-        (what it looks like, what to do about it), or None without an idea
-    """
+    r"""As `recognise`, for a text without `\data\`, from signs too weak to reject a file by."""
     lines = head[:4096].split(b"\n")
     if len(lines) > 2 and lines[0].strip().isdigit() and b"\t" in lines[1]:
         return (

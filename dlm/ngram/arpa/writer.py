@@ -39,7 +39,6 @@ _NO_BACKOFF = np.empty(0, np.float32)
 
 
 def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
-    """The text before the sections."""
     lines = [f"# {line}" for comment in comments for line in comment.split("\n")]
     lines.append("\\data\\")
     lines += [f"ngram {order}={count}" for order, count in enumerate(counts, 1)]
@@ -47,7 +46,6 @@ def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
 
 
 def section_head(order: int) -> bytes:
-    """The text before the rows of an order."""
     return b"\n\\%d-grams:\n" % order
 
 
@@ -55,10 +53,7 @@ def section_head(order: int) -> bytes:
 class WordBytes:
     """The words of the ids, one after another.
 
-    Shapes
-        begin    (V + 1,)  int64
-        text     (...)     uint8  and PADDING
-        longest  int       bytes of the longest
+    begin  (V + 1,);  text  and PADDING;  longest  bytes of the longest
     """
 
     begin: NDArray[np.int64]
@@ -80,11 +75,9 @@ class WordBytes:
 class RowColumns(NamedTuple):
     """Consecutive n-grams of one order.
 
-    Shapes
-        ids            (n, order)  uint32   oldest word first
-        log10_prob     (n,)        float32
-        log10_backoff  (n,)        float32  or None: no such column
-        marks          (n,)        uint32   or None; rows with kernels.LEFT_OUT are passed over
+    Shapes  ids (n, order)  oldest word first;  log10_prob (n,)
+            log10_backoff (n,)  or None: no such column
+            marks (n,)  or None; rows with kernels.LEFT_OUT are passed over
     """
 
     ids: NDArray[np.uint32]
@@ -96,10 +89,8 @@ class RowColumns(NamedTuple):
 def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
     """The lines of some rows, ends included, in one piece or a few.
 
-    Raises
-        ArpaError  a row longer than MAX_LINE_BYTES
-    Trusts
-        ids of words, and numbers that are not NaN
+    Raises  ArpaError  a row longer than MAX_LINE_BYTES
+    Trusts  ids of words, and numbers that are not NaN
     """
     ids = np.ascontiguousarray(rows.ids)
     log10_prob = np.ascontiguousarray(rows.log10_prob)
@@ -139,17 +130,11 @@ class ArpaWriter:
             for blocks in orders:
                 writer.section(blocks)
 
-    Args
-        target     as of OutputFile
-        counts     n-grams by order
-        comments   lines to put before the model
-        threads    that make text, while another writes it
-        xz_preset  as of OutputFile
-    Raises
-        OSError    the disk failed
-    Guarantees
-        what OutputFile guarantees; it is committed when the block ends, and discarded if it
-        raises
+    `target`, `xz_preset`, errors and guarantees are those of OutputFile, which is committed when
+    the block ends, and discarded if it raises.
+
+    Args  counts  n-grams by order;  comments  lines to put before the model
+          threads  that make text, while another writes it
     """
 
     def __init__(
@@ -183,11 +168,10 @@ class ArpaWriter:
         return self._file.bytes_written
 
     def section(self, blocks: Iterable[Callable[[], RowColumns]]) -> None:
-        """Writes the next order.
+        """Writes the next order; all of it is written on return.
 
-        Args
-            blocks  what makes some rows; each is called once, in one of the threads, and the rows
-                    are written in the order in which the blocks come. All are written on return
+        Args  blocks  what makes some rows; each is called once, in one of the threads, and the
+                      rows are written in the order in which the blocks come
         """
         self._order += 1
         self._write(section_head(self._order))
@@ -248,33 +232,25 @@ def write_arpa(
     *,
     comments: Iterable[str] = (),
 ) -> int:
-    """Write a model as an ARPA file.
+    """Write a model as an ARPA file; returns the bytes of its text, not compressed.
 
     Args
         path_or_file  a path, compressed by its suffix (.gz, .zst, .xz, else plain), or an open
                       binary file, which gets plain text and stays open
-        vocabulary    the words of the ids
         sections      the n-grams of order 1, 2, ..., as (ids, log10_prob, log10_backoff) or as
                       NgramBatch; a backoff of None leaves the column out, and so does the
                       highest order. Memory-mapped arrays are read a slice at a time
         comments      lines to put before the model, as in ArpaReader.comments
     Shapes
-        ids            (n, order)  uint32   oldest word first
-        log10_prob     (n,)        float32
-        log10_backoff  (n,)        float32
-    Returns
-        bytes of the text, as they are before they are compressed
+        ids (n, order) uint32, oldest word first;  log10_prob, log10_backoff (n,) float32
     Raises
         ArpaError   ARPA cannot express the model: a word with a space in it, a positive log
                     probability, a weight that is not finite, no `<s>`
-        ValueError  arrays of the wrong shape or type
-        OSError     the disk failed
+        ValueError  arrays of the wrong shape or type;  OSError  the disk failed
     Guarantees
         ArpaReader reads back the same words, bits and order, -0.0 becoming 0.0; a number has
         the fewest digits that do so. A path has either its old content or all of the new one,
-        on disk: the text is written beside it, synced, and renamed
-    Edge cases
-        the row of id 0 is left out of order 1 if the vocabulary has no unknown word
+        on disk. The row of id 0 is left out of order 1 if the vocabulary has no unknown word
     Trusts
         no n-gram is repeated, and order 1 has every word once, in the order of the ids
     """

@@ -78,15 +78,12 @@ def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
 
 @inlined
 def shortest_digits(bits):  # type: ignore[no-untyped-def]
-    """The shortest decimal that reads back as a float32.
+    """The shortest decimal that reads back as a float32, given its bits: positive, finite and not
+    0.
 
-    Args
-        bits     uint32 of the float32: positive, finite and not 0
-    Returns
-        (digits, exponent): the value is digits * 10**exponent; digits may end in zeros
-    Paper
-        Giulietti, The Schubfach way to render doubles (2021), for 32 bits: three products decide
-        which decimals of the grid lie within half a step of the number
+    Returns  (digits, exponent): the value is digits * 10**exponent; digits may end in zeros
+    Paper    Giulietti, The Schubfach way to render doubles (2021), for 32 bits: three products
+             decide which decimals of the grid lie within half a step of the number
     """
     fraction = np.int64(bits & _FRACTION_MASK)
     biased = np.int64(bits >> np.uint32(_FRACTION_BITS))
@@ -134,9 +131,9 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
 def put_number(text, at, number):  # type: ignore[no-untyped-def]
     """Writes a float32 from text[at] on; where it ends.
 
-    Guarantees   0 and -0 are `0`; infinities are `inf` and `-inf`; a decimal exponent from -6 to 9
-                 is written out, others follow an `e`
-    Trusts       not NaN; NUMBER_BYTES of room
+    Guarantees  0 and -0 are `0`; infinities are `inf` and `-inf`; a decimal exponent from -6 to 9
+                is written out, others follow an `e`
+    Trusts      not NaN; NUMBER_BYTES of room
     """
     if number == 0:
         text[at] = _ZERO
@@ -224,8 +221,8 @@ def put_count(text, at, number):  # type: ignore[no-untyped-def]
 def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
     """Writes a float64 with DECIMALS decimals, as Python's `.6f`, from text[at] on; where it ends.
 
-    Guarantees   rounded from the number's exact value, halves to even
-    Trusts       below FIXED_LIMIT in size, and not NaN; FIXED_BYTES of room
+    Guarantees  rounded from the number's exact value, halves to even
+    Trusts      below FIXED_LIMIT in size, and not NaN; FIXED_BYTES of room
     """
     if math.copysign(1.0, number) < 0:  # of -0.0, too
         text[at] = _MINUS
