@@ -1,8 +1,4 @@
-"""A backoff model as the source: exact expected counts, without sampling.
-
-Distilling a large model onto the n-grams of a pruned one keeps more of the large model than pruning
-does, because the weights are fitted again: `dlm distill big.arpa --topology pruned.arpa`.
-"""
+"""A backoff model as the source: exact expected counts, without sampling."""
 
 from __future__ import annotations
 
@@ -84,10 +80,8 @@ class BackoffSource:
 
     @classmethod
     def of(cls, model: ModelColumns, topology: ModelColumns) -> BackoffSource:
-        """The model on a closed topology that contains its n-grams and words.
-
-        Raises  SourceError  its contexts do not sum to 1: it was filtered, or has wrong values
-        """
+        """The model on a closed topology that contains its n-grams and words; SourceError if its
+        contexts do not sum to 1: it was filtered, or has wrong values."""
         prob, weight = [], []
         for columns in topology.orders:
             prob.append(10.0 ** model.log10_probs(columns.ids))

@@ -1,10 +1,8 @@
 """Gives the words of a lower-case source the spellings of cased text (FNG 5).
 
-Users type "new york", and the network learns it. A model of cased text, which contains no user
-data, says how likely each spelling of a word is after a history; the network's probability of the
-word is split over its spellings in that ratio. Histories are cased too: for each word that the
-network says, a spelling is drawn with probability equal to its share. FNG takes the best spelling
-of the whole sentence instead. Drawing makes a source of cased words, distilled like any other.
+The probability of a word is split over its spellings by a model of cased text, which contains no
+user data. Histories are cased by drawing a spelling of each word with its share; FNG takes the best
+spelling of the whole sentence.
 """
 
 from __future__ import annotations
@@ -121,7 +119,6 @@ class Spellings:
         return places, spelled, share / total[places]
 
     def split_mass(self, given: WordMass) -> WordMass:
-        """The mass of words after cased histories, as mass of their spellings."""
         places, spelled, share = self.split_words(given.histories, given.rows, given.words)
         return replace(
             given, rows=given.rows[places], words=spelled, mass=given.mass[places] * share

@@ -1,10 +1,8 @@
 """How often a source is expected to say each n-gram of a topology.
 
-The KL step needs only two sums, and both add up over samples, workers and machines. For each n-gram
-(h, w): the source's probability of w, summed over the visited histories that end in h. For each
-context h: how many visited histories end in it. `local_counts` turns them into the counts of
-SampleApprox (Suresh et al. 2021, section 4.1): how often w is found at h and not at a longer
-context, and how often h backs off.
+For each n-gram (h, w): the source's probability of w, summed over the visited histories that end in
+h; for each context h: how many visited histories end in it. Both add up over samples, workers and
+machines. `local_counts` turns them into the counts of SampleApprox (Suresh et al. 2021, 4.1).
 """
 
 from __future__ import annotations
@@ -106,10 +104,8 @@ class NgramCounts:
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """The counts for `part`, a subset of `topology`, which these counts are for.
-
-        An n-gram's counts do not depend on the other n-grams of its topology.
-        """
+        """The counts for `part`, a subset of `topology`, which these counts are for: they do not
+        depend on its other n-grams."""
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
         assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(

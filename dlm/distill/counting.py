@@ -1,9 +1,5 @@
-"""Counting for each kind of source, as work that can be interrupted and resumed.
-
-A source of the protocol is asked for distributions, which are added up visit by visit. A backoff
-model is walked, and its distributions are applied at the end. Both count drawn sentences, or the
-lines of a given text.
-"""
+"""Counting for each kind of source, of drawn sentences or a given text, as work that can be
+interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -119,9 +115,7 @@ def text_blocks(
     text: GivenText, vocabulary: Vocabulary, part: tuple[int, int] = (1, 1)
 ) -> Iterator[list[NDArray[np.uint32]]]:
     """The sentences of a text as ids, `BLOCK` per block except the last; a part takes every n-th.
-
-    Words outside the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out.
-    """
+    Words outside the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out."""
 
     def lines() -> Iterator[NDArray[np.uint32]]:
         for block in text.blocks():
@@ -137,8 +131,6 @@ def text_blocks(
 
 
 class VisitCounting:
-    """Counts the visits of a protocol source, for a topology of its words."""
-
     def __init__(
         self, reader: SourceReader, topology: ModelColumns, sampling: Sampling | None
     ) -> None:
@@ -215,10 +207,8 @@ def _without_unknown(
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its own or given sentences visit.
-
-    `model` has the words of `topology`, which is closed, with the same ids.
-    """
+    """Counts the states of a backoff model that its own or given sentences visit; it has the ids of
+    `topology`, which is closed."""
 
     can_stop = True
 

@@ -33,8 +33,6 @@ Sentence = list[str]
 
 
 class Judge(Protocol):
-    """A model to evaluate on text."""
-
     name: str
     predicts_words: bool  # whether it can name the most likely next word
 
@@ -105,11 +103,9 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`; raises as `federated.train.load_model`.
-
-    With wordpieces, a word's log-probability is that of its pieces, and the most likely next word
-    is not computed, since that takes hundreds of steps (FNG 7.1).
-    """
+    """The network of a run of `dlm federate`; raises as `federated.train.load_model`. With
+    wordpieces, the most likely next word is not computed, since that takes hundreds of steps (FNG
+    7.1)."""
 
     def __init__(self, name: str, run: Path) -> None:
         self.name = name
@@ -245,10 +241,8 @@ class Evaluation:
 
 
 def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Evaluation:
-    """Evaluates each model on the sentences of each user, or on one entry with all of them.
-
-    Raises  ConfigError  there are no words
-    """
+    """Evaluates each model on the sentences of each user, or on one entry with all of them;
+    ConfigError without words."""
     rows: list[NDArray[np.float64]] = []
     known_words: dict[str, bool] = {}
 

@@ -107,8 +107,6 @@ def distill_files(
 
 @dataclass
 class _Inputs:
-    """What was read: the source, the topology, and what the header says about each."""
-
     source: Any = None
     topology: ModelColumns | None = None
     cased: ModelColumns | None = None
@@ -118,7 +116,6 @@ class _Inputs:
 
 
 def needed_bytes(counts: Sequence[int]) -> int:
-    """Memory for each model with these counts."""
     # Each n-gram of the union also takes some float64 columns and sampling states.
     return 2 * model_bytes(counts) + 130 * sum(counts)
 
@@ -189,7 +186,6 @@ def _read_unigrams(inputs: _Inputs, request: DistillRequest, path: Path) -> None
 
 
 def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
-    """Reads an ARPA file and records it in the header."""
     columns = ModelColumns.read(path)
     inputs.facts.append(
         {
@@ -204,7 +200,6 @@ def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
 
 
 def _record(what: str, record: Provenance | None, public: str) -> Provenance:
-    """The record of an input whose file has none."""
     if record is not None:
         return record
     if public:
@@ -245,7 +240,6 @@ def _given(path: Path, public: str) -> GivenText:
 def _about(
     request: DistillRequest, text: GivenText | None, counted: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the header says about the sentences and an inferred topology."""
     about: dict[str, Any] = {}
     if text is not None:
         about["text"] = {"name": text.name, "sha256": text.sha256}

@@ -3,9 +3,8 @@
     D(source || model) = const - sum over h of [ sum over w of C(w, h) ln P(w | h)
                                                  + C(phi, h) ln alpha(h) ]
 
-separates into one convex problem per context (Suresh et al. 2021, section 4.2). The paper solves
-each by a difference of convex functions. Here minorisation and maximisation (Hunter 2004) does: it
-has the same fixed points, and its multiplier has a closed form.
+separates into one convex problem per context (Suresh et al. 2021, section 4.2), solved here by
+minorisation and maximisation (Hunter 2004), which has the same fixed points.
 """
 
 from __future__ import annotations

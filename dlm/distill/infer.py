@@ -1,9 +1,4 @@
-"""Infers a topology from the source itself, or from it and another model.
-
-Self-inference (FNG section 7.2, A_i): `dlm.estimate` estimates a model from the source's sentences,
-`dlm.estimate.prune` prunes it to a size, and its n-grams are the topology. With an external model,
-two approximations are interpolated and pruned (A_m), and the n-grams left are the topology (A_r).
-"""
+"""Infers a topology from the source itself, or from it and another model (FNG section 7.2)."""
 
 from __future__ import annotations
 
@@ -121,12 +116,8 @@ def interpolate(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """Interpolates approximations of one source with equal weights (A_m), pruned to a size.
-
-    `ngrams` is over all orders, including words; None keeps all. The result is closed under
-    prefixes
-    and suffixes.
-    """
+    """Interpolates approximations of one source with equal weights (A_m), pruned to `ngrams` over
+    all orders, words included; None keeps all. The result is closed under prefixes and suffixes."""
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
     ).columns()

@@ -100,7 +100,6 @@ def _tree(
     NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64],
     NDArray[np.int64],
 ]:  # fmt: skip
-    """`kind`, `enters`, `begin`, `arc_piece`, `arc_node` and `word_at` of words."""
     nodes = {"": 0}
     word_at = {}
     for word, text in enumerate(words, len(MARKS)):

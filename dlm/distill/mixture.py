@@ -1,10 +1,5 @@
-"""Merges models by their counts: the nearest model to a mixture of whole sentences.
-
-A sentence of the mixture comes from model k with probability weight k. Expected counts are linear
-in the models, so they are added with their weights, and one KL step makes the model. Unlike mixing
-probabilities in each context (`dlm.estimate.merge`, Hsu 2007, OpenGrm), this takes into account
-which contexts each model visits often.
-"""
+"""Merges models by their counts: the nearest model to a mixture of whole sentences, each from model
+k with probability weight k."""
 
 from __future__ import annotations
 

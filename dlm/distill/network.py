@@ -1,7 +1,5 @@
-"""The network of a run of `dlm federate` as a source: it follows sentences one word at a time.
-
-It keeps the state of its layers, so a history costs one step, however long it is.
-"""
+"""The network of a run of `dlm federate` as a source: it follows sentences one word at a time, by
+the state of its layers."""
 
 from __future__ import annotations
 
@@ -27,11 +25,8 @@ from dlm.ngram.vocab import MARKS, Vocabulary
 
 class NetworkSource:
     """The released network of a run of `dlm federate`; raises as `federated.train.load_model`.
-
-    `inventory` is of its wordpieces, which `pieces_to_words.PieceSource` turns into words; None for
-    a
-    network of words.
-    """
+    `inventory` is of its wordpieces, which `PieceSource` turns into words; None for a network of
+    words."""
 
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
         model = load_model(run)
@@ -100,7 +95,6 @@ class NetworkHistories:
 def _step(
     params: rnn.Params, state: rnn.State, words: Any, begins: Any, *, config: rnn.RnnConfig
 ) -> tuple[Any, Any, rnn.State]:
-    """The distributions after one word per sentence, their entropies, and the state."""
     state = [tuple(jnp.where(begins[:, None], 0.0, part) for part in layer) for layer in state]
     logits, state = rnn.run(params, config, state, words[:, None])
     ln_given = jax.nn.log_softmax(_without_begin(logits[:, 0]), axis=-1)

@@ -10,10 +10,8 @@ from dlm.estimate.columns import ModelColumns
 
 
 class NextWords:
-    """Distributions of a model's next word.
-
-    Cost  8 bytes per word, order and history: pass a few histories at a time
-    """
+    """Distributions of a model's next word: 8 bytes per word, order and history, so pass a few
+    histories at a time."""
 
     def __init__(self, model: ModelColumns) -> None:
         self._model = model

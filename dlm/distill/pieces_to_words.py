@@ -1,8 +1,4 @@
-"""A network of wordpieces as a source of words (FNG 6).
-
-FNG builds a topology of pieces, counts on it, and moves the counts to the topology of words. No
-piece topology is built here: wherever a sample is inside a word, the network's probability that the
-word ends there counts for that word, after the history before the word. The counts are the same.
+"""A network of wordpieces as a source of words (FNG 6), without a topology of pieces.
 
 A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
 another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum

@@ -1,8 +1,5 @@
-"""Priors added to the counts of contexts, so that no word of a sample is lost or overrated.
-
-A prior adds some visits to each visited context and spreads them over its words. It changes only
-that context's own problem, not what longer contexts pass to it.
-"""
+"""Priors added to the counts of contexts, so that no word of a sample is lost or overrated. They
+change only a context's own problem, not what longer contexts pass to it."""
 
 from __future__ import annotations
 

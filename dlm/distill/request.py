@@ -76,7 +76,6 @@ class DistillRequest(DistillSettings):
 
     @property
     def is_exact(self) -> bool:
-        """Whether expected counts are computed exactly, without sampling."""
         return self.kind == "model" and self.samples is None and not (self.text or self.counts)
 
     def __post_init__(self) -> None:

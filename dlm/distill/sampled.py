@@ -38,11 +38,7 @@ WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 class SampledSource:
     """A protocol source or a backoff model, ready to be counted; raises as `source.SourceReader`.
-
-    `name` is for errors, `sha256` of the file it was read from; without one, it is identified by
-    what
-    it says.
-    """
+    Without the `sha256` of its file, it is identified by what it says."""
 
     def __init__(
         self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None

@@ -23,8 +23,6 @@ U32 = np.uint32
 
 
 class SentenceStream(Protocol):
-    """Sentences, some at a time, that can be interrupted and resumed."""
-
     def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         """Number of sentences begun, and words with `</s>` after each sentence; None at the
         end."""

@@ -145,7 +145,6 @@ class SourceReader:
         return getattr(self.source, "record", None)
 
     def identity(self) -> dict[str, object]:
-        """What must be the same when a run resumes."""
         words = hashlib.sha256(b"\n".join(self.vocabulary.words)).hexdigest()
         named = getattr(self.source, "digest", None)
         if named is not None:
@@ -241,8 +240,6 @@ class OwnHistories:
 
 
 class PrefixHistories:
-    """Histories of a source that gets each prefix in full every time."""
-
     def __init__(self, reader: SourceReader, places: int) -> None:
         self._reader = reader
         self._begin = reader.vocabulary.begin_id

@@ -1,7 +1,6 @@
-"""The topology of a distilled model: its n-grams, closed as a backoff automaton needs.
+"""The topology of a distilled model: the n-grams of a `ModelColumns`, whose values are ignored.
 
-A topology is the n-grams of a `ModelColumns`; its values are ignored. It is closed: it contains the
-prefix and the suffix of each n-gram, and each word of the source.
+It is closed: it contains the prefix and the suffix of each n-gram, and each word of the source.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ U32, F32 = np.uint32, np.float32
 
 @dataclass(frozen=True)
 class Restriction:
-    """A topology in the words of a source, with the source's ids.
-
-    `foreign_words` are those that the source does not know, `dropped` the n-grams of order 2 and
-    above that contain one.
-    """
+    """A topology in the words of a source, with the source's ids; how many words that does not
+    know, and how many n-grams of order 2 and above were `dropped` for one."""
 
     model: ModelColumns
     foreign_words: int
@@ -34,10 +30,8 @@ class Restriction:
 
 
 def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
-    """The n-grams of a topology whose words a source knows, by its ids, plus all of its words.
-
-    Raises  ConfigError  an empty topology; no word in common; no n-gram of order 2 or above is left
-    """
+    """The n-grams of a topology whose words a source knows, by its ids, plus all of its words;
+    ConfigError if the topology is empty, or nothing of it is left."""
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
     own = topology.vocabulary
@@ -74,11 +68,8 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
 
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
-    """The topology with its missing suffixes added.
-
-    Models pruned by relative entropy lack some. With all of them, the state after a history is its
-    longest suffix, which backing off and counting rely on.
-    """
+    """The topology with its missing suffixes added, as pruned models lack some. The state after a
+    history is then its longest suffix, which backing off and counting rely on."""
     return united([topology], threads)
 
 

@@ -1,9 +1,4 @@
-"""Puts separately counted unigrams into a model (FNG 3).
-
-A network is trained on only the most frequent words; `dlm unigrams` counts over rounds how often
-people use each word of a longer list. The counts replace the model's unigrams or are mixed with
-them, and backoff weights are adjusted; n-grams of order 2 and above keep their probabilities.
-"""
+"""Puts separately counted unigrams of a longer list of words into a model (FNG 3)."""
 
 from __future__ import annotations
 
@@ -33,9 +28,8 @@ _LEAST_LOG10 = -99.0
 class Unigrams:
     """Words, without marks, and how often each is used.
 
-    `shares` (words,) are above 0, in proportion to use, and need not sum to 1. `record` protects
-    those
-    whose text was counted; None if not known.
+    `shares` (words,) are above 0, in proportion to use, and need not sum to 1; `record` protects
+    those whose text was counted.
     """
 
     words: list[bytes]
@@ -141,7 +135,6 @@ def with_unigrams(
 
 
 def _first_order(model: ModelColumns, prob: NDArray[np.float64]) -> OrderColumns:
-    """Order 1 with new words after the others, and these probabilities."""
     columns, size = model.orders[0], len(prob)
     with np.errstate(divide="ignore"):
         log10_prob = np.maximum(np.log10(prob), _LEAST_LOG10).astype(F32)

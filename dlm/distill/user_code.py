@@ -18,10 +18,8 @@ from dlm.errors import DlmError, SourceError
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turns what a user's code raises, including `SystemExit`, into a `SourceError`.
-
-    `what` was called, such as "log_probs of my_model:MyModel".
-    """
+    """Turns what a user's code raises, including `SystemExit`, into a `SourceError`, which names
+    `what` was called."""
     try:
         yield
     except DlmError:
@@ -92,8 +90,6 @@ def _visits(call: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 class UserHistories:
-    """The `source.Histories` of a user's object."""
-
     def __init__(self, histories: Any, what: str) -> None:
         self._histories, self._what = histories, what
 

@@ -1,7 +1,7 @@
-"""The histories that sentences visit: sentences drawn from a source, or given.
+"""The histories that sentences visit, drawn from a source or given, many at once.
 
-Both follow many sentences at once, one word of each at a time. Every history counts the source's
-whole distribution, including words that did not follow (Rao-Blackwell), so few sentences suffice.
+Every history counts the source's whole distribution, including words that did not follow
+(Rao-Blackwell), so few sentences suffice.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class VisitStream(Protocol):
 
 class SampledVisits:
     """Visits of `samples` sentences drawn from a source, word by word; the same for the same seed.
-
-    When a sentence ends, its place in the batch begins the next.
-    """
+    When one ends, its place in the batch begins the next."""
 
     can_stop = True
 
@@ -158,10 +156,8 @@ class UnstoppableVisits:
 
 
 class SentenceBlocks:
-    """Sentences as ids without marks, some at a time, that can be interrupted between blocks.
-
-    The blocks must be the same when resumed.
-    """
+    """Sentences as ids without marks, some at a time, that can be interrupted between blocks, which
+    must be the same when resumed."""
 
     def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]]) -> None:
         self._blocks = blocks
@@ -182,10 +178,8 @@ class SentenceBlocks:
 
 
 class FollowedVisits:
-    """Visits of given sentences, with the source's distribution at each history.
-
-    Sentences of similar length are batched; words beyond `MOST_WORDS` are left out.
-    """
+    """Visits of given sentences, those of similar length together, with the source's distribution
+    at each history; words beyond `MOST_WORDS` are left out."""
 
     def __init__(
         self,
@@ -235,10 +229,8 @@ class FollowedVisits:
 def source_sentences(
     reader: SourceReader, samples: int, seed: Sequence[int]
 ) -> Iterator[list[NDArray[np.uint32]]]:
-    """Sentences from a source's own `sample`.
-
-    Raises  SourceError  fewer sentences than requested, or ids outside its vocabulary
-    """
+    """Sentences from a source's own `sample`; SourceError for fewer than requested, or for ids
+    outside its vocabulary."""
     for block, first in enumerate(range(0, samples, BLOCK)):
         wanted = min(BLOCK, samples - first)
         number = int(np.random.SeedSequence([*seed, block]).generate_state(1)[0])

@@ -1,9 +1,5 @@
-"""Sentences of a backoff model, drawn or given, as visits of the states of its automaton.
-
-A backoff model's next-word distribution depends only on the state that the history leads to. So it
-is enough to count visits per state and compute the distributions once at the end: a sentence costs
-a few searches per word, and no vector as long as the vocabulary.
-"""
+"""Sentences of a backoff model, drawn or given, as visits of the states of its automaton, whose
+distributions are computed once, at the end."""
 
 from __future__ import annotations
 
@@ -21,10 +17,8 @@ F64, I64, U32 = np.float64, np.int64, np.uint32
 
 
 class Automaton:
-    """A backoff model, ready to be walked, in 24 bytes per n-gram.
-
-    `visits` (s,) float64 are those of each state: contexts by length, the empty one first.
-    """
+    """A backoff model, ready to be walked, in 24 bytes per n-gram; `visits` (s,) are of each state:
+    contexts by length, the empty one first."""
 
     def __init__(self, source: BackoffSource) -> None:
         self._source = source
@@ -60,8 +54,7 @@ class Automaton:
         """Draws sentences from the model and adds their visits.
 
         `random` (1,) uint64 is the state of the random numbers, updated. With `keep`, returns the
-        words
-        (n,) with `</s>` after each sentence; else none.
+        words (n,) with `</s>` after each sentence; else none.
         """
         said = np.empty(sentences * (MOST_WORDS + 1) if keep else 0, U32)
         kept = walk_kernels.draw_sentences(
@@ -79,6 +72,5 @@ class Automaton:
         )  # fmt: skip
 
     def counts(self) -> NgramCounts:
-        """The model's expected counts over all visits, for the n-grams of its topology."""
         parts = [self.visits[a:b] for a, b in pairwise(self._places)]
         return counts_of_visits(self._source, parts)

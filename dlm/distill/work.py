@@ -1,8 +1,4 @@
-"""Counts on disk: counting resumes after a kill, and parts counted separately add up.
-
-A file contains the sums so far, the source's position (random numbers, unfinished sentences), and
-all settings that matter, with digests of the inputs. It is replaced whole every few minutes.
-"""
+"""Counts on disk: counting resumes after a kill, and parts counted separately add up."""
 
 from __future__ import annotations
 
@@ -175,7 +171,6 @@ def add_parts(
 
 
 def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float64]]) -> None:
-    """Raises FormatError if a file's numbers cannot be added to `sums`."""
     checkpoint.check_shapes(found.arrays, sums, found.path)
     for array in found.arrays:
         # One number may be nan: the per-word entropy of a network of wordpieces.
@@ -215,7 +210,6 @@ def _file(given: Path) -> Path:
 
 
 def ngrams_digest(topology: ModelColumns) -> str:
-    """SHA-256 of the n-grams of a topology and their words."""
     text = hashlib.sha256(b"\n".join(topology.vocabulary.words))
     for columns in topology.orders:
         text.update(f"\n{columns.ids.shape}".encode())
@@ -224,7 +218,6 @@ def ngrams_digest(topology: ModelColumns) -> str:
 
 
 def model_digest(model: ModelColumns) -> str:
-    """SHA-256 of a model: its n-grams, their words and values."""
     text = hashlib.sha256(ngrams_digest(model).encode())
     for columns in model.orders:
         text.update(columns.log10_prob.astype("<f4").tobytes())
@@ -241,11 +234,8 @@ def _only_one(file: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _read(file: Path) -> checkpoint.Checkpoint:
-    """Reads a file of counts.
-
-    Raises  ConfigError  it does not exist
-            FormatError  it is damaged, or a checkpoint of something else
-    """
+    """Reads a file of counts; ConfigError if it does not exist, FormatError if it is damaged or
+    something else."""
     if not file.exists():
         raise ConfigError(f"{file} does not exist; --counts takes folders written by --work")
     found = checkpoint.read(file)

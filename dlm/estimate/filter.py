@@ -1,9 +1,8 @@
 """Restricts a model to a vocabulary: keeps the n-grams whose words are all in it.
 
 As in KenLM's `filter single`, probabilities and backoff weights do not change, so text of only
-these words scores the same to the last bit. The probability of dropped words goes to no other word,
-so a context sums to less than 1 by that much. `renormalise` divides by what is left instead: the
-model then gives P(word | context, the word is in the vocabulary), exactly.
+these words scores the same to the last bit, and a context sums to less than 1 by the probability of
+dropped words. `renormalised` gives P(word | context, the word is in the vocabulary), exactly.
 """
 
 from __future__ import annotations
@@ -142,7 +141,6 @@ class _KeptNgrams:
         self._files[batch.order - 1].write(rows.tobytes())
 
     def sections(self) -> list[SectionColumns]:
-        """What `write_arpa` takes, mapped from the files."""
         out: list[SectionColumns] = []
         for k, file in enumerate(self._files, 1):
             file.close()
@@ -158,10 +156,8 @@ class _KeptNgrams:
 def kept_words(
     vocabulary: Vocabulary, words: Collection[bytes], path: str
 ) -> tuple[NDArray[np.bool_], int]:
-    """Which words of a model are kept, by id; and how many of `words` the model lacks.
-
-    Raises  ConfigError  none, besides those in angle brackets
-    """
+    """Which words of a model are kept, by id, and how many of `words` the model lacks; ConfigError
+    if none are kept but those in angle brackets."""
     wanted = frozenset(words)
     found = [word in wanted for word in vocabulary.words]
     keep = np.array(found, np.bool_)
@@ -177,7 +173,6 @@ def kept_words(
 
 
 def renormalised_bytes(counts: Iterable[int]) -> int:
-    """About how much memory `renormalised` takes, with the model it is given."""
     sizes = list(counts)
     pairs = [sum(sizes[k : k + 2]) for k in range(len(sizes))]
     return memory_bytes(sizes) + _RENORMALISE_BYTES * max(pairs)

@@ -41,7 +41,6 @@ class Goal:
                 raise ConfigError(f"{number} is negative; expected 0 or more")
 
     def facts(self) -> dict[str, float | int | tuple[int | None, ...]]:
-        """What is given, by name, for a model's provenance."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
 

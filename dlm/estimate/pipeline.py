@@ -1,11 +1,6 @@
 """Estimates an ARPA model from text: the stages, and how they share memory.
 
-    counts -> adjust -> discount -> interpolate -> arpa
-
-Ids of the text are gathered until memory is full; their n-grams are sorted and counted, and written
-to disk as a run unless the text ends there. The sorted n-grams, from memory or from merged runs,
-become the suffix trie of all orders with its adjusted counts. Then every order gets its
-probabilities from the order below, and is written.
+counts -> adjust -> discount -> interpolate -> arpa
 """
 
 from __future__ import annotations
@@ -277,7 +272,6 @@ class _Estimation:
         )
 
     def _run(self, tokens: NDArray[np.uint32]) -> Column:
-        """The n-grams of a block, counted and sorted on disk."""
         self._progress.tell(f"sorting {counted(len(tokens), 'n-gram')} to disk")
         run = Column(np.uint32, self._settings.order + 1, memory=self._memory)
         for rows in block.counted_keys(
@@ -288,7 +282,6 @@ class _Estimation:
         return run
 
     def _known(self) -> NDArray[np.uint8] | None:
-        """By word, whether n-grams with it may stay."""
         if self._settings.vocabulary is None:
             return None
         known = np.zeros(len(self._table), np.uint8)
@@ -326,10 +319,8 @@ def estimate_discounts(
     summary: EstimationSummary,
     progress: ProgressReporter,
 ) -> list[NDArray[np.float32]]:
-    """The discounts of each order, which are reported, and noted in the summary with the counts.
-
-    Raises  EstimationError  an order has none
-    """
+    """The discounts of each order, reported, and noted in the summary with the counts;
+    EstimationError if an order has none."""
     summary.counts = statistics[:, KEPT].tolist()
     summary.counts_before_pruning = statistics[:, ALL].tolist()
     out = []
@@ -365,7 +356,6 @@ def _table_bytes(table: WordTable) -> int:
 
 
 def _workspace(settings: EstimationSettings) -> int:
-    """Bytes that may be allocated here."""
     if settings.workspace_bytes is not None:
         return settings.workspace_bytes
     _give_memory_back()
@@ -397,10 +387,8 @@ def _load_code(threads: int) -> None:
 
 
 def _give_memory_back() -> None:
-    """Has the C library return large arrays to the system as soon as they are freed.
-
-    It would otherwise keep arrays of up to 32 MiB once it has seen one, which no limit includes.
-    """
+    """Has the C library return large arrays to the system as soon as they are freed; it would
+    otherwise keep arrays of up to 32 MiB, which no limit includes."""
     with contextlib.suppress(OSError, AttributeError):  # a library without it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
 

@@ -13,7 +13,6 @@ from dlm.ngram.arpa import provenance_line
 def provenance(
     settings: EstimationSettings, summary: EstimationSummary, sources: Sequence[str]
 ) -> list[str]:
-    """Where the model comes from, in one line of JSON."""
     about: dict[str, Any] = {
         "method": "interpolated modified Kneser-Ney",
         "order": settings.order,

@@ -1,12 +1,8 @@
 """A model without its highest orders: what a cascade falls back to.
 
-A back-off model of order N contains models of all lower orders: an n-gram's probability is complete
-in itself, and the weight of a context gives what is left for words it does not list. So the n-grams
-up to order K, with their weights, are a model of order K, and each remaining context sums to 1 if
-it did before. Only the weights of order K are dropped, since nothing backs off from there.
-
-It is not the model that would be estimated with order K from the same text: Kneser-Ney's lower
-orders say in how many contexts a word occurs.
+The n-grams up to order K, with their weights, are a model of order K: an n-gram's probability is
+complete in itself. It is not the model that would be estimated with order K from the same text:
+Kneser-Ney's lower orders say in how many contexts a word occurs.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ class ReduceResult:
 
 
 def needed_bytes(counts: Iterable[int]) -> int:
-    """The most memory that reducing to the orders with these counts takes."""
     counts = tuple(counts)
     rows = sum((4 * k + 8) * count for k, count in enumerate(counts, 1))
     # Batches of one order are joined, and are in memory twice at that moment.

@@ -114,7 +114,6 @@ class EstimateOptions:
 
 
 def numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
-    """Numbers separated by commas or spaces."""
     try:
         return tuple(kind(part) for part in text.replace(",", " ").split())
     except ValueError as exc:
@@ -139,8 +138,6 @@ def checked_fallback(values: Sequence[float]) -> Fallback:
 
 @dataclass
 class EstimationSummary:
-    """What was made, and from what text."""
-
     totals: Totals
     counts: list[int] = field(default_factory=list)
     counts_before_pruning: list[int] = field(default_factory=list)

@@ -37,8 +37,6 @@ DELIMITERS[list(SPACES + b"\n")] = 1
 
 
 class LineFault(StrEnum):
-    """Why a line cannot be counted."""
-
     NOT_UTF8 = "not UTF-8"
     NUL = "NUL"
     RESERVED = "reserved word"
@@ -64,10 +62,7 @@ _ADVICE = {
 @dataclass
 class Totals:
     """What was read: `bytes` decompressed, `lines` that were counted, `words` without sentence
-    marks.
-
-    `empty` lines are counted as sentences without words, or left out.
-    """
+    marks. `empty` lines are counted as sentences without words, or left out."""
 
     sources: int = 0
     bytes: int = 0
@@ -396,7 +391,6 @@ def may_have_fault(
 
 
 def complaint(fault: LineFault, where: str, max_line_bytes: int = MAX_LINE_BYTES) -> str:
-    """What is wrong with a line, and what to do about it."""
     what = {
         LineFault.RESERVED: "one of " + ", ".join(word.decode() for word in RESERVED),
         LineFault.LONG_LINE: f"more than {max_line_bytes:,} bytes",

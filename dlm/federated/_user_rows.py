@@ -125,7 +125,6 @@ def _user_id(value: Any, path: Path, row: int) -> str:
 
 
 def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
-    """The rows; FormatError at one without a user if `missing` is "refuse"."""
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(

@@ -1,11 +1,8 @@
 """Measures what a run's noise hides: plants canaries among the updates and looks for them.
 
-Each canary is a user with their own direction. If a coin toss says so, they send it in the worst
-pattern of participation that is permitted. An observer of every released average (all that must be
-safe to see) then guesses for each canary whether it took part. The error rate bounds mu of Gaussian
-differential privacy, sqrt(2 rho), from below; accounting bounds it from above.
-
-A run with canaries is never released or saved, and no record of it has a guarantee.
+The error rate of an observer of every released average bounds mu of Gaussian differential privacy,
+sqrt(2 rho), from below; accounting bounds it from above. A run with canaries is never released or
+saved, and no record of it has a guarantee.
 """
 
 from __future__ import annotations
@@ -90,7 +87,6 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether the measured bound is compatible with the accounted one."""
         return self.lower_mu <= self.upper_mu
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,10 +95,8 @@ class Audit:
 
 
 class CanaryEngine(LocalEngine):
-    """Devices that send a direction, longer than the clip norm, instead of an update.
-
-    All else is as in training: clipping, weights, sums of integers, aggregators.
-    """
+    """Devices that send a direction, longer than the clip norm, instead of an update; all else is
+    as in training."""
 
     def _update_of(self, params: Any, batches: Array, used: Array, bound: Array) -> UserUpdate:
         del used
@@ -226,12 +220,9 @@ class Auditor:
         return release
 
     def run(self, key: Key | None = None, *, confidence: float = CONFIDENCE) -> Audit:
-        """Does one run, with randomness of `key`, and looks for its canaries.
-
-        If the noise is as large as accounted for, `lower_mu` exceeds `upper_mu` with a probability
-        of
-        at most 1 - confidence.
-        """
+        """Does one run, with randomness of `key`, and looks for its canaries. If the noise is as
+        large as accounted for, `lower_mu` exceeds `upper_mu` with a probability of at most 1 -
+        confidence."""
         if not 0 < confidence < 1:
             raise ConfigError(f"confidence is {confidence}; it must be between 0 and 1")
         root = Key.from_system() if key is None else key

@@ -1,8 +1,5 @@
-"""The text of a privacy report: what it says about a run for each point of the papers' checklist.
-
-The checklist is GDP's Appendix A (BLT's Appendix C), after Ponomareva et al. (2023) section 5.3. We
-added a fourth part: noise, what was trusted, what was enforced, and what is not covered.
-"""
+"""The text of a privacy report: what it says about a run for each point of the papers' checklist
+(GDP Appendix A, BLT Appendix C), and a fourth part of our own."""
 
 from __future__ import annotations
 
@@ -121,7 +118,6 @@ def enforced(
     ledgers: Mapping[str, Mapping[str, Any]],
     config: Mapping[str, Any],
 ) -> str:
-    """The limits that the program enforced."""
     lines = []
     for stage in stages:
         name, extras = str(stage["stage"]), stage.get("extras") or {}
@@ -149,7 +145,6 @@ def enforced(
 
 
 def limits(held_out: int, incidents: Sequence[str]) -> str:
-    """What is not covered, and what could not be detected."""
     lines = [
         "If a copy of the run's folder is resumed by another user or on another machine, that is "
         "not detected while it runs, and its rounds are released twice. Given the reports of both, "

@@ -1,8 +1,5 @@
-"""Limits how far one user can move a sum: clipping, weights, estimators, and adaptive clip norms.
-
-Whatever a user's device sends, it is clipped here to a norm of at most C. All privacy guarantees
-depend on that and on the noise.
-"""
+"""Limits how far one user can move a sum: clipping, weights, estimators, and adaptive clip
+norms."""
 
 from __future__ import annotations
 
@@ -122,9 +119,7 @@ def clip(kind: ClipKind, update: Tree, bound: Array | float) -> Clipped:
 
 def user_weight(examples: int, cap: float | None) -> float:
     """w_k = min(n_k / w^, 1) of DPF Algorithm 1: what a user's update counts for; 1 without a cap.
-
-    Raises  PrivacyError  a cap that is not above 0 (a weight above 1 would void the clip norm)
-    """
+    PrivacyError for a cap that is not above 0: a weight above 1 would void the clip norm."""
     if cap is None:
         return 1.0
     if not cap > 0 or math.isinf(cap):
@@ -160,10 +155,8 @@ class FixedDenominator:
 
 @dataclass(frozen=True)
 class ClippedDenominator:
-    """f~_c: the sum over the weight of those who came, or over q * W_min if that is more.
-
-    Paper  DPF Lemma 1, second bound
-    """
+    """f~_c: the sum over the weight of those who came, or over q * W_min if that is more (DPF Lemma
+    1, second bound)."""
 
     denominator: float
 
@@ -190,10 +183,8 @@ def _check_denominator(value: float) -> None:
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip norm that follows a quantile of the updates' norms.
-
-    Paper  GDP Algorithm 1, Theorem 1; Andrew 2021
-    """
+    """A clip norm that follows a quantile of the updates' norms (GDP Algorithm 1, Theorem 1; Andrew
+    2021)."""
 
     quantile: float = setting(
         0.5, "Share of users whose updates shall not be clipped.", above=0, below=1
@@ -235,12 +226,8 @@ class AdaptiveClip:
 def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
-    """ln C of the next round, from the noised sum of (b - 1/2) over the users of this one.
-
-    The estimate of the quantile of GDP Algorithm 1 keeps the sum of all rounds and starts each time
-    from C^0; a step a round is the same, and counts t + 1 rounds where it prints t, so that the
-    first
-    round counts too.
-    """
+    """ln C of the next round, from the noised sum of (b - 1/2) over the users of this one. GDP
+    Algorithm 1 sums all rounds from C^0; a step a round is the same, but for t + 1 rounds where it
+    prints t."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

@@ -49,11 +49,8 @@ class Cohorts:
         self._round_s = round_s
 
     def draw(self, index: int) -> list[int]:
-        """Places of the users of a round, who are in the ledger from then on.
-
-        Raises  ConfigError   no cohort can be found
-                PrivacyError  one that breaks what the ledger enforces
-        """
+        """Places of the users of a round, who are in the ledger from then on; ConfigError if there
+        is no cohort, PrivacyError for one that breaks what the ledger enforces."""
         if isinstance(self.sampler, AvailabilitySampler):
             cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
             self.now_s += self._round_s
@@ -73,15 +70,12 @@ class Cohorts:
     def restore(
         self, arrays: Sequence[npt.NDArray[Any]], ledger: ParticipationLedger, now_s: float
     ) -> None:
-        """Goes on from `arrays`, the ledger and the clock of then."""
         self.sampler.restore(dict(zip(sorted(self.sampler.state()), arrays, strict=True)))
         self.ledger, self.now_s = ledger, now_s
 
     def bounds(self, rounds: int) -> tuple[int, int]:
         """(gap, most participations of a user) that accounting may use: what is enforced, or the
-        worst
-        case. What was observed is luck.
-        """
+        worst case."""
         gap = self.ledger.gap or 1
         return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
 

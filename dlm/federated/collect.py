@@ -186,10 +186,8 @@ class Collection(FederatedRun[RoundMetrics]):
         at: datetime | None = None,
         data_name: str = "",
     ) -> PrivacyReport:
-        """As of `FederatedRun`, with the number of users held out for the OOV rate.
-
-        `content` is what the record is about (SHA-256 by name).
-        """
+        """As of `FederatedRun`, with the number of users held out for the OOV rate, and the
+        `content` that the record is about (SHA-256 by name)."""
         return build(
             [self.stage()],
             delta=delta,
@@ -266,12 +264,8 @@ def make_sampler(
 
 
 def folder_of(output: Path, *, released: bool) -> RunFolder:
-    """The folder of the run for `output`; an existing run resumes.
-
-    `released` says that this run's output is itself a release: noised, and not simulated.
-
-    Raises  ConfigError  a new run would replace a release that counts towards a guarantee
-    """
+    """The folder of the run for `output`; an existing run resumes. ConfigError if a new run would
+    replace a release, or if this one is `released` over any output."""
     work = Path(f"{output}{WORK}")
     if not work.exists():  # otherwise this run resumes, or is rejected as another
         _refuse_to_replace(output, released=released)

@@ -5,13 +5,10 @@ The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes
     Z = sum over words of [(m2 X - m1 Y)^2 - (m2^2 X + m1^2 Y)] / [m1^(3/2) m2 (X + Y)]
 
 X and Y being a word's counts. Where both come from one distribution, the bracket has expectation 0
-whatever the distribution is: given X + Y, X is binomial. That is the sense of "unbiased", and holds
-for counts of *independent words*. Two things in a federated count are not: a person repeats
-themselves, and L1 clipping weights people. `z_statistic` therefore takes variances too: with those
-that are estimated between rounds (`Moments`), which are independent, the bracket is unbiased again.
-FNG compares "counts after k/2 and k rounds"; the first k/2 rounds are part of the k, so that the
-samples are not independent, and Z is about -2/3 (words) / sqrt(m1) even where nothing changed. Here
-the first k/2 rounds are compared with the k/2 after them; FNG's nested form is kept beside it.
+if words are independent. In a federated count they are not: a person repeats themselves, and L1
+clipping weights people. With variances estimated between rounds (`Moments`), which are independent,
+the bracket is unbiased again. The first k/2 rounds are compared with the k/2 after them; FNG's
+nested form, k/2 and k rounds, is biased and kept beside it.
 """
 
 from __future__ import annotations
@@ -69,10 +66,8 @@ class Moments(NamedTuple):
         return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0, 0.0)
 
     def plus(self, counts: Floats, size: float | None = None) -> Moments:
-        """With one round more, of the size sum(u) if none is given.
-
-        Noise on every word of a long list drowns that sum: noised rounds are given one size.
-        """
+        """With one round more, of the size sum(u) if none is given; noise on every word of a long
+        list drowns that sum, so noised rounds are given one size."""
         n = float(counts.sum()) if size is None else size
         return Moments(
             self.total + counts,
@@ -129,15 +124,12 @@ def grid() -> Iterator[int]:
 
 
 def on_grid(round_count: int) -> bool:
-    """Whether Z is taken after so many rounds."""
     return next(k for k in grid() if k >= round_count) == round_count
 
 
 def new_word_rate(new_words: Sequence[int], window: int) -> float:
-    """Share of the last `window` rounds in which a word was seen for the first time.
-
-    Paper  FNG 3.2 and Figure 3: the moving average of rounds containing new unigrams
-    """
+    """Share of the last `window` rounds in which a word was seen for the first time (FNG 3.2 and
+    Figure 3)."""
     last = new_words[-window:]
     return sum(n > 0 for n in last) / len(last) if last else 0.0
 

@@ -1,9 +1,4 @@
-"""Where the updates of a cohort are computed and added up: the seam to real devices.
-
-A round asks an `Engine` for the sum of clipped updates; what an engine is made of is its own
-affair. `LocalEngine` computes all users on this machine, one after another, in memory that does not
-grow with their number.
-"""
+"""Where the updates of a cohort are computed and added up: the seam to real devices."""
 
 from __future__ import annotations
 
@@ -75,12 +70,8 @@ class Engine(Protocol):
     def sums(
         self, params: rnn.Params, cohort: Any, bound: Array, tracked: Array, key: Any
     ) -> RoundSums:
-        """The cohort's sums, with each update clipped to `bound`.
-
-        `tracked` is the norm that `below` compares with (adaptive clipping), `key` for randomness
-        of the
-        aggregation (secure aggregation's rounding).
-        """
+        """The cohort's sums, with each update clipped to `bound`. `below` compares with the norm
+        `tracked` (adaptive clipping); secure aggregation's rounding is drawn from `key`."""
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
@@ -304,7 +295,6 @@ class LocalEngine:
 
 
 def parts_of(engine: Engine) -> dict[str, str]:
-    """What adds users up, by name: of the engine and of its aggregator."""
     inner = getattr(engine, "aggregator", None)
     adding = "integers in the clear" if inner is None else type(inner).__name__
     return {"engine": type(engine).__name__, "aggregator": adding}

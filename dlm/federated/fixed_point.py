@@ -1,9 +1,7 @@
-"""Sums of integers: the order of users and the rounding of sums move nothing.
+"""Sums of integers, in 64 bits: the order of users and the rounding of sums move nothing.
 
-A sum of floats is rounded at every user, so that one user more can move all roundings after them:
-6,500 updates of norm C can give sums that differ by 1.5 C (Casacuberta et al. 2022), while noise is
-made for C. Here every number of an update is cut to a whole number of steps, towards 0, so that no
-update becomes longer; steps are added up exactly, in 64 bits.
+A sum of floats is rounded at every user, so that one user more can move all roundings after them
+(Casacuberta et al. 2022). Here every number of an update is cut to whole steps, towards 0.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ ARITHMETIC = f"integers, {BITS} bits"  # what a run is bound to
 
 def steps_per_unit(bound: float, bits: int = BITS) -> float:
     """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
-
-    Raises  PrivacyError  a bound that is not a finite number above 0
-    """
+    PrivacyError unless it is finite and above 0."""
     if not 0 < bound < math.inf:
         raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
     return 2.0 ** (bits - math.frexp(bound)[1])
@@ -54,11 +50,8 @@ def zeros(template: Any) -> Any:
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
     """A sum with one update more, in steps of 1 / `scale` (`steps_per_unit` of the bound);
-    traceable.
-
-    Exact, whatever the order, for up to `MOST_UPDATES` whose numbers are within the bound; what an
-    update adds is no longer than it.
-    """
+    traceable. It is exact for up to `MOST_UPDATES` within the bound, and adds nothing longer than
+    the update."""
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
         # Each operation is exact: by powers of two, and what is left of a number of 24 bits.
@@ -80,8 +73,6 @@ def _plus(held: FixedPoint, high: jax.Array, low: jax.Array) -> FixedPoint:
 
 
 def values(total: Any, scale: float) -> Any:
-    """The sum as float64 arrays of NumPy."""
-
     def value(held: FixedPoint) -> np.ndarray[Any, Any]:
         high, low = np.asarray(held.high, np.int64), np.asarray(held.low, np.int64)
         return ((high << 32) + low).astype(np.float64) / scale

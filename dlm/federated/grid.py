@@ -50,14 +50,11 @@ class GridRelease:
         return self.noise.init(key, self.size(params))
 
     def size(self, params: Any) -> int:
-        """Numbers that a round releases."""
         return sum(map(np.size, jax.tree.leaves(params))) + (self.count_stddev is not None)
 
     def factor(self, size: int, sensitivity: float) -> float:
-        """The factor by which the grid raises the sensitivity: at least 1.
-
-        Raises  PrivacyError  rho would be more than a thousandth larger
-        """
+        """The factor by which the grid raises the sensitivity, at least 1; PrivacyError if rho
+        would be more than a thousandth larger."""
         clipped = float(self.estimator.sensitivity(1.0)) * self.estimator.denominator
         largest = self.multiplier * clipped * 2.0**GRID_BITS
         if self.count_stddev is not None:
@@ -77,10 +74,8 @@ class GridRelease:
     def noised(
         self, state: DiscreteState, sums: RoundSums, bound: float
     ) -> tuple[Any, float, DiscreteState]:
-        """(average, centred count, state after it), with noise.
-
-        Raises  PrivacyError  too many reports for a sum off the grid to be exact to half a step
-        """
+        """(average, centred count, state after it), with noise; PrivacyError for too many reports
+        for a sum off the grid to be exact to half a step."""
         if not self.on_grid and float(sums.users) > MOST_LOOSE_REPORTS:
             raise PrivacyError(
                 f"a round has {int(sums.users):,} users; a sum that is decoded or averaged before "

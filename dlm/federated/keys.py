@@ -23,8 +23,7 @@ class Key:
 
     The same key and name give the same numbers on every machine; different names give numbers that
     cannot be told from independent ones without the key; `repr` is without the 32 bytes, and
-    pickling
-    is refused.
+    pickling is refused.
     """
 
     __slots__ = ("_material", "path", "simulated")
@@ -51,7 +50,6 @@ class Key:
         )
 
     def fold(self, *names: str | int) -> Key:
-        """The key of this name under this one."""
         material = self._material
         for name in names:
             # The type is part of the name: 1 and "1" are two.

@@ -1,7 +1,4 @@
-"""What a user's device does in a round: some steps of SGD from the model it received.
-
-`user_update` is compiled once per shape; its oracle, in plain loops, is beside its tests.
-"""
+"""What a user's device does in a round: some steps of SGD from the model it received."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ from dlm.federated.tokens import Ids
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Training on a device."""
-
     learning_rate: float = setting(
         0.5,
         "Learning rate of steps on the device.",
@@ -82,13 +77,10 @@ class UserWork(NamedTuple):
 
 
 def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Generator) -> UserWork:
-    """A user's utterances, packed for one round.
+    """A user's utterances, packed for one round in an `order` that makes a run reproducible.
 
-    `order` draws the order of the text and, for fedsgd, the batch; no secret, but part of what
-    makes a
-    run reproducible. Text without any token (digits, where words are of letters) is one empty
-    batch,
-    from which a device hands in zeros: whether a round succeeds must not tell what somebody wrote.
+    Text without any token (digits, where words are of letters) is one empty batch, from which a
+    device hands in zeros: whether a round succeeds must not tell what somebody wrote.
     """
     if any(len(ids) for ids in utterances):
         packed = tokens.pack(

@@ -23,8 +23,7 @@ def noise_over_signal(
     """How many times the noise of a run is the most that its users can have contributed, at least.
 
     Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
-    pulls
-    the same way in every round. 0 without rounds.
+    pulls the same way in every round. 0 without rounds.
 
     Args
         rounds      lines of the run's journal: `clip_norm` and `released_norm` of each

@@ -9,8 +9,6 @@ from dlm.config import about, check, setting
 
 @dataclass(frozen=True)
 class PieceSettings:
-    """What inventory of pieces to make: the options of `dlm pieces`."""
-
     size: int = field(
         metadata=about(
             "Number of pieces, including <unk>, <s> and </s>, such as 4000 or 16000.", low=4

@@ -1,9 +1,7 @@
 """Words in pieces: an inventory made only from the distribution of words (FNG 6).
 
-SentencePiece estimates the unigram model of Kudo (2018). It accepts a TSV of words and counts, but
-its first step, collecting candidate substrings, ignores the counts: every word counts once, so
-pieces of rare words displace frequent short words. Therefore the candidates are collected here with
-weights, and passed to it.
+SentencePiece estimates the unigram model of Kudo (2018), but collects candidate substrings without
+counts; so they are collected here with weights, and passed to it.
 """
 
 from __future__ import annotations
@@ -41,10 +39,8 @@ TOTAL = 100_000_000
 
 @dataclass(frozen=True)
 class Inventory:
-    """Wordpieces with ids; a word is split into its most probable pieces.
-
-    Every word of counted characters is encoded without unknown pieces, and decoded to itself.
-    """
+    """Wordpieces with ids; a word is split into its most probable pieces, none of them unknown if
+    its characters were counted, and decoded to itself."""
 
     model: bytes  # SentencePiece's
     provenance: Provenance
@@ -127,10 +123,8 @@ class Inventory:
 
 
 def inventory_of(encode: object) -> Inventory | None:
-    """The wordpieces that `encode` is the method of; None for any other function.
-
-    Also None for a method of the same name of another class, even of one that was derived from it.
-    """
+    """The wordpieces that `encode` is the method of; None for any other function, even of a derived
+    class."""
     owner = getattr(encode, "__self__", None)
     return owner if type(encode) is MethodType and type(owner) is Inventory else None
 
@@ -222,10 +216,8 @@ TRAINER_SPEC = 2  # field of SentencePiece's ModelProto
 
 
 def _without_paths(model: bytes, folder: str) -> bytes:
-    """A model without the names of the temporary files it was made from, the same every time.
-
-    On the wire of protocol buffers: SentencePiece's generated classes need the newest protobuf.
-    """
+    """A model without the names of its temporary files, the same every time; on the wire of
+    protocol buffers, since SentencePiece's generated classes need the newest protobuf."""
     out = bytearray()
     for number, head, value in _fields(model):
         if number == TRAINER_SPEC:
@@ -310,10 +302,8 @@ def seed_pieces(
     """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
 
     At most `count` of two characters or more, those first that cover the most text (occurrences
-    times
-    length), as SentencePiece takes them, but with each occurrence weighing what its word does. One
-    that
-    occurs only inside a longer one as often is left out.
+    times length), as SentencePiece takes them, but with each occurrence weighing what its word
+    does. One that occurs only inside a longer one as often is left out.
 
     Cost  O(characters of the list) times `max_length`; substrings of two lengths in memory
     """

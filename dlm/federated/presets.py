@@ -1,8 +1,5 @@
-"""The models of the papers, by name, with their printed parameter counts.
-
-No paper prints everything that a count depends on. What was inferred, and how, is noted at each
-model; a test checks every count against the printed one, or the stated difference.
-"""
+"""The models of the papers, by name, with their printed parameter counts. What was inferred, and
+how, is noted at each; a test checks every count."""
 
 from __future__ import annotations
 
@@ -14,12 +11,8 @@ from dlm.federated.rnn import RnnConfig
 
 @dataclass(frozen=True)
 class Preset:
-    """A model of a paper: where it stands there, and our reading of it.
-
-    `printed` are its parameters, in millions, with the digits that were printed; `note` says what
-    was
-    inferred, or why the count cannot be met.
-    """
+    """A model of a paper: where it stands there, its parameters as `printed`, in millions, our
+    reading of it, and what was inferred or why the count cannot be met."""
 
     paper: str
     printed: str

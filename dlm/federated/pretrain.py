@@ -27,13 +27,8 @@ def pretrain(
     order: np.random.Generator,
     progress: Callable[[int, float], None] | None = None,
 ) -> rnn.Params:
-    """Parameters after so many steps of Adam on text that is nobody's secret; ConfigError without
-    text.
-
-    Args
-        order     draws the order of the rows, anew in each pass
-        progress  is told steps done and the mean loss since it was last told, every 100 steps
-    """
+    """Parameters after so many steps of Adam on public text, whose rows `order` draws anew in each
+    pass; ConfigError without text. `progress` is told steps and mean loss every 100 steps."""
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:
         raise ConfigError("the public text to begin with is empty")

@@ -1,10 +1,9 @@
-"""The last round of each run on this machine, counted outside its folder.
+"""The last round of each run on this machine, counted outside its folder, which cannot know of its
+copies.
 
-A folder cannot know of its copies: one restored from a backup, or continued twice, would repeat
-rounds that were released. So the rounds of runs that release something are also counted in
-`runs/ID.json` of $DLM_STATE_DIR, by default dlm below $XDG_STATE_HOME or ~/.local/state.
-
-A copy that continues as another user or on another machine is not detected; the report says so.
+Only rounds that are released are counted, in `runs/ID.json` of $DLM_STATE_DIR, by default dlm below
+$XDG_STATE_HOME or ~/.local/state. A copy that continues as another user or on another machine is
+not detected; the report says so.
 """
 
 from __future__ import annotations
@@ -106,10 +105,8 @@ def count(run: str, rounds: int, folder: Path) -> bool:
 
 
 def _warn(run: str, rounds: int, exc: Exception) -> None:
-    """Logs why rounds are not counted, as a full disk.
-
-    A missing home (RuntimeError) or permission is permanent, so only the report mentions it.
-    """
+    """Logs why rounds are not counted, as a full disk. A missing home (RuntimeError) or permission
+    is permanent, so only the report mentions it."""
     if not isinstance(exc, RuntimeError | PermissionError):
         logger.warning(
             "federated.round.not_counted",

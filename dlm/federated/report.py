@@ -1,8 +1,5 @@
-"""The privacy report of a model: what was guaranteed, to whom, and the evidence for it.
-
-`checklist` has its text. It is filled in from what happened: the ledgers say who took part when,
-the stages what noise was added, and `build` claims nothing that they do not support.
-"""
+"""The privacy report of a model: what was guaranteed, to whom, and the evidence for it; `checklist`
+has its text."""
 
 from __future__ import annotations
 
@@ -323,10 +320,8 @@ def build(
 def check_stage(
     stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
 ) -> None:
-    """Raises PrivacyError unless a ledger agrees with what accounting assumes about a stage.
-
-    That is its number of rounds, and its participations and gap, or how cohorts were sampled.
-    """
+    """Raises PrivacyError unless a ledger agrees with the rounds, participations and gap, or
+    sampling, that accounting assumes about a stage."""
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
             f"{stage['stage']}: the ledger has a round {ledger.last_round}, but accounting is for "
@@ -344,10 +339,8 @@ def check_stage(
 
 
 def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
-    """Participation limits that accounting assumes but nothing enforced: reasons for no guarantee.
-
-    If they happened to hold, that is luck.
-    """
+    """Participation limits that accounting assumes but nothing enforced: reasons for no guarantee,
+    even if they happened to hold."""
     if stage.get("sampling_rate") is not None:
         return []
     found, name, gap = [], stage["stage"], int(stage["gap"])

@@ -1,8 +1,5 @@
-"""The recurrent language model that users train: layers of CIFG or LSTM cells with projection.
-
-Plain functions over a tree of arrays: `init` makes it, `run` and `apply` read it. The options cover
-the models of three papers, which are named in `presets`.
-"""
+"""The recurrent language model that users train: layers of CIFG or LSTM cells with projection, as
+plain functions over a tree of arrays."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class RnnConfig:
-    """Shape of the network."""
-
     vocab_size: int = field(metadata=about("Rows, among them the marks, ids 0, 1 and 2.", low=4))
     embedding_size: int = field(
         metadata=about("N_e, also the size of a layer's output.", unit="units", low=1)
@@ -76,7 +71,6 @@ class RnnConfig:
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """Names of the gates, in the order of their weights."""
         return ("forget", "output", "candidate", "input")[: 3 if self.cell == "cifg" else 4]
 
     @property

@@ -1,8 +1,7 @@
 """Rounds of federated learning: `init` makes a server's state, `apply` takes it one round further.
 
-Both are pure: the same state and cohort give the same bits. A cohort's sum exists only within
-`apply`; what it returns has noise in it (GDP 3: the state holds released updates and buffers of
-noise, and no sum that was not noised).
+Both are pure: the same state and cohort give the same bits. The state has no sum that was not
+noised, only released updates and buffers of noise (GDP 3).
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from dlm.federated.noise.discrete import DiscreteNoise
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What the server does with a noised average."""
-
     optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = setting(
         "momentum", "The server's optimizer."
     )
@@ -142,11 +139,8 @@ class TrainingState(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """What a round saw of its users without noise. Shown in simulations only.
-
-    `clipped` and `refused` (inf or nan) count users; `mean_ln_prob` is of a target, along the
-    steps.
-    """
+    """What a round saw of its users without noise, shown in simulations only. `clipped` and
+    `refused` (inf or nan) count users; `mean_ln_prob` is of a target, along the steps."""
 
     users: int
     clipped: int

@@ -1,10 +1,5 @@
-"""One process of a run: it begins or resumes, does its rounds, and each counts once.
-
-No file contains a key, and once the run has ended none contains its noise. A simulation makes its
-keys again from the seed and resumes to the bit. Any other run draws new keys when it resumes:
-future noise is independent of earlier draws, and rounds are only linked by the buffers, so the
-distribution stays the same.
-"""
+"""One process of a run: it begins or resumes, does its rounds, and each counts once. No file
+contains a key, and once the run has ended none contains its noise."""
 
 from __future__ import annotations
 
@@ -29,8 +24,7 @@ class FederatedRun(ABC, Generic[Done]):
     """Rounds over users, in a folder from which they resume or, without one, in memory.
 
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
-    journal;
-    a round is reported only after it is saved.
+    journal; a round is reported only after it is saved.
 
     Fields
         rounds      planned number of rounds
@@ -54,7 +48,6 @@ class FederatedRun(ABC, Generic[Done]):
     _over: str = ""  # why the run ended early; "" while it has not
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
-        """Takes over the folder: resumes from its state, or begins there."""
         if folder is None:
             self._first()
             return
@@ -139,10 +132,8 @@ class FederatedRun(ABC, Generic[Done]):
         return self.cohorts.draw(index)
 
     def _lives(self) -> dict[str, Any]:
-        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases.
-
-        A resumed simulation draws the same noise again.
-        """
+        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases; a
+        resumed simulation draws the same noise again."""
         if self.folder is None or not self.released:
             return {}
         return {"lives": self.folder.lives_after(self.rounds_done)}

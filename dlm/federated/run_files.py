@@ -1,8 +1,4 @@
-"""The files in a run's folder: their names, and whether they are of one run at one time.
-
-A release cannot be taken back. So a round counts once its checkpoint is in place; lines of the
-journal beyond it show that the checkpoint is too old.
-"""
+"""The files in a run's folder: their names, and whether they are of one run at one time."""
 
 from __future__ import annotations
 
@@ -75,10 +71,8 @@ def private_parts(folder: Path) -> list[Path]:
 
 
 def ended_part(folder: Path, found: Checkpoint) -> Checkpoint | None:
-    """The `ledger.state` of a run that has ended; None if rounds may remain.
-
-    It is written before the last checkpoint, so it counts only if it has that one's ledger.
-    """
+    """The `ledger.state` of a run that has ended; None if rounds may remain. It is written before
+    the last checkpoint, so it counts only if it has that one's ledger."""
     if not (folder / LEDGER).exists():
         return None
     kept = checkpoint.read(folder / LEDGER)

@@ -8,11 +8,7 @@
 | the journal, `metrics.jsonl` | as the checkpoint | one line per round |
 | `users.store` | the owner | users' text, sorted, while rounds remain |
 
-A release cannot be taken back. A run restarted from an older state would draw other noise for
-rounds that were already released, and count their users again: two answers to one question. So a
-round counts once its checkpoint is in place. Its journal line is written after that (`run_files`
-compares them). Rounds are also counted outside the folder (`register`), so an older copy of the
-whole folder is detected on this machine.
+A round counts once its checkpoint is in place; its journal line is written after that.
 """
 
 from __future__ import annotations
@@ -168,11 +164,7 @@ class RunFolder:
 
     def lives_after(self, done: int) -> list[list[Any]]:
         """[a random id, rounds done by then] of each process that did some of so many rounds, in
-        order.
-
-        Two copies that resume get different ids, even with the same users; the same run read twice
-        has the same ids.
-        """
+        order. Copies that resume get different ids; the same run read twice has the same."""
         earlier = self._earlier_lives
         if earlier and earlier[-1][1] == done:  # this process did none yet
             return earlier
@@ -301,10 +293,8 @@ class RunFolder:
                 self._tell(NOT_COUNTED)  # in the report, and in the next checkpoint
 
     def _look_at_register(self, done: int) -> None:
-        """Rejects an older copy, and counts rounds that the register lacks.
-
-        A run that is not in the register is counted, and reported as moved, once it resumes.
-        """
+        """Rejects an older copy, and counts rounds that the register lacks. A run that it lacks
+        altogether is counted, and reported as moved, once it resumes."""
         counted = register.check_rounds_of(self._run, done, self.path)
         if counted is None:
             self._came_after = done
@@ -406,10 +396,8 @@ class RunFolder:
         return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
-        """Leaves one line per round before `done`, from the journal or from the checkpoint.
-
-        Later lines are of rounds that can be repeated to the bit.
-        """
+        """Leaves one line per round before `done`, from the journal or from the checkpoint; later
+        lines are of rounds that can be repeated to the bit."""
         counted = {line.round: line.text for line in lines if line.round < done}
         text = "".join(f"{counted[index]}\n" for index in sorted(counted))
         write_whole(self.journal, text.encode(), mode=self._mode)

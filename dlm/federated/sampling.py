@@ -28,8 +28,6 @@ DAY_S = 86_400.0
 
 
 class Sampler(Protocol):
-    """Chooses the users of a round."""
-
     users: int
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
@@ -55,11 +53,8 @@ class _Stateless:
 
 
 class PoissonSampler(_Stateless):
-    """Each user with probability q, independently of all others and of other rounds.
-
-    Paper  McMahan et al. 2018 (DPF), Algorithm 1 and modification A: the size of a cohort varies,
-           which amplification by sampling needs
-    """
+    """Each user with probability q, independently of all others and of other rounds, as
+    amplification by sampling needs (DPF Algorithm 1 and modification A)."""
 
     def __init__(self, users: int, q: float, key: Key):
         if not 0 < q <= 1:
@@ -94,10 +89,8 @@ class FixedGoalSampler(_Stateless):
 
 @dataclass(frozen=True)
 class Diurnal:
-    """How likely a device is idle, charging and on free wireless, by the hour where it is.
-
-    The chance follows a raised cosine over the local day, `low` at noon and `high` at midnight.
-    """
+    """How likely a device is idle, charging and on free wireless, by the hour where it is: a raised
+    cosine, `low` at noon and `high` at midnight."""
 
     low: float = 0.05
     high: float = 0.6
@@ -192,10 +185,8 @@ class AvailabilitySampler:
         return draw < self.diurnal.probability(now, self._offset_h)
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        """The users of a round, who are then taken to have taken part.
-
-        Raises  UnavailableError  fewer than the report goal can take part now; ask again later
-        """
+        """The users of a round, who are then taken to have taken part; UnavailableError if fewer
+        than the report goal can now: ask again later."""
         if round <= self._round:
             raise ConfigError(f"round {round} was requested after round {self._round}")
         may = self.eligible(round, now)
@@ -221,10 +212,8 @@ class AvailabilitySampler:
         step_s: float = 60.0,
         patience_s: float = 30 * DAY_S,
     ) -> tuple[Users, float]:
-        """(users, the moment they were enough), asking every `step_s` of simulated time.
-
-        Raises  ConfigError  not within `patience_s`: such a population cannot carry such rounds
-        """
+        """(users, the moment they were enough), asking every `step_s` of simulated time;
+        ConfigError if not within `patience_s`."""
         moment = now
         while True:
             try:

@@ -1,9 +1,8 @@
 """The encoding of secure aggregation, and a simulation of it: this process sees every update.
 
 An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
-sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, which is
-all that a secure aggregation protocol would reveal, gives the true sum. There is no such protocol
-here: `modular_sum` adds in the clear.
+sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, all that
+a protocol would reveal, gives the true sum. There is no such protocol here.
 """
 
 from __future__ import annotations
@@ -137,10 +136,8 @@ class Encoding:
         """What one device sends: (d,) numbers in 0..2 C_inf, which is below M.
 
         Over the rounding, drawn from the device's `key` in this round, the decoded expectation is
-        the
-        clipped vector, except for the infinity-norm clip (almost never reached) and rejected
-        roundings;
-        the squared norm before the shift is always at most `max_squared_norm`.
+        the clipped vector, except for the infinity-norm clip (almost never reached) and rejected
+        roundings; the squared norm before the shift is always at most `max_squared_norm`.
 
         Raises  ConfigError   another size
                 PrivacyError  a number that is not finite: no clip bounds it
@@ -249,11 +246,8 @@ class SecureAggregator:
         return self.encoding(dimension).sensitivity_factor
 
     def zero(self, template: PyTree, bound: float | None = None) -> _Running:
-        """The sum of no updates of these shapes, scaled to this round's clip norm `bound` if it
-        changes.
-
-        So rounding lengthens small ones by no larger a factor.
-        """
+        """The sum of no updates of these shapes, scaled to this round's clip norm `bound`, so that
+        rounding lengthens small ones by no larger a factor."""
         import jax
 
         if bound is not None and not 0 < bound < math.inf:

@@ -1,17 +1,4 @@
-"""A run's settings: one frozen dataclass per table of `run.toml`, resolved together.
-
-::
-
-    [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after
-    [data]         vocabulary, vocabulary_size, tokenizer, max_tokens, held_out, held_out_tokens
-    [model]        preset, or the network's own settings
-    [local]        what a device does            (`local.LocalConfig`)
-    [server]       what the server does          (`rounds.OptimizerConfig`)
-    [privacy]      mechanism, noise, clip norm, enforced limits
-    [sampling]     who takes part
-    [aggregation]  in the clear, or encoded as for secure aggregation
-    [pretrain]     training on public text first
-"""
+"""A run's settings: one frozen dataclass per table of `run.toml`, resolved together."""
 
 from __future__ import annotations
 
@@ -166,7 +153,6 @@ class ModelSettings:
     unit_norm: bool = like(RnnConfig, "unit_norm")
 
     def network(self, vocab_size: int) -> RnnConfig:
-        """The network for a vocabulary of this many ids, including marks."""
         if self.preset:
             return dataclasses.replace(presets.preset(self.preset), vocab_size=vocab_size)
         values = dataclasses.asdict(self)
@@ -287,7 +273,6 @@ class SamplingSettings:
             )
 
     def diurnal(self) -> Diurnal | None:
-        """Who is available when; None: everyone, always."""
         if (self.low, self.high, self.zones) == (1.0, 1.0, "0:1"):
             return None
         zones = []
@@ -325,10 +310,7 @@ class AggregationSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """[pretrain]
-
-    Paper   GDP 2.3
-    """
+    """[pretrain] (GDP 2.3)"""
 
     text: str = setting("", "File of public text, one utterance per line (.zst too).")
     public: str = setting("", "Who says that it has no user's text, as in [data].")
@@ -345,8 +327,6 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """All tables of a run."""
-
     run: RunSettings
     data: DataSettings
     model: ModelSettings
@@ -441,10 +421,8 @@ class TrainingSettings:
         return dataclasses.replace(settings, data=data, pretrain=pretrain)
 
     def binding(self) -> dict[str, Any]:
-        """The settings that must be the same when a run resumes.
-
-        Leaves out paths of files (their contents are compared) and settings that change no number.
-        """
+        """The settings that must be the same when a run resumes: without paths of files, whose
+        contents are compared, and settings that change no number."""
         found = dataclasses.asdict(self)
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]

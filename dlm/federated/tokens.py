@@ -25,10 +25,8 @@ Packing = Literal["utterances", "stream"]
 
 
 def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
-    """Raises ConfigError for ids that the model has no row for, or marks that packing adds itself.
-
-    A wrong vocabulary must not train in silence.
-    """
+    """Raises ConfigError for ids that the model has no row for, or marks that packing adds: a wrong
+    vocabulary must not train in silence."""
     for ids in utterances:
         if not len(ids):
             continue
@@ -55,8 +53,7 @@ def windows(whole: Ids, unroll: int) -> Ids:
     """The sequence (n >= 2,) cut into rows of `unroll` inputs and their targets, each target once.
 
     (w, unroll + 1) int32, filled up with -1; a row's first id is the last of the row before, so
-    that
-    no target is lost at a cut.
+    that no target is lost at a cut.
     """
     targets = len(whole) - 1
     rows = -(-targets // unroll)

@@ -70,10 +70,8 @@ LARGEST = 1e6  # of a parameter of a network that learns
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What is reported about a round, once it counts.
-
-    `evaluation` is on held-out users, None in rounds without one; `seconds` are without it.
-    """
+    """What is reported about a round, once it counts; `evaluation` is on held-out users, None in
+    rounds without one, and not in `seconds`."""
 
     diagnostics: Diagnostics
     evaluation: metrics.Metrics | None
@@ -258,10 +256,8 @@ class Training(FederatedRun[RoundReport]):
         return RoundReport(diagnostics, evaluation, seconds)
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
-        """How the model is worse than guessing, if it is.
-
-        Uses released values and held-out users; training users only in simulations.
-        """
+        """How the model is worse than guessing, if it is, by released values and held-out users; by
+        training users only in simulations."""
         largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
         if not largest < LARGEST:
             return f"a parameter is {largest:.3g}"
@@ -388,10 +384,8 @@ class Training(FederatedRun[RoundReport]):
         )
 
     def _record(self, public: Arrays) -> Provenance:
-        """The record of all planned rounds; at the end, that of the rounds done.
-
-        The first is an overestimate that needs no accounting in each round.
-        """
+        """The record of all planned rounds, an overestimate that needs no accounting in each round;
+        at the end, that of the rounds done."""
         if not self.rounds_done:
             return Provenance.none("no round is done yet: the network is as it began")
         rounds = self._rounds_to_account_for if self._ends else self.rounds
@@ -402,7 +396,6 @@ class Training(FederatedRun[RoundReport]):
         return f"the vocabulary {self.settings.data.vocabulary.name}"
 
     def _read_vocabulary(self) -> RunVocabulary:
-        """The vocabulary in the settings, with its record or somebody's word that it is public."""
         data = self.settings.data
         key = Path(data.public_key) if data.public_key else None
         found = RunVocabulary.read(data.vocabulary, data.vocabulary_size, key)
@@ -419,7 +412,6 @@ class Training(FederatedRun[RoundReport]):
         return dataclasses.replace(found, record=record)
 
     def _take_text(self) -> None:
-        """Reads the pretraining text, and its record or who says that it is public."""
         given = self.settings.pretrain
         if not given.text:
             return
@@ -579,7 +571,6 @@ class Training(FederatedRun[RoundReport]):
     def _restored_noise(
         self, noise: DiscreteNoise, private: Arrays, template: TrainingState
     ) -> DiscreteState:
-        """The noise from the result of `_arrays`, with the key of `template`."""
         assert self.folder is not None
         begun: DiscreteState = template.noise
         done = int(private[0]) if len(private) else -1
@@ -596,12 +587,9 @@ class Training(FederatedRun[RoundReport]):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained network, after the last round that counts, together with its privacy record.
-
-    `vocabulary` is None if the run was given an encoder of neither words nor wordpieces. While
-    rounds
-    remain, `record` is for all planned rounds.
-    """
+    """A trained network, after the last round that counts, with its privacy record; while rounds
+    remain, that of all planned rounds. `vocabulary` is None for an encoder of neither words nor
+    wordpieces."""
 
     network: rnn.RnnConfig
     params: rnn.Params

@@ -111,12 +111,8 @@ def _with_places(exc: TrainingDiverged, folder: RunFolder) -> TrainingDiverged:
 
 
 def _delta_warning(privacy: PrivacySettings, users: int) -> str | None:
-    """Says where delta is so large that the guarantee allows publishing a user's text.
-
-    Whoever publishes that of one user in `users` at random keeps (0, 1 / users) (Dwork and Roth
-    2014,
-    2.3).
-    """
+    """Says where delta is so large that publishing the text of one of `users` at random is (0,
+    delta)-private (Dwork and Roth 2014, 2.3)."""
     if privacy.mechanism == "none" or privacy.delta * users < 1:
         return None
     return (

@@ -48,11 +48,8 @@ class UnigramConfig:
 
     @property
     def sensitivity(self) -> float:
-        """The most a user moves a round's sum, in L2: lambda.
-
-        Clipped counts are not negative and sum to at most lambda, and the L2 norm of a vector is at
-        most its L1 norm; a single word typed lambda times or more reaches it.
-        """
+        """The most a user moves a round's sum, in L2: lambda, since clipped counts sum to at most
+        that; a single word typed so often reaches it."""
         return self.clip
 
     @property

@@ -108,8 +108,7 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
 
     `bits` are `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds noise to. Integers are
     summed: what a device adds is cut to steps of lambda 2^-bits, towards 0, so that it moves the
-    sum by
-    lambda at most, whoever else is counted.
+    sum by lambda at most, whoever else is counted.
 
     Raises  PrivacyError  more devices than 64 bits, or a double, have room for
     """
@@ -151,10 +150,8 @@ def apply(
     """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
 
     With noise, `clipped_sum` is on the grid of `NOISED_STEP_BITS`, and the new state depends on
-    users
-    through `clipped_sum` + noise alone. The noise is drawn from the key's name ("unigrams",
-    "noise",
-    round).
+    users through `clipped_sum` + noise alone. The noise is drawn from the key's name ("unigrams",
+    "noise", round).
     """
     if state.round >= config.rounds:
         raise ConfigError(f"all {config.rounds} rounds are done; no more are accounted for")

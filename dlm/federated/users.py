@@ -224,7 +224,6 @@ class UserDataset:
         return len(self._rows)
 
     def user_id(self, user: int) -> str:
-        """The id of a user, as in the file."""
         batch, row = self._place(user)
         return str(batch.column(0)[row].as_py())
 
@@ -294,8 +293,7 @@ class UserDataset:
         """(the rest, about `fraction` of the users), by a hash of name and user id.
 
         A user's side depends only on `name` and their id, so it does not change when others come or
-        go;
-        different names give independent splits.
+        go; different names give independent splits.
         """
         if not 0 <= fraction <= 1:
             raise ConfigError(f"the fraction is {fraction}; expected 0 to 1")

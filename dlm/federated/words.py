@@ -65,12 +65,10 @@ class WordList:
 
     @property
     def size(self) -> int:
-        """Number of ids, including marks."""
         return len(self.words) + FIRST_WORD_ID
 
     @property
     def content(self) -> bytes:
-        """The words, one per line, as stored in a checkpoint."""
         return "".join(f"{word}\n" for word in self.words).encode()
 
     def first(self, size: int) -> WordList:
@@ -94,8 +92,7 @@ class RunVocabulary:
     """What a run's `data.vocabulary` names: words, or an inventory of wordpieces.
 
     `record` protects those whose text it comes from; None for a plain list of words, of which
-    nothing
-    is known.
+    nothing is known.
     """
 
     words: WordList | Inventory

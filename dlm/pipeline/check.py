@@ -72,10 +72,8 @@ def check(settings: PipelineSettings) -> None:
 
 
 def check_users(settings: PipelineSettings) -> int:
-    """Counts the users in one pass over their file; ConfigError if the rounds have too few.
-
-    A share to hold out is ignored here, since it is not yet known which users it takes.
-    """
+    """Counts the users in one pass over their file; ConfigError if the rounds have too few. A share
+    to hold out is ignored: it is not yet known which users it takes."""
     inputs = settings.inputs
     with about("inputs"):
         found = count_users(inputs.users, inputs.user_column, inputs.text_column)

@@ -1,7 +1,5 @@
-"""Checks that a pipeline's inputs are what they are declared to be, and fit together.
-
-This happens before users are counted, so that no privacy is spent on wrong inputs.
-"""
+"""Checks that a pipeline's inputs are what they are declared to be, and fit together, before users
+are counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The journal of a pipeline: a file in its folder, replaced whole after each step.
-
-Only its owner can read it: it contains the digest of users' text, without noise.
-"""
+"""The journal of a pipeline. Only its owner can read it: it contains the digest of users' text,
+without noise."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ FEW_WORDS = 0.1  # share of a wordlist below which most words were lost
 
 
 def warnings(settings: PipelineSettings) -> list[str]:
-    """Warnings to read before serving the finished model; none for a good one."""
     at = Places(settings.run.folder)
     found = [noise_warning(at.network / METRICS, settings.federate)]
     if settings.inputs.held_out is not None and at.held_out.exists():

@@ -1,8 +1,5 @@
-"""The privacy report of a whole pipeline, from its first stage to the shard set.
-
-The final model carries a record composed from all stages and inputs. The report is made from that
-record and the files beside the stages' outputs: the same files give the same report.
-"""
+"""The privacy report of a whole pipeline, from its first stage to the shard set: made from the
+model's record and the files beside the stages' outputs."""
 
 from __future__ import annotations
 
@@ -141,7 +138,6 @@ def _model_record(model: Path) -> Provenance:
 
 
 def _inputs(settings: PipelineSettings) -> dict[str, str]:
-    """Each input, and what is known about whose text it is."""
     inputs, public = settings.inputs, settings.inputs.public
     found = {"inputs.users": "the users themselves; see the stages"}
     if inputs.held_out is not None:

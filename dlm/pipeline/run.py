@@ -28,10 +28,8 @@ _LOCK = ".lock"
 
 
 class Pipeline:
-    """A pipeline and its working folder; ConfigError for a name in `redo` that no stage has.
-
-    The stages in `redo` begin again, together with those that use their output.
-    """
+    """A pipeline and its working folder. The stages in `redo`, and those that use their output,
+    begin again; ConfigError for a name that no stage has."""
 
     def __init__(self, settings: PipelineSettings, redo: Iterable[str] = ()) -> None:
         self.settings = settings
@@ -118,7 +116,6 @@ class Pipeline:
         return f"stage {self.stages.index(stage) + 1} of {len(self.stages)}, {stage.name}"
 
     def _tell_done(self, action: NextAction, told: set[str], progress: ProgressReporter) -> None:
-        """Reports which stages an earlier run has done; each once."""
         for stage in self.stages:
             if stage.name == action.stage:
                 return

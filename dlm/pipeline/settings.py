@@ -1,19 +1,4 @@
-"""The configuration of a pipeline: all tables of its TOML file.
-
-::
-
-    [run]         folder, seed, memory, threads
-    [inputs]      users, held_out, wordlist or vocabulary, text or topology, public
-    [unigrams]    as `dlm unigrams`
-    [pieces]      as `dlm pieces`; without the table, the network is trained on words
-    [federate.*]  as the tables of `dlm federate --config`
-    [estimate]    as `dlm estimate`, for the topology
-    [distill]     as `dlm distill`
-    [prune]       as `dlm prune`; without the table, nothing is pruned
-    [shard]       as `dlm shard`
-
-No environment variable changes these settings. Paths are relative to the file's folder.
-"""
+"""The configuration of a pipeline: all tables of its TOML file, by which paths are relative."""
 
 from __future__ import annotations
 
@@ -73,10 +58,8 @@ _TABLES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """All tables; None for a stage that is left out.
-
-    `federate` names the vocabulary made by the previous stage, or the given one.
-    """
+    """All tables; None for a stage that is left out. `federate` names the vocabulary made by the
+    previous stage, or the given one."""
 
     run: FolderSettings
     inputs: InputSettings
@@ -186,7 +169,6 @@ def _training(
     *,
     pieces: bool,
 ) -> TrainingSettings:
-    """The tables below [federate], with what the pipeline sets itself."""
     _require_table("federate", tables, file)
     for table, given in tables.items():
         _require_table(f"federate.{table}", given, file)

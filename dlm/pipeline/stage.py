@@ -17,8 +17,6 @@ from dlm.record.sidecar import sidecar
 
 @dataclass(frozen=True)
 class Places:
-    """The places of files in the folder of a pipeline."""
-
     folder: Path
 
     def key(self, path: Path) -> str:
@@ -107,7 +105,6 @@ def stage_plan(
     goes_on: bool = False,
     last: Path | None = None,
 ) -> StagePlan:
-    """A `StagePlan`, with files by their keys."""
     return StagePlan(
         name,
         _flat(settings),

@@ -1,8 +1,5 @@
-"""The stages of a pipeline: what each reads, writes and does.
-
-Each calls the same function as the command of its name. All run in this process, and each releases
-its memory, such as a model, before the next begins.
-"""
+"""The stages of a pipeline: what each reads, writes and does, by the same function as the command
+of its name."""
 
 from __future__ import annotations
 
@@ -225,7 +222,6 @@ def _shard(settings: PipelineSettings, at: Places) -> Stage:
 
 
 def _blocks(users: UserDataset, split: Callable[[str], list[str]]) -> Iterator[bytes]:
-    """The users' utterances, as lines of words."""
     lines: list[str] = []
     size = 0
     for user in range(len(users)):

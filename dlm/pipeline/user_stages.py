@@ -49,9 +49,7 @@ def check_populations(
     settings: PipelineSettings, users: int, left: Callable[[float, str], int]
 ) -> None:
     """Raises ConfigError if a stage has too few users for its rounds, with the settings to change.
-
-    `left` says how many of `users` remain after a share is held out under a name, where known.
-    """
+    `left` says how many of `users` remain after a share is held out under a name, where known."""
     if settings.unigrams is not None:
         given = settings.unigrams
         there = left(given.test_fraction, "unigrams")
@@ -92,7 +90,6 @@ def promises(settings: TrainingSettings) -> bool:
 
 
 def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
-    """Counts words; None if a vocabulary is given."""
     given, wordlist = settings.unigrams, settings.inputs.wordlist
     if given is None or wordlist is None:
         return None

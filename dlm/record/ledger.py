@@ -73,8 +73,7 @@ class ParticipationLedger:
         self._chain = b""
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Records who took part in a round; a resumed run may repeat the last round, with the same
-        users.
+        """Records who took part in a round; the last round may be repeated, with the same users.
 
         Raises  PrivacyError  a user twice, too early or too often; a round out of order
         """
@@ -178,8 +177,7 @@ class ParticipationLedger:
         """Raises PrivacyError unless a Poisson sampler with this probability may have drawn the
         cohorts.
 
-        Checks the total number of participations and how much cohort sizes vary: with a fixed
-        report
+        The total of participations and the variation of cohort sizes show it: with a fixed report
         goal they vary too little.
         """
         kind, declared = self.sampling.get("kind"), self.sampling.get("q")
@@ -231,8 +229,8 @@ class ParticipationLedger:
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
         """The figures for a report; they name no user.
 
-        `secret`: a guarantee rests on nobody knowing who was sampled, so cohort sizes are left out,
-        too (a cohort as large as the population had everybody in it).
+        `secret` leaves cohort sizes out, too, where a guarantee rests on nobody knowing who was
+        sampled.
         """
         sizes = [] if secret else self.cohort_sizes()
         return {

@@ -1,8 +1,7 @@
 """The ledger rule: a stage that several records share counts once; all others add up.
 
-A stage names its ledger (`extras.ledger`) and, if its rounds are releases, its lives
-(`extras.lives`): a random id of each process that did rounds, and the rounds done by its end. So
-copies of a run that went on separately differ, even with the same users in every round.
+So that copies of a run differ that went on separately, a stage whose rounds are releases names its
+lives (`extras.lives`): a random id of each process that did rounds, and the rounds done by its end.
 """
 
 from __future__ import annotations
@@ -34,11 +33,8 @@ class Stages:
 
 
 def stages_of(records: Mapping[str, Provenance]) -> Stages:
-    """The stages of several records, which are given by name.
-
-    Two count as one only if they name a ledger and all their fields are equal: then they are the
-    same releases.
-    """
+    """The stages of several records, by name: two are the same releases only if they name a ledger
+    and all their fields are equal."""
     stages: list[Stage] = []
     holders: list[list[str]] = []
     known: dict[str, int] = {}  # digest of a stage with a ledger -> its place
@@ -94,10 +90,8 @@ class Inherited:
 
 
 def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
-    """What an output inherits from inputs, given by description ("the vocabulary words.txt").
-
-    An input without a record or a guarantee adds a reason.
-    """
+    """What an output inherits from inputs, given by description ("the vocabulary words.txt"); one
+    without a record or a guarantee adds a reason."""
     reasons: list[str] = []
     records: dict[str, Provenance] = {}
     unverified: list[UnverifiedInput] = []

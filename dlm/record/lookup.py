@@ -1,8 +1,5 @@
 """Finds a file's one record: beside it; in a checkpoint, a report or a manifest; or in the header
-of an ARPA file.
-
-A file is read once, and all statements are about the bytes that were read. All places are checked:
-two records that disagree are an error, whichever comes first.
+of an ARPA file. All places are checked: two records that disagree are an error.
 """
 
 from __future__ import annotations
@@ -29,10 +26,9 @@ _STEP = 1 << 20
 
 @dataclass(frozen=True)
 class FileSnapshot:
-    """A file as it was when it was read; `head` has its first `HEAD_BYTES`, `sha256` is of all of
-    it.
+    """A file as it was when it was read; all statements are about these bytes.
 
-    `content` is None for a file that may exceed memory, whose record is in its head.
+    `content` is None for a file that may exceed memory, whose record is in its `head`.
     """
 
     path: Path

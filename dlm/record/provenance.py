@@ -1,10 +1,8 @@
 """A small record that files carry: how the people whose text they come from are protected.
 
-It is beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`) and in the
-manifest of a shard set. It names the SHA-256 of its content, and its own digest covers all of it.
-Both detect mistakes, but not an edit by someone who recomputes the digest. A signature does
-(`signature`): a record that was read but not verified with a trusted key is "unverified", and so is
-anything made from it.
+It names the SHA-256 of its content, and its own digest covers all of it. Both detect mistakes, but
+not an edit by someone who recomputes the digest. A signature does (`signature`): a record that was
+read but not verified with a trusted key is "unverified", and so is anything made from it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Signatures of records and of their files: FILE.signature.json, beside the file.
 
-A digest detects accidents, but not an edit by somebody who recomputes it; a signature detects both.
-It is Ed25519 over the SHA-256 of the file, the digest of its record and the time. Any file with a
-record can be signed: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest. For a
-manifest, the SHA-256 of every file of its shard set is signed, too. Of files that are signed
-together, each signature names those that its file was made of: the signer saw their records.
+Ed25519 over the SHA-256 of the file (of a manifest: of every file of its shard set, too), the
+digest of its record and the time. Of files that are signed together, each signature names those
+that its file was made of: the signer saw their records.
 """
 
 from __future__ import annotations
@@ -110,7 +108,6 @@ class Claim:
         return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
 
     def lines(self) -> list[str]:
-        """The claim, for people."""
         return [
             f"{self.path}: SHA-256 {self.sha256}",
             *(f"{self.path.parent / name}: SHA-256 {d}" for name, d in self.files.items()),
@@ -153,7 +150,6 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
-    """Signs a claim; returns the path of the signature."""
     body = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
@@ -171,10 +167,8 @@ def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
 
 
 def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
-    """Checks a file, or its `content` as the caller uses it, by digests, signature and trusted key.
-
-    Raises  FormatError  the file has no record, and nobody signed it
-    """
+    """Checks a file, or its `content` as the caller uses it, by digests, signature and trusted key;
+    FormatError if it has no record and nobody signed it."""
     snapshot = FileSnapshot.read(path, content)
     try:
         record = record_of_file(snapshot)
@@ -211,8 +205,6 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
 
 @dataclass(frozen=True)
 class _Seal:
-    """A signature that was read: its statement, the signed bytes and the signer."""
-
     place: Path
     body: dict[str, Any]
     signature: bytes

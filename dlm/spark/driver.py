@@ -23,10 +23,8 @@ MAX_WORDS = (1 << 31) - 1
 
 
 def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
-    """Adds up the facts (of `tasks.words_of_text`, in the order of the text).
-
-    Raises  EstimationError  a line has a fault, and `skip` is off
-    """
+    """Adds up the facts (of `tasks.words_of_text`, in the order of the text); EstimationError for a
+    line with a fault, unless `skip`."""
     for facts, path, start in zip(
         *(rows.column(name).to_pylist() for name in ("facts", "path", "start")), strict=True
     ):
@@ -46,10 +44,8 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
 
 
 def table_of(words: pa.ChunkedArray) -> WordTable:
-    """The words of a text by id, from distinct words in the order in which they first occur.
-
-    Raises  EstimationError  too many words
-    """
+    """The words of a text by id, from distinct words in the order in which they first occur;
+    EstimationError for too many."""
     if len(words) + 3 > MAX_WORDS:
         raise EstimationError(f"{len(words):,} different words; expected at most {MAX_WORDS:,}")
     lengths = pc.binary_length(words).to_numpy()
@@ -59,7 +55,6 @@ def table_of(words: pa.ChunkedArray) -> WordTable:
 
 
 def _bytes_of(column: pa.Array) -> bytes:
-    """The values of a column of bytes one after another."""
     if not len(column):
         return b""
     values = column.cast(pa.large_binary())

@@ -1,11 +1,6 @@
 """Estimates an ARPA model in parts from text, as Spark jobs.
 
-    words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
-
-Words first get their ids, in their order in the text, so that the rest equals the local engine's to
-the byte. Then n-grams are shuffled three times: by their last two words, where sorted keys become
-adjusted counts of all orders; by context, where what follows each is added up; and by their last
-two words again, where each order is interpolated with the one below and written.
+words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
 """
 
 from __future__ import annotations
@@ -342,7 +337,6 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
 
 
 def _arrow(frame: DataFrame) -> pa.Table:
-    """All rows, on the driver."""
     collect = cast(Callable[[], pa.Table], frame.toArrow)
     return collect().combine_chunks()
 

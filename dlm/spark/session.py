@@ -40,10 +40,8 @@ def missing() -> str | None:
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """The session there is, or a new one with the settings of the environment, then stopped.
-
-    Raises  ConfigError  pyspark or Java is missing, or Spark does not start
-    """
+    """The session there is, or a new one with the settings of the environment, then stopped;
+    ConfigError if pyspark or Java is missing, or Spark does not start."""
     if (lacking := missing()) is not None:
         raise ConfigError(lacking)
     from pyspark.errors import PySparkException

@@ -118,11 +118,9 @@ class TrieBuilder:
         return [int(often) for often in self._actual[: self._depth]]
 
     def finish(self, *, at_end: bool = True) -> Trie:
-        """The trie of all keys; EstimationError if a count or a rank is too large.
-
-        `at_end` says that the last key is the last of the whole text: the n-grams that end it enter
-        the statistics by how often they occur.
-        """
+        """The trie of all keys; EstimationError if a count or a rank is too large. If the last key
+        is the last of the whole text (`at_end`), the n-grams that end it enter the statistics by
+        how often they occur."""
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
             self._thresholds, self._trie.statistics, at_end,

@@ -129,10 +129,8 @@ def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped
 
 @kernel
 def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
-    """The first row of low..high whose last word is not below `word`; galloping from `low`.
-
-    Trusts   the last words rise from low to high: they have one prefix
-    """
+    """The first row of low..high whose last word is not below `word`, by galloping; trusts that the
+    last words rise from low to high: they have one prefix."""
     last = ids.shape[1] - 1
     step = 1
     while low + step < high and ids[low + step - 1, last] < word:

@@ -28,10 +28,8 @@ SORT_BYTES = 128 << 20
 
 @dataclass(frozen=True, eq=False)
 class ModelColumns:
-    """A whole model: `orders[k - 1]` is order k, `comments` the lines before it in its file.
-
-    `storage` is where its arrays are, and arrays derived from it.
-    """
+    """A whole model: `orders[k - 1]` is order k, `comments` the lines before it in its file,
+    `storage` where its arrays are, and arrays derived from it."""
 
     vocabulary: Vocabulary
     orders: list[OrderColumns]
@@ -217,10 +215,8 @@ class ModelColumns:
         return ModelColumns(self.vocabulary, chosen, self.comments, self.storage)
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] | None = None) -> None:
-        """Writes an ARPA file, compressed by its suffix, whole or not at all.
-
-        `comments` are the lines before the model; its own if None.
-        """
+        """Writes an ARPA file, compressed by its suffix, whole or not at all; with its own comments
+        if `comments` is None."""
         comments = self.comments if comments is None else comments
         write_arpa(path, self.vocabulary, self.sections(), comments=comments)
 

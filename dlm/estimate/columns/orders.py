@@ -126,10 +126,8 @@ class Builder:
 def link(
     shorter: Sequence[OrderColumns], columns: OrderColumns, place: NDArray[np.uint32] | None = None
 ) -> None:
-    """Fills in the links of an order, given those below it, and first_child of the last of these.
-
-    Raises  InvalidNgram  a prefix is missing
-    """
+    """Fills in the links of an order, given those below it, and first_child of the last of these;
+    InvalidNgram if a prefix is missing."""
     below = shorter[-1]
     linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
     if linked < len(columns):
@@ -159,10 +157,8 @@ def link(
 
 
 def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
-    """All orders of a file, sorted on disk, in arrays that are maps of files there.
-
-    Raises  InvalidNgram  as `Builder.finish`; its row is -1, since sorting has lost it
-    """
+    """All orders of a file, sorted on disk, in maps of files there. Raises InvalidNgram as
+    `Builder.finish`; its row is -1, since sorting has lost it."""
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
         sorter: Sorter | None = None
@@ -270,10 +266,8 @@ def _sorted(
     backoff: NDArray[np.float32],
     words: int,
 ) -> tuple[OrderColumns, NDArray[np.uint32] | None]:
-    """The n-grams in prefix order, without links, and the places where they were before.
-
-    Raises  InvalidNgram  an n-gram is repeated
-    """
+    """The n-grams in prefix order, without links, and the places where they were before;
+    InvalidNgram for a repeated one."""
     n, order = ids.shape
     row, twice = kernels.first_unsorted(ids)
     place = None

@@ -183,10 +183,8 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], uint32[:], int64, out int64[:]")
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
-    """How often each word occurs `depth` before an end.
-
-    Shapes  ends (n,) uint32, or empty: all tokens but `<s>`; counts (words,) int64, filled
-    """
+    """How often each word occurs `depth` before an end: ends (n,), or empty for all tokens but
+    `<s>`; counts (words,), filled."""
     counts[:] = 0
     if len(ends) == 0:
         for token in tokens:

@@ -1,7 +1,6 @@
 """The probabilities of an order, from those of the order below.
 
-What follows a context ends in all words, so it is spread over the whole order. Contexts are n-grams
-of the order below, known by their rank; so sums are added up in an array by rank, for a range of
+Sums of contexts, n-grams of the order below, are added up in an array by rank, for a range of
 contexts at a time where memory does not hold all.
 """
 
@@ -50,10 +49,8 @@ class ContextRange:
 def unigrams(
     counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
 ) -> NDArray[np.float32]:
-    """Probabilities of words: of `<s>` 1, of the unknown word its share of what is spared.
-
-    `counts` (words,) are adjusted counts and PRUNED; `kept` is how many words stay in the model.
-    """
+    """Probabilities of words, by adjusted counts and PRUNED (words,): of `<s>` 1, of the unknown
+    word its share of what is spared; `kept` words stay in the model."""
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
     taken = np.where(
@@ -139,7 +136,6 @@ class Interpolation:
     # ------------------------------------------------------------------------ one order
 
     def _forget(self, links: Column) -> None:
-        """Marks all contexts as not known yet."""
         for begin in range(0, len(links), self._chunk):
             end = min(begin + self._chunk, len(links))
             some = links.edit(begin, end)
@@ -171,7 +167,6 @@ class Interpolation:
             low = fits
 
     def _chunks(self, n: int) -> Iterator[Chunk]:
-        """All n-grams of order n - 1 with their children."""
         column, begin = self._trie.children[n - 2], 0
         total = len(self._trie.words[n - 2])
         while begin < total:

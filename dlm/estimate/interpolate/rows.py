@@ -40,10 +40,8 @@ def ngram_blocks(
 def section_rows(
     trie: Trie, order: int, probs: Column, backoffs: Column | None, rows: int = ROWS
 ) -> Iterator[Callable[[], RowColumns]]:
-    """What reads the rows of an order, block by block in order; some are marked as left out.
-
-    `probs` and `backoffs` are not logarithms.
-    """
+    """What reads the rows of an order, block by block; some are marked as left out. `probs` and
+    `backoffs` are not logarithms."""
 
     def read(begin: int, ids: NDArray[np.uint32]) -> RowColumns:
         end = begin + len(ids)

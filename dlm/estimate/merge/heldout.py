@@ -20,8 +20,6 @@ U32, F64 = np.uint32, np.float64
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a model predicts a text, in the figures of `dlm perplexity`."""
-
     oovs: int
     perplexity: float
     perplexity_without_oovs: float

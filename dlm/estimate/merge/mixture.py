@@ -1,9 +1,5 @@
-"""Static linear interpolation: one backoff model that mixes several.
-
-p(w | h) = sum_i weight_i p_i(w | h) for every n-gram (h, w) that some model lists, each p_i by that
-model's own backoff; whatever no model lists backs off, with weights that make each context sum
-to 1.
-"""
+"""Static linear interpolation: one backoff model that mixes several, p(w | h) = sum_i weight_i
+p_i(w | h) for every n-gram (h, w) that some model lists."""
 
 from __future__ import annotations
 

@@ -70,10 +70,8 @@ class Nodes:
 
 
 def unite(models: Sequence[ModelColumns]) -> Union:
-    """The models with their words numbered alike; ConfigError without any.
-
-    Cost  a model whose words get other ids is sorted again, and takes twice its memory meanwhile
-    """
+    """The models with their words numbered alike; ConfigError without any. A model whose words get
+    other ids is sorted again, and takes twice its memory meanwhile."""
     if not models:
         raise ConfigError("no model was given; expected one or more")
     first = models[0].vocabulary
@@ -109,10 +107,7 @@ def _renumbered(
 
 def _blanks(models: Sequence[ModelColumns], vocabulary: Vocabulary) -> ModelColumns | None:
     """The suffixes that models lack, with their suffixes and prefixes, as a model without values.
-
-    The prefix of a suffix is a suffix of the prefix, so all that is added is a suffix or, where
-    some model has it, an n-gram.
-    """
+    The prefix of a suffix is a suffix of the prefix, so nothing else is added."""
     order = max(model.order for model in models)
     wanted: list[NDArray[np.uint32]] = [np.zeros((0, k), U32) for k in range(1, order + 1)]
     for k in range(order, 2, -1):

@@ -28,10 +28,8 @@ class TunedWeights:
 
 
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
-    """The weights as an array whose sum is 1 to the last digit.
-
-    Raises  ConfigError  not one per model, one below 0 or not a number, or a sum not 1 within 1e-5
-    """
+    """The weights as an array whose sum is 1 to the last digit; ConfigError unless there is one per
+    model, a number of 0 or more, and their sum is 1 within 1e-5."""
     if len(weights) != models:
         raise ConfigError(
             f"{len(weights)} weights for {models} models; give one for each, in their order"

@@ -84,10 +84,8 @@ def own_scores(
     ln_history: NDArray[np.float64],
     threads: int = 2,
 ) -> NDArray[np.float32]:
-    """D, (n,) float32 >= 0, of each n-gram of one order, if only that one were pruned.
-
-    inf where backing off has no probability to give; `ln_history` (m,) is of order - 1.
-    """
+    """D, (n,) float32 >= 0, of each n-gram of one order, if only that one were pruned; inf where
+    backing off has no probability to give. `ln_history` (m,) is of order - 1."""
     columns, contexts = model.orders[order - 1], model.orders[order - 2]
     orphan, orphan_log10 = orphans(model, columns)
     score = model.storage.empty(len(columns), F32)

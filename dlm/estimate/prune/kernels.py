@@ -302,7 +302,6 @@ def gather(values, rows, out):  # type: ignore[no-untyped-def]
 
 @kernel("float32[:], bool[:]")
 def sum_dropped(score, keep):  # type: ignore[no-untyped-def]
-    """Sum of the scores of what is not kept."""
     total = np.float64(0.0)
     for row in range(len(score)):
         if not keep[row]:

@@ -16,10 +16,8 @@ from dlm.units import perplexity
 
 @dataclass(frozen=True)
 class PerplexityChange:
-    """A text's perplexities (before, after) pruning, with and without the words the model lacks.
-
-    `tokens` are words and sentence ends.
-    """
+    """A text's perplexities (before, after) pruning, with and without the words the model lacks;
+    `tokens` are words and sentence ends."""
 
     tokens: int
     oovs: int

@@ -91,10 +91,8 @@ def new_weights(
 def _totals_below(
     model: ModelColumns, order: int, totals: Sequence[NDArray[np.float64]], words: float
 ) -> NDArray[np.float64]:
-    """What the words sum to after each context of an order without its first word.
-
-    Where the model lacks that, it is what is said after the longest suffix that it has.
-    """
+    """What the words sum to after each context of an order without its first word, or, where the
+    model lacks that, after the longest suffix that it has."""
     columns = model.orders[order - 1]
     if order == 1:
         return np.full(len(columns), words)

@@ -146,10 +146,8 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[target.Keep, list[NDArray[np.float32]], int]:
-    """About the largest number of n-grams whose text has at most `most` bytes.
-
-    New weights have other digits, so each number of n-grams must be tried.
-    """
+    """About the largest number of n-grams whose text has at most `most` bytes, by trying: new
+    weights have other digits."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
 
@@ -191,10 +189,8 @@ def _text_bytes(
 def _smaller(
     model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
-    """The model of what is kept; top orders that lost all n-grams are left out.
-
-    Except one below which a weight is left, as a model may have where nothing backs off.
-    """
+    """The model of what is kept, without top orders that lost all n-grams, except one below which a
+    weight is left, as a model may have where nothing backs off."""
     order = model.order
     while (
         order > 1

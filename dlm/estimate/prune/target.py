@@ -1,8 +1,7 @@
 """Which n-grams to keep: those above a threshold, or a given number.
 
-All take raised scores (`criterion.raised_scores`), so what they keep is closed under prefixes.
-Equal scores are ordered by order, the shorter first, and then by place, so that a given number is
-met exactly and a second run gives the same model.
+Scores are raised (`criterion.raised_scores`), so what is kept is closed under prefixes. Equal
+scores are ordered by order, the shorter first, and then by place, so that a number is met exactly.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ Keep = list[NDArray[np.bool_]]
 def above(
     scores: Sequence[NDArray[np.float32]], threshold: float, storage: Storage = IN_MEMORY
 ) -> Keep:
-    """N-grams, of orders 2 to N, without which perplexity would grow by `threshold` or more.
-
-    `threshold` is relative growth, e**D - 1; 0 keeps all.
-    """
+    """N-grams, of orders 2 to N, without which perplexity would grow by `threshold` (relative
+    growth, e**D - 1; 0 keeps all) or more."""
     least = np.float32(math.log1p(threshold))
     keep = [storage.empty(len(score), np.bool_) for score in scores]
     for score, kept in zip(scores, keep, strict=True):

@@ -32,10 +32,8 @@ UNCORRELATED = (
 
 
 class Sensitivity(NamedTuple):
-    """Sensitivity of a mechanism, for a clip norm of 1 and the worst pattern of participation.
-
-    If not `is_exact`, it is an upper bound. `made_for` describes the mechanism's parameters.
-    """
+    """Sensitivity of a mechanism, for a clip norm of 1 and the worst pattern of participation, or
+    an upper bound; `made_for` describes the mechanism's parameters."""
 
     value: float
     is_exact: bool

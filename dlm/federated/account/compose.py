@@ -1,7 +1,4 @@
-"""Composes the guarantee of stages that used the same users' data.
-
-A stage without noise has no guarantee, and neither has anything built from it.
-"""
+"""Composes the guarantee of stages that used the same users' data."""
 
 from __future__ import annotations
 
@@ -145,9 +142,8 @@ class StageRecord:
 class PrivacyNumbers:
     """The guarantee of several stages together.
 
-    `rho` is without amplification by sampling, and infinite with a raw stage. `epsilon` is the
-    smallest
-    of `epsilons`, by accountant: "zcdp" (for any noise), and "rdp" with sampling.
+    `rho` is without amplification by sampling. `epsilon` is the smallest of `epsilons`, by
+    accountant: "zcdp" (for any noise), and "rdp" with sampling.
     """
 
     rho: float

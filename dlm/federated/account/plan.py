@@ -1,8 +1,8 @@
 """What to run for a target: report goal, timer and noise, before any user is asked.
 
-The hypothesis behind it (GDP 2.2, BLT 5): if noise multiplier and report goal are raised together,
-the model learns equally well, so a small simulation shows how much noise a large run tolerates. A
-larger report goal uses up users faster: the gap is at most population / report goal.
+The hypothesis (GDP 2.2, BLT 5): if noise multiplier and report goal are raised together, the model
+learns equally well, so a small simulation shows how much noise a large run tolerates. A larger goal
+uses up users faster: the gap is at most population / report goal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ GRID = 200  # report goals shown between the least and the most
 
 @dataclasses.dataclass(frozen=True)
 class Extrapolated:
-    """One setting and its guarantee; rounds as in `participation`.
-
-    `epsilon` is what a run of this rho reports, `epsilon_gaussian` what papers print.
-    """
+    """One setting and its guarantee; `epsilon` is what a run of this rho reports,
+    `epsilon_gaussian` what papers print."""
 
     report_goal: int
     noise_multiplier: float
@@ -67,10 +65,8 @@ def extrapolate(
     delta: float,
     sensitivity: Sensitivity,
 ) -> Extrapolated:
-    """The guarantee of `rounds` rounds of `report_goal` users if users take turns.
-
-    The number of participations is the most that the gap allows, not rounds / MinS.
-    """
+    """The guarantee of `rounds` rounds of `report_goal` users if they take turns, as often as the
+    gap allows."""
     gap = min(population // report_goal, rounds)
     if gap < 1:
         raise ConfigError(f"{report_goal} users per round exceed the population of {population}")

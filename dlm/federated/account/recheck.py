@@ -1,9 +1,5 @@
-"""Checks that the epsilon stated in a record follows from the noise stated there.
-
-A digest and a signature show that a record is the original. Neither shows that its numbers are
-right: the author may have put any epsilon beside any noise. The stages of a record have everything
-that accounting needs, so any reader can repeat it.
-"""
+"""Checks that the epsilon stated in a record follows from the noise stated there, which no digest
+or signature shows."""
 
 from __future__ import annotations
 
@@ -44,9 +40,8 @@ class Recheck:
 def recheck(record: Provenance) -> Recheck:
     """Accounts for the stages of a record again, and compares.
 
-    A record fails if its epsilon or rho differs from that of its stages by more than a relative
-    1e-6, or a stated sensitivity from that of its stage's matrix. If the record does not have the
-    matrix, nothing is said. That the columns of BandMF have norm 1 is trusted.
+    Epsilon, rho and sensitivities may differ by a relative 1e-6. Of a record without a matrix,
+    nothing is said. That the columns of BandMF have norm 1 is trusted.
     """
     stated = record.guarantee or record.simulated
     if stated is None:

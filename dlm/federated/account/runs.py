@@ -1,10 +1,5 @@
-"""The guarantee of several runs together, depending on the users they share.
-
-No record says whose text a run had, since a digest of it would be a release without noise. So each
-user counts as being in all of the runs, unless the caller says that two of them share nobody. That
-covers only the runs' own users. An inherited stage, such as the counts behind a vocabulary, may
-have used the other run's users: it counts for every user, unless the run that did it is given.
-"""
+"""The guarantee of several runs together. Each user counts as being in all of them, unless the
+caller says that two share nobody."""
 
 from __future__ import annotations
 
@@ -24,11 +19,8 @@ PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's report
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a run's report or record says about it.
-
-    `own` has the ledger digests of the run's own stages; without a report (and so without `delta`),
-    a stage is its own only if it is the only one.
-    """
+    """What a run's report or record says about it; `own` has the ledger digests of its own stages.
+    Without a report (and `delta`), a stage is its own only if it is the only one."""
 
     name: str
     record: Provenance
@@ -45,10 +37,8 @@ class ReportedRun:
 
 @dataclass(frozen=True)
 class Together:
-    """What several runs guarantee to each user, or the `reasons` why nothing.
-
-    `worst` has the indices of the runs that together give some users the largest epsilon.
-    """
+    """What several runs guarantee to each user, or the `reasons` why nothing; `worst` has the
+    indices of the runs that together give some users the largest epsilon."""
 
     guarantee: Guarantee | None
     simulated: Guarantee | None
@@ -89,8 +79,8 @@ def compose_runs(
 ) -> Together:
     """The guarantee of all runs together for every user, whichever runs they are in.
 
-    For runs that share no users, the worst counts, not the sum. A stage that none of the given runs
-    did itself counts for everyone.
+    For runs that share no users, the worst counts, not the sum. An inherited stage, such as the
+    counts behind a vocabulary, counts for everyone, unless the run that did it is given.
 
     Args
         delta     of the guarantee; default: that of the reports, if they agree

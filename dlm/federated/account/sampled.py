@@ -1,8 +1,4 @@
-"""Accounting for Gaussian noise on Poisson-sampled cohorts, as in DP-FedAvg.
-
-Amplification by sampling holds only if each user is drawn independently with probability q in each
-round; a fixed report goal, or choosing available users, is rejected.
-"""
+"""Accounting for Gaussian noise on Poisson-sampled cohorts, as in DP-FedAvg."""
 
 from __future__ import annotations
 
@@ -15,13 +11,8 @@ from dlm.errors import ConfigError, PrivacyError
 
 
 def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float) -> float:
-    """Epsilon by the moments accountant as used in DPF: whole moments 1 to 32.
-
-    Looser than `tight_epsilon`; kept because DPF's tables use it. The cap of 32 matters: larger
-    moments would improve some values in Table 1.
-
-    Paper  Abadi et al. 2016, Theorem 2; DPF Tables 1 and 2
-    """
+    """Epsilon by the moments accountant as used in DPF: whole moments 1 to 32 (Abadi et al. 2016,
+    Theorem 2). Looser than `tight_epsilon`, but of DPF's Tables 1 and 2."""
     _check(q, noise_multiplier, delta)
     return min(
         (rounds * log_moment(q, noise_multiplier, moment) - math.log(delta)) / moment
@@ -30,10 +21,8 @@ def moments_epsilon(q: float, noise_multiplier: float, rounds: int, delta: float
 
 
 def log_moment(q: float, noise_multiplier: float, moment: int) -> float:
-    """Natural logarithm of the moment `moment` of one round's privacy loss.
-
-    Paper  Mironov, Talwar and Zhang 2019, section 3.3, at the order `moment + 1`
-    """
+    """Natural logarithm of the moment `moment` of one round's privacy loss (Mironov, Talwar and
+    Zhang 2019, section 3.3, at the order `moment + 1`)."""
     order = moment + 1
     k = np.arange(order + 1)
     with np.errstate(divide="ignore"):
@@ -59,11 +48,9 @@ def tight_epsilon(
 
 
 def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
-    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp".
-
-    With `whole_orders`, "rdp" uses only those orders, where sampled discrete Gaussian noise has the
-    divergences of the Gaussian (`log_moment`).
-    """
+    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp"; "rdp" with
+    `whole_orders` only, at which sampled discrete Gaussian noise has the divergences of the
+    Gaussian."""
     import dp_accounting
 
     neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -18,13 +18,8 @@ from dlm.errors import ConfigError, PrivacyError
 
 
 def rho_of(sensitivity: float, noise_multiplier: float) -> float:
-    """zCDP of Gaussian noise: sensitivity^2 / (2 noise_multiplier^2). No noise: infinite.
-
-    Args
-        sensitivity       for a clip norm of 1
-        noise_multiplier  standard deviation of the independent draws over the clip norm
-    Paper                 Bun and Steinke 2016, Proposition 1.6
-    """
+    """zCDP of Gaussian noise, sensitivity^2 / (2 noise_multiplier^2), infinite without noise (Bun
+    and Steinke 2016, Proposition 1.6); both per clip norm."""
     if not (noise_multiplier >= 0 and sensitivity >= 0):
         raise ConfigError(
             f"noise multiplier {noise_multiplier}, sensitivity {sensitivity}; expected numbers >= 0"
@@ -45,10 +40,8 @@ def noise_for(sensitivity: float, rho: float) -> float:
 
 
 def gaussian_delta(rho: float, epsilon: float) -> float:
-    """The least delta of one Gaussian mechanism with this rho, exactly.
-
-    Paper  Balle and Wang 2018, Theorem 8, with sensitivity / sigma = sqrt(2 rho)
-    """
+    """The least delta of one Gaussian mechanism with this rho, exactly (Balle and Wang 2018,
+    Theorem 8, with sensitivity / sigma = sqrt(2 rho))."""
     if rho == 0:
         return 0.0
     if math.isinf(rho):
@@ -60,11 +53,8 @@ def gaussian_delta(rho: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(rho: float, delta: float) -> float:
-    """The least epsilon of one Gaussian mechanism with this rho, exactly.
-
-    For a matrix mechanism nothing smaller holds; it equals numerical accounting (PLD) of a single
-    Gaussian event to its precision.
-    """
+    """The least epsilon of one Gaussian mechanism with this rho, exactly. For a matrix mechanism
+    nothing smaller holds; it equals numerical accounting (PLD) to its precision."""
     _check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -84,10 +74,8 @@ def gaussian_epsilon(rho: float, delta: float) -> float:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """An epsilon that every rho-zCDP mechanism has, whatever its noise.
-
-    Paper  Canonne, Kamath and Steinke 2020, Corollary 13, minimised over the order alpha
-    """
+    """An epsilon that every rho-zCDP mechanism has, whatever its noise (Canonne, Kamath and Steinke
+    2020, Corollary 13, minimised over the order alpha)."""
     _check_delta(delta)
     if math.isinf(rho):
         return math.inf
@@ -109,10 +97,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def rho_for_epsilon(
     epsilon: float, delta: float, *, of: Callable[[float, float], float] = zcdp_epsilon
 ) -> float:
-    """The largest rho that `of` finds (epsilon, delta)-private.
-
-    `of` is `zcdp_epsilon`, by which runs report, or `gaussian_epsilon`.
-    """
+    """The largest rho that `of`, `zcdp_epsilon` of runs or `gaussian_epsilon`, finds (epsilon,
+    delta)-private."""
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon is {epsilon}; it must be finite and above 0")

@@ -1,8 +1,4 @@
-"""Noise whose running sums are small: the mechanisms of DP-FTRL and of DP-FedAvg.
-
-`make_mechanism` builds one by name; `mechanism.Mechanism` is their interface, and
-`discrete.discrete` draws their noise.
-"""
+"""Noise whose running sums are small: the mechanisms of DP-FTRL and of DP-FedAvg."""
 
 from __future__ import annotations
 

@@ -79,13 +79,9 @@ class BandMF(Base):
 def optimise_bandmf(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandMF:
-    """The banded matrix with columns of norm 1 and least RmsLoss, kept on disk once found.
-
-    It is first solved with proportionally fewer rounds and bands, which takes a second; the search
-    starts from that solution, stretched.
-
-    Paper  Choquette-Choo et al. 2023 (banded), section 4
-    """
+    """The banded matrix with columns of norm 1 and least RmsLoss, kept on disk once found
+    (Choquette-Choo et al. 2023, banded, section 4). The search starts from the solution for fewer
+    rounds and bands."""
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(
@@ -112,10 +108,8 @@ def _solve(
     *,
     tolerance: float = 1e-6,
 ) -> Floats:
-    """(bands, rounds) the columns of the best C, from their diagonal entry down.
-
-    The search stops at a step that lowers the squared error by less than the share `tolerance`.
-    """
+    """(bands, rounds) the columns of the best C, from their diagonal entry down; the search stops
+    at a step that lowers the squared error by less than the share `tolerance`."""
     inside = _inside(rounds, bands)
     if bands == 1:
         return np.ones((1, rounds))

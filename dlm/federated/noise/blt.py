@@ -207,10 +207,8 @@ def _scales(own: Floats, other: Floats) -> Floats:
 
 
 def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[float, Floats]:
-    """(logarithm of the squared loss, its gradient); smooth: the last running sum errs most.
-
-    `x` (2 buffers,) as of `_decays`; BLT Algorithm 4.
-    """
+    """(logarithm of the squared loss, its gradient) of `x` (2 buffers,), as of `_decays` (BLT
+    Algorithm 4); smooth: the last running sum errs most."""
     if np.any(np.abs(x) > 40):  # doubles cannot distinguish these decays, or not from 0 and 1
         return 1e3, np.zeros(len(x))
     decay, inverse = _decays(x)

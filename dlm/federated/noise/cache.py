@@ -1,8 +1,5 @@
-"""Caches optimised parameters on disk, so that minutes of optimisation are spent once.
-
-A file has the settings, the optimiser's version, the result and its loss. It is written whole or
-not at all; a file that is damaged or does not match its name is made again.
-"""
+"""Caches optimised parameters on disk, so that minutes of optimisation are spent once. A file that
+is damaged or does not match its name is made again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The mechanisms of `noise` on a grid: whole numbers of steps, released exactly.
 
-The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers. r_t, the
-correlated part, is the mechanism's row applied to earlier noise w, rounded to the nearest whole
-number; it depends on nothing else. A tree adds noise to whole nodes and rounds their estimate
-afterwards. DESIGN.privacy.md, "Noise on a grid", derives the cost.
+The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers; r_t is the
+mechanism's row applied to earlier noise w, rounded. A tree adds noise to whole nodes and rounds
+their estimate afterwards. DESIGN.privacy.md, "Noise on a grid", derives the cost.
 """
 
 from __future__ import annotations
@@ -98,26 +97,19 @@ class DiscreteNoise:
         return noise, DiscreteState(state.key, now + 1, buffers)
 
     def limit(self, deviation: float) -> float:
-        """Steps that no number in the noise or the buffers exceeds.
-
-        A weighted sum of draws exceeds `LIMIT` times its standard deviation with a probability
-        below exp(-2048), and those of running sums bound all others.
-        """
+        """Steps that no number in the noise or the buffers exceeds: a weighted sum of draws exceeds
+        `LIMIT` times its standard deviation with a probability below exp(-2048)."""
         return LIMIT * self._gain * (deviation + self.rounds + 2 * STRIPS)
 
     @functools.cached_property
     def _gain(self) -> float:
-        """The largest deviation of a number in the noise or the buffers, in those of one draw.
-
-        Such a number is a difference, or a decaying average of differences, of two running sums.
-        """
+        """The largest deviation, in those of one draw, of a number in the noise or the buffers: a
+        difference, or a decaying average of differences, of two running sums."""
         return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
 
     def added(self, size: int, deviation: float) -> float:
-        """Steps that rounding adds to the sensitivity: 2 kappa sqrt(size trace(C's diagonal^2)).
-
-        `deviation` is the largest of the draws, in steps.
-        """
+        """Steps that rounding adds to the sensitivity, 2 kappa sqrt(size trace(C's diagonal^2));
+        `deviation` is the largest of the draws."""
         return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
 
     def kappa(self, deviation: float) -> float:
@@ -235,10 +227,8 @@ def _estimate(node: Whole, level: int) -> Whole:
 
 
 class WeightedNoise(DiscreteNoise):
-    """Fresh draws plus weighted sums of kept rows: banded matrices, and full trees.
-
-    `diagonal` (rounds,) is of C; the draws' deviation is divided by it.
-    """
+    """Fresh draws plus weighted sums of kept rows: banded matrices, and full trees. The draws'
+    deviation is divided by C's `diagonal` (rounds,)."""
 
     def __init__(self, mechanism: Mechanism, diagonal: Floats, *, slack: float) -> None:
         super().__init__(mechanism)

@@ -34,9 +34,7 @@ _TRIALS = 1 << 16  # number whose words are drawn at once
 
 def whole_deviation(deviation: float) -> int:
     """The standard deviation of the draws: at least `deviation`, a multiple of `STRIPS`.
-
-    Raises  PrivacyError  it is not above 0, or such draws exceed 64 bits
-    """
+    PrivacyError unless it is above 0, and draws fit into 64 bits."""
     if not 0 < deviation < 2.0**52:
         raise PrivacyError(
             f"the noise's standard deviation is {deviation} grid steps; it must be above 0 and "
@@ -48,12 +46,11 @@ def whole_deviation(deviation: float) -> int:
 
 
 def draw_discrete(key: Key, parts: Sequence[tuple[int, int]]) -> Whole:
-    """Independent discrete Gaussian numbers, (how many, standard deviation) by part, of a key's
-    stream.
+    """Independent discrete Gaussian numbers of a key's stream; `parts` say how many, and of which
+    standard deviation.
 
     Guarantees  the exact law, conditional on no draw beyond `LIMIT` standard deviations, which
-    raises
-                PrivacyError; the same key and parts give the same numbers
+                raises PrivacyError; the same key and parts give the same numbers
     """
     stream, more = WordStream(key.fold("trials")), WordStream(key.fold("more"))
     out = np.empty(sum(count for count, _ in parts), np.int64)
@@ -103,8 +100,6 @@ def strips_of(deviation: int) -> int:
 
 
 class _Table(NamedTuple):
-    """As `kernels.draw` takes it."""
-
     strips: int
     edges: npt.NDArray[np.uint64]
     sure: npt.NDArray[np.uint64]
@@ -136,10 +131,7 @@ def _floor(bounds: Bounds, bits: int) -> int:
 
 def exact_trial(words: Words, deviation: int, more: Callable[[int], Words]) -> int | None:
     """One trial of `kernels.draw`, of its words, in exact arithmetic: a number, or None if
-    rejected.
-
-    `more` gives further random words, for undecided comparisons.
-    """
+    rejected. `more` gives further random words, for undecided comparisons."""
     strips = strips_of(deviation)
     span = deviation // strips
     first, second, third = (int(word) for word in words)

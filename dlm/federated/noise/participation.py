@@ -54,10 +54,8 @@ def check_participation(rounds: int, gap: int, max_participations: int) -> int:
 
 
 def most_participations(rounds: int, gap: int) -> int:
-    """The largest number of participations that `gap` allows in `rounds`: ceil(rounds / gap).
-
-    The papers divide rounds by MinS and round down, which can be too small.
-    """
+    """The largest number of participations that `gap` allows in `rounds`, ceil(rounds / gap); the
+    papers' rounds / MinS, rounded down, can be too small."""
     return -(-rounds // gap)
 
 
@@ -124,8 +122,7 @@ def banded_sensitivity(bands: Floats, gap: int, max_participations: int) -> tupl
 
     Exact if a participation overlaps only the previous and the next (b <= 2 gap; products count by
     absolute value, since each contribution may flip the sign of the next). Otherwise an upper
-    bound:
-    each column with its own worst pattern.
+    bound: each column with its own worst pattern.
 
     Shapes  bands  (b, rounds)  bands[d, j] = (C^T C)[j, j + d]; 0 where j + d >= rounds
     Paper   Choquette-Choo et al. 2023 (multi-epoch), Theorem 2.1 and (banded), appendix
@@ -253,10 +250,8 @@ def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
-    """The same for short gaps, whose patterns have many participations: with arrays.
-
-    best[closed before, closed after, participations] is a part's largest sum of squares.
-    """
+    """The same for short gaps, whose patterns have many participations: best[closed before, closed
+    after, participations] is a part's largest sum of squares."""
     leaf = np.full((gap, gap, 2), -np.inf)
     leaf[0, gap - 1, 1] = 1.0
     for closed in range(gap):

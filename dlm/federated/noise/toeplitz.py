@@ -20,8 +20,6 @@ from dlm.federated.noise.participation import banded_sensitivity, toeplitz_sensi
 
 
 class BandedToeplitz(Base):
-    """Noise correlated over `bands` rounds, with one column of coefficients."""
-
     def __init__(self, name: str, rounds: int, coefs: Floats) -> None:
         self.name = name
         self.rounds = check_rounds(rounds)
@@ -78,19 +76,15 @@ def inverse_coefs(coefs: Floats, rounds: int) -> Floats:
 
 
 def square_root_coefs(count: int) -> Floats:
-    """Coefficients of 1 / sqrt(1 - x): optimal for MaxLoss and one participation.
-
-    Paper  Fichtenberger, Henzinger and Upadhyay 2022
-    """
+    """Coefficients of 1 / sqrt(1 - x): optimal for MaxLoss and one participation (Fichtenberger,
+    Henzinger and Upadhyay 2022)."""
     steps = np.arange(1, count)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
 
 def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
-    """The first `bands` coefficients of the square root, scaled to a column norm of 1.
-
-    Paper  Kalinin and Lampert 2024 (banded square root); BLT 4.2 BandFHU
-    """
+    """The first `bands` coefficients of the square root, scaled to a column norm of 1 (Kalinin and
+    Lampert 2024; BLT 4.2 BandFHU)."""
     coefs = square_root_coefs(min(bands, rounds))
     return BandedToeplitz("bandfhu", rounds, coefs / np.linalg.norm(coefs))
 
@@ -98,10 +92,8 @@ def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
 def band_toep(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandedToeplitz:
-    """The banded Toeplitz matrix of column norm 1 and least RmsLoss for gaps of `bands` and more.
-
-    Kept on disk. Paper  McKenna 2024
-    """
+    """The banded Toeplitz matrix of column norm 1 and least RmsLoss for gaps of `bands` and more
+    (McKenna 2024), kept on disk."""
     bands = min(bands, rounds)
     settings = {"mechanism": "bandtoep", "rounds": rounds, "bands": bands}
     found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))
@@ -129,10 +121,8 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
 
 
 def toeplitz_log_loss(coefs: Floats, rounds: int) -> tuple[float, Floats]:
-    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its gradient.
-
-    With r the coefficients of 1 / c, those of its change are -r * r * (change of c).
-    """
+    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its gradient: with
+    r the coefficients of 1 / c, those of its change are -r * r * (change of c)."""
     noising = inverse_coefs(coefs, rounds)
     if not np.all(np.isfinite(noising)):
         return 1e3, np.zeros(len(coefs))

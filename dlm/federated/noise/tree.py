@@ -23,10 +23,8 @@ from dlm.federated.noise.participation import (
 
 
 def node_variances(levels: int) -> Floats:
-    """(levels,) variance of a complete node's estimate from itself and all below it, by height.
-
-    Paper  Honaker 2015: the node and the sum of its children's estimates, weighted by precision
-    """
+    """(levels,) variance of a complete node's estimate from itself and its children's estimates,
+    weighted by precision, by height (Honaker 2015)."""
     variances = np.ones(levels)
     for level in range(1, levels):
         variances[level] = 1 / (1 + 1 / (2 * variances[level - 1]))
@@ -79,9 +77,8 @@ class TreeAggFull(Base):
 
     Its noise has covariance (C^T C)^-1, where C has one row per complete node; so it depends on all
     rounds of the run. Drawn in order of rounds, each noise depends on earlier noise only through
-    the
-    sums of the complete left halves beside its path to the root: `buffer_count` sums, one per digit
-    of the round, are enough.
+    the sums of the complete left halves beside its path to the root: `buffer_count` sums, one per
+    digit of the round, are enough.
 
     Paper  BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
     """
@@ -95,12 +92,9 @@ class TreeAggFull(Base):
         self._spread, self._pull = _conditionals(self._sizes)
 
     def conditionals(self) -> tuple[Floats, Floats, Floats]:
-        """The law of each round's noise, given that of earlier rounds: three arrays.
-
-        (rounds,) standard deviation; (rounds, held) weights on the sums of complete left halves,
-        smallest
-        first; (rounds,) int64 place in its tree.
-        """
+        """Of each round's noise given earlier noise: (rounds,) standard deviation; (rounds, held)
+        weights on the sums of complete left halves, smallest first; (rounds,) int64 place in its
+        tree."""
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
 
