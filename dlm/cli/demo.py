@@ -7,7 +7,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from dlm.cli.json_output import print_json
@@ -102,14 +101,13 @@ def demo(
 
 def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:
     """One column of the table, for machines."""
-    calls_ms = checked.calls_ms or [0.0]
     return {
         "queries": checked.queries,
         "calls": len(checked.calls_ms),
         "messages": stats[1].messages - stats[0].messages,
         "queries_without_message": stats[1].local_hits - stats[0].local_hits,
-        "call_ms_median": float(np.quantile(calls_ms, 0.5)),
-        "call_ms_p99": float(np.quantile(calls_ms, 0.99)),
+        "call_ms_median": checked.call_ms(0.5),
+        "call_ms_p99": checked.call_ms(0.99),
         "differences": checked.differences,
     }
 
@@ -151,7 +149,7 @@ def _table(
     for name, quantile in (("call, median", 0.5), ("call, 99th percentile", 0.99)):
         row(
             name,
-            *(f"{float(np.quantile(c.calls_ms or [0.0], quantile)):.2f} ms" for c, _ in both),
+            *(f"{c.call_ms(quantile):.2f} ms" for c, _ in both),
         )
     row("scores that differ", *(f"{c.differences:,}" for c, _ in both))
     assert isinstance(console, Console)

@@ -7,7 +7,7 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,8 +109,12 @@ def options(
     check_open_files(may_raise=True)
 
 
-def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """`dlm` with these commands."""
+def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.Typer:
+    """`dlm` with these commands.
+
+    Args
+        titles  the commands have their help alone, not their options, which take time to make
+    """
     out = typer.Typer(
         name="dlm",
         cls=RootHelp,
@@ -126,21 +130,34 @@ def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
     for name in names:
         module, attribute = COMMANDS[name]
         command = getattr(importlib.import_module(f"dlm.cli.{module}"), attribute)
-        if isinstance(command, typer.Typer):
+        if titles:
+            add_command(out, name, headings[name], _title(command))
+        elif isinstance(command, typer.Typer):
             out.add_typer(command, name=name, rich_help_panel=headings[name])
         else:
             add_command(out, name, headings[name], command)
     return out
 
 
-def _needed(arguments: list[str]) -> Iterable[str]:
-    """The commands that these arguments of `dlm` need: one, or all if it is not clear which."""
+def _title(command: Any) -> Callable[[], None]:
+    """A command, or a group of them, as it stands in `dlm --help`."""
+
+    def title() -> None: ...
+
+    title.__doc__ = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+    return title
+
+
+def _program_for(arguments: list[str]) -> typer.Typer:
+    """`dlm` with what these arguments need: one command, or, if they name none, all titles."""
     if "_DLM_COMPLETE" in os.environ:  # a shell asks for completions
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
     elif not arguments:
-        return ()
-    return arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
+        return program(())
+    if arguments and arguments[0] in COMMANDS:
+        return program(arguments[:1])
+    return program(titles=True)
 
 
 def __getattr__(name: str) -> Any:
@@ -166,7 +183,7 @@ def main() -> None:
     if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
         begin_waiting()
     try:
-        program(_needed(sys.argv[1:]))(prog_name="dlm")  # also as python -m dlm
+        _program_for(sys.argv[1:])(prog_name="dlm")  # also as python -m dlm
     except DlmError as exc:
         _complain(exc)
     except OSError as exc:

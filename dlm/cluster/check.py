@@ -32,6 +32,10 @@ class Checked:
     differences: int = 0
     calls_ms: list[float] = field(default_factory=list)
 
+    def call_ms(self, quantile: float) -> float:
+        """A quantile of how long the calls took; 0 without calls."""
+        return float(np.quantile(self.calls_ms or [0.0], quantile))
+
 
 def check_sentences(
     client: Client, oracle: DictModel, lines: list[bytes]
