@@ -35,8 +35,8 @@ import numpy as np
 
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver.transport import GrpcConnection
-from dlm.index.build import build_shard_set
 from dlm.index.layout import Manifest, read_manifest
+from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from dlm.server.app import ShardServer

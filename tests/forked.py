@@ -40,7 +40,7 @@ sys.path += sys.argv[2:]
 import forked
 from dlm import jit
 from dlm.cli import main
-for name in ("client", "cluster.processes", "index.build", "index.check.verify", "estimate.text",
+for name in ("client", "cluster.processes", "index.making", "index.check.verify", "estimate.text",
              "server.app", "server.workers", "asr.kenlm",
              *{f"cli.{module}" for module, _ in main.COMMANDS.values()}, "loadtest.cli.main"):
     try:

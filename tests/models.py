@@ -230,7 +230,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 def build(model: PlainModel, folder: Path, shards: int = 2, **options: Any) -> Path:
     """The model as `folder`/model.arpa and its shard set, whose folder is returned."""
-    from dlm.index.build import build_shard_set
+    from dlm.index.making import build_shard_set
 
     build_shard_set(model.write(folder / "model.arpa"), folder / "set", shards, **options)
     return folder / "set"

@@ -18,7 +18,7 @@ import pytest
 
 from dlm.client import Client, ClientConfig
 from dlm.cluster.processes import running_servers
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 

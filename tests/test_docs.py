@@ -19,7 +19,7 @@ import forked
 from dlm.cli.main import app
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from models import PlainModel
 
 ROOT = Path(__file__).parents[1]

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from client.questions import random_queries
 from cluster import WAIT_S, Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
-from dlm.index.build import build_shard_set
 from dlm.index.check.decode import export_arpa
+from dlm.index.making import build_shard_set
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of

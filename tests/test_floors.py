@@ -52,7 +52,7 @@ ROOMS = {
         ["layout"],
         ["packed"],
         ["ngrams", "describe"],
-        ["build", "search", "sizes"],
+        ["making", "search", "sizes"],
         ["check"],
     ],
     "loadtest": [
@@ -324,10 +324,10 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
-        ("ngram/a.py", "from dlm.index.build import x", "ngram/a.py:1 imports dlm.index.build"),
+        ("ngram/a.py", "from dlm.index.making import x", "ngram/a.py:1 imports dlm.index.making"),
         ("ngram/a.py", "import dlm.index", "ngram/a.py:1 imports dlm.index"),
         ("ngram/a.py", "from dlm import cli", "imports dlm.cli"),
-        ("ngram/a.py", "from ..index import build", "imports dlm.index"),
+        ("ngram/a.py", "from ..index import making", "imports dlm.index"),
         ("ngram/a.py", "def f():\n    import dlm.cli", "ngram/a.py:2"),
         ("errors.py", "import dlm.config", "errors may import []"),
         ("server/a.py", "from dlm.client import x", "imports dlm.client"),
@@ -372,7 +372,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("index/a.py", "from dlm.ngram import vocab\nfrom dlm.index import build\nimport numpy"),
+        ("index/a.py", "from dlm.ngram import vocab\nfrom dlm.index import making\nimport numpy"),
         ("index/a.py", "from . import build\nfrom .build import x\nfrom dlm import __version__"),
         ("index/kernels.py", "from numba import njit"),
         ("jit.py", "import numba"),

@@ -30,9 +30,9 @@ from dlm.client.config.security import check_address
 from dlm.client.config.settings import default_cache_dir
 from dlm.errors import ArpaError, ConfigError
 from dlm.files import claim, evict, locked
-from dlm.index.build.journal import describe_input
-from dlm.index.build.shard_set import KERNELS, build_shard_set
 from dlm.index.layout import FORMAT_VERSION, MANIFEST
+from dlm.index.making.journal import describe_input
+from dlm.index.making.shard_set import KERNELS, build_shard_set
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.ngram.arpa import ArpaReader, is_parts_folder

@@ -60,7 +60,7 @@ def _kernels_of(commands: Sequence[_For]) -> list[Any]:
 
             found += SERVING
         elif command is _For.SHARD:
-            from dlm.index.build.shard_set import KERNELS as BUILDING
+            from dlm.index.making.shard_set import KERNELS as BUILDING
 
             found += BUILDING
         else:

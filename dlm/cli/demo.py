@@ -47,8 +47,8 @@ def demo(
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
     from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder
-    from dlm.index.build import build_shard_set
-    from dlm.index.build.shard_set import KERNELS as building
+    from dlm.index.making import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as building
     from dlm.ngram.backoff import DictModel
     from dlm.server.compiling import KERNELS as serving
 

@@ -89,8 +89,8 @@ def open_here(
             with ArpaReader(place):
                 pass
     from dlm.files import scratch_folder
-    from dlm.index.build.shard_set import KERNELS as BUILDING
-    from dlm.index.build.shard_set import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as BUILDING
+    from dlm.index.making.shard_set import build_shard_set
     from dlm.resources import parse_size
 
     check_folder("--tmp", tmp)

@@ -55,7 +55,7 @@ def shard(
     from dlm.cli.inspect import facts_of, summary
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.index.build.shard_set import KERNELS, build_shard_set
+    from dlm.index.making.shard_set import KERNELS, build_shard_set
     from dlm.resources import parse_size
 
     if output is None:

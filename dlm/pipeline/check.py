@@ -15,7 +15,7 @@ from dlm.federated.tokens import FIRST_WORD_ID
 from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
-from dlm.index.build import budget as sharding
+from dlm.index.making import budget as sharding
 from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings, about

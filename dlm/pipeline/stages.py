@@ -195,7 +195,7 @@ def _shard(settings: PipelineSettings, at: Places) -> Stage:
     given = settings.shard
 
     def run(progress: ProgressReporter) -> None:
-        from dlm.index.build.shard_set import KERNELS, build_shard_set
+        from dlm.index.making.shard_set import KERNELS, build_shard_set
         from dlm.jit import compile_ahead
 
         compile_ahead(KERNELS)

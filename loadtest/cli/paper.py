@@ -102,9 +102,9 @@ def _setup(
     from importlib.resources import files
 
     from dlm.cli.compiling import compile_kernels
-    from dlm.index.build import build_shard_set
-    from dlm.index.build.shard_set import KERNELS as BUILDING
     from dlm.index.layout import read_manifest
+    from dlm.index.making import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as BUILDING
     from loadtest.paper.setup import Setup
     from loadtest.run.local_cluster import DEMO
 

@@ -14,8 +14,8 @@ import numpy as np
 from dlm import __version__
 from dlm.client import States, Utterance
 from dlm.files import write_whole
-from dlm.index.build import build_shard_set
 from dlm.index.layout import read_manifest
+from dlm.index.making import build_shard_set
 from loadtest.paper.busy import BusyCores
 from loadtest.paper.setup import Setup
 from loadtest.report.report import Report

@@ -15,9 +15,9 @@ from dlm.client.deliver.warm import KERNELS as ASKING
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder
-from dlm.index.build import build_shard_set
-from dlm.index.build.shard_set import KERNELS as BUILDING
 from dlm.index.layout import read_manifest
+from dlm.index.making import build_shard_set
+from dlm.index.making.shard_set import KERNELS as BUILDING
 from dlm.server.compiling import KERNELS as SERVING
 
 DEMO = "books20k.arpa.zst"

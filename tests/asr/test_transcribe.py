@@ -31,7 +31,7 @@ from dlm.asr.wer import word_errors
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.errors import UnavailableError
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 
 SPEECH = (
     Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))

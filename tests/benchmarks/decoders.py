@@ -48,7 +48,7 @@ from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.transport import GrpcConnection, Reply
 from dlm.errors import DlmError
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.ngram.arpa.source import TextSource
 
 ROOT = Path(__file__).parents[2]

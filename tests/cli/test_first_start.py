@@ -18,7 +18,7 @@ from cli.conftest import Run
 from cluster import WAIT_S, command
 from dlm.cli import compiling
 from dlm.cluster import processes
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.server.compiling import KERNELS
 from models import random_model
 
@@ -72,7 +72,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
     folder = tmp_path / "kernels"
     script = (
         "from dlm.client.deliver.warm import KERNELS as asking; "
-        "from dlm.index.build.shard_set import KERNELS as b; "
+        "from dlm.index.making.shard_set import KERNELS as b; "
         "from dlm.server.compiling import KERNELS as s; "
         "print(*{f'{k.py_func.__module__}.{k.py_func.__name__}' for k in (*asking, *b, *s)})"
     )

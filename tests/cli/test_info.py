@@ -13,9 +13,9 @@ from cli.conftest import MODEL
 from dlm import __version__
 from dlm.cli.main import app
 from dlm.errors import ConfigError
-from dlm.index.build.shard_set import build_shard_set
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
+from dlm.index.making.shard_set import build_shard_set
 from dlm.ngram.arpa import provenance_line
 from dlm.record.provenance import Guarantee, Provenance
 

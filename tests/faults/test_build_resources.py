@@ -14,8 +14,8 @@ import pytest
 
 import forked
 from dlm.errors import ConfigError
-from dlm.index.build import build_shard_set
-from dlm.index.build.budget import (
+from dlm.index.making import build_shard_set
+from dlm.index.making.budget import (
     LEAST_BYTES,
     Budget,
     credible_counts,
@@ -53,7 +53,7 @@ def large_arpa(path: Path, words: int, per_order: int) -> Path:
 MEASURED = """
 import sys
 from pathlib import Path
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 said = []
 memory = int(sys.argv[3])
 build_shard_set(sys.argv[1], sys.argv[2], 2, memory_bytes=memory, progress=said.append)
@@ -121,8 +121,8 @@ def test_the_folder_for_spilling_is_looked_at_too(
 FULL = """
 import errno, os, pathlib, sys
 from dlm import files
-from dlm.index.build import build_shard_set
-from dlm.index.build.budget import Budget
+from dlm.index.making import build_shard_set
+from dlm.index.making.budget import Budget
 budget = Budget(True, 8 << 20, 8 << 20, block_rows=50, capacity_rows=100)
 Budget.of = classmethod(lambda *_: budget)
 left = int(sys.argv[3])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cluster import WAIT_S, ProcessServer
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model

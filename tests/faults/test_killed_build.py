@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import forked
-from dlm.index.build import build_shard_set
-from dlm.index.build.budget import Budget
-from dlm.index.build.journal import JOURNAL
 from dlm.index.check.verify import verify
+from dlm.index.making import build_shard_set
+from dlm.index.making.budget import Budget
+from dlm.index.making.journal import JOURNAL
 from index.oracle import build_whole
 from models import random_model
 
@@ -29,8 +29,8 @@ MIB = 1 << 20
 # ends no stage after its line number argument 5: there it is killed, at the latest.
 CHILD = """
 import signal, sys
-from dlm.index.build import build_shard_set
-from dlm.index.build.budget import Budget
+from dlm.index.making import build_shard_set
+from dlm.index.making.budget import Budget
 arpa, output, shards, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 if rows:
     size = 8 << 20
@@ -165,8 +165,8 @@ def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
 
 KILLS_ITSELF = """
 import os, signal, sys
-from dlm.index.build import build_shard_set
-from dlm.index.build.budget import Budget
+from dlm.index.making import build_shard_set
+from dlm.index.making.budget import Budget
 budget = Budget(True, 8 << 20, 8 << 20, block_rows=100, capacity_rows=500)
 Budget.of = classmethod(lambda *_: budget)
 
@@ -253,7 +253,7 @@ def test_leftovers_that_do_not_fit_are_thrown_away(
 
 DISK_FULL = """
 import resource, sys
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
     build_shard_set(sys.argv[1], sys.argv[2], 2)

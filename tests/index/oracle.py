@@ -92,7 +92,7 @@ def build_whole(
     slot_load: NDArray[np.int64] | None = None,
     repair: bool = False,
 ) -> Manifest:
-    """What `dlm.index.build.build_shard_set` writes, made with everything in memory."""
+    """What `dlm.index.making.build_shard_set` writes, made with everything in memory."""
     coding = coding_of(encoding, bits)
     model, reader = read_tables(arpa, repair=repair)
     quantised_from = None

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlm.index.build import build_shard_set
 from dlm.index.check.decode import export_arpa
+from dlm.index.making import build_shard_set
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables
 from dlm.ngram.arpa import ArpaReader
 

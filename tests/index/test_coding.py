@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dlm.errors import ConfigError
 from dlm.index import coding
-from dlm.index.build import build_shard_set
 from dlm.index.check.decode import decode_tables
 from dlm.index.coding import coding_of, coding_of_set
+from dlm.index.making import build_shard_set
 from dlm.index.ngrams import NgramTables
 from dlm.index.search.shard import ShardSet
 from dlm.index.settings import ShardSettings

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dlm.errors import ShardFormatError
-from dlm.index.build import build_shard_set
 from dlm.index.check.decode import DecodedModel, decode, export_arpa
+from dlm.index.making import build_shard_set
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, build, changed, random_model

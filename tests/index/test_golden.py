@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from dlm.index import layout
-from dlm.index.build import build_shard_set
 from dlm.index.check.verify import verify
+from dlm.index.making import build_shard_set
 from dlm.index.packed import kernels, low, tree
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel

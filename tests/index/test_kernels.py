@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.index.build import build_shard_set
 from dlm.index.check.decode import export_arpa
+from dlm.index.making import build_shard_set
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model

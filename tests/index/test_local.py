@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import QueryError
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.index.packed.low import STORED
 from dlm.index.search.local import LocalModel
 from dlm.index.search.shard import Shard, run_kernel

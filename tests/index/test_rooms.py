@@ -25,8 +25,8 @@ def callers(name: str) -> list[str]:
 
 def test_there_is_one_builder() -> None:
     """One place makes a manifest, one writes columns, and one puts bits in lists of words."""
-    assert callers("make_manifest") == ["build/shard_set.py"]
-    assert callers("new_file") == ["build/files.py"]  # Arrow's writer
-    assert callers("write_parts") == ["build/builder.py"]
-    assert callers("put_rank_lists") == ["build/pack.py"]
-    assert callers("put_key_lists") == ["build/builder.py"]
+    assert callers("make_manifest") == ["making/shard_set.py"]
+    assert callers("new_file") == ["making/files.py"]  # Arrow's writer
+    assert callers("write_parts") == ["making/builder.py"]
+    assert callers("put_rank_lists") == ["making/pack.py"]
+    assert callers("put_key_lists") == ["making/builder.py"]

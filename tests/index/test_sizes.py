@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cluster import ProcessServer
-from dlm.index.build import build_shard_set
 from dlm.index.describe import PROCESS_MIB
+from dlm.index.making import build_shard_set
 from dlm.index.search.local import LocalModel
 from dlm.index.sizes import estimate_sizes, measure
 from dlm.ngram.vocab import Vocabulary

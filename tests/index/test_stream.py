@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dlm.errors import ArpaError, ConfigError
-from dlm.index import build
-from dlm.index.build.budget import Budget
-from dlm.index.build.files import write_parts
-from dlm.index.build.pack import BitStream, stream_offsets
-from dlm.index.build.values import DistinctValues, Quantiser, ValueHistogram
+from dlm.index import making
 from dlm.index.layout import COLUMNS, Manifest
+from dlm.index.making.budget import Budget
+from dlm.index.making.files import write_parts
+from dlm.index.making.pack import BitStream, stream_offsets
+from dlm.index.making.values import DistinctValues, Quantiser, ValueHistogram
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
 from dlm.spill.column import Column
@@ -50,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def check(path: Path, folder: Path, shards: int, encoding: str, bits: int | None) -> Manifest:
     """Builds both ways, and compares."""
     plain = build_whole(path, folder / "plain", shards, encoding=encoding, bits=bits)
-    streamed = build.build_shard_set(path, folder / "stream", shards, encoding=encoding, bits=bits)
+    streamed = making.build_shard_set(path, folder / "stream", shards, encoding=encoding, bits=bits)
     assert contents(folder / "stream") == contents(folder / "plain")
     assert streamed.text == plain.text
     assert sorted(p.name for p in folder.iterdir() if p != path) == ["plain", "stream"]
@@ -91,7 +91,7 @@ def test_the_place_of_the_spill_does_not_matter(tmp_path: Path) -> None:
     """Another folder for it, which is empty afterwards."""
     path = random_model(3, per_order=200).write(tmp_path / "m.arpa")
     build_whole(path, tmp_path / "plain", 2)
-    build.build_shard_set(path, tmp_path / "stream", 2, spill=tmp_path / "spill")
+    making.build_shard_set(path, tmp_path / "stream", 2, spill=tmp_path / "spill")
     assert contents(tmp_path / "stream") == contents(tmp_path / "plain")
     assert list((tmp_path / "spill").iterdir()) == []
 
@@ -117,8 +117,8 @@ def test_a_repaired_model_gives_the_bytes_of_the_plain_form(
     for i, (encoding, bits) in enumerate(CODINGS[:2]):
         options = {"encoding": encoding, "bits": bits, "repair": True}
         build_whole(path, tmp_path / f"plain {i}", 2, **options)
-        found = build.build_shard_set(path, tmp_path / f"set {i}", 2, **options)
-        build.build_shard_set(path, tmp_path / f"far {i}", 2, spill=tmp_path / "spill", **options)
+        found = making.build_shard_set(path, tmp_path / f"set {i}", 2, **options)
+        making.build_shard_set(path, tmp_path / f"far {i}", 2, spill=tmp_path / "spill", **options)
         assert contents(tmp_path / f"set {i}") == contents(tmp_path / f"plain {i}")
         assert contents(tmp_path / f"far {i}") == contents(tmp_path / f"plain {i}")
         assert found.provenance["repaired"] and found.provenance["comments"] == ["by hand"]
@@ -173,7 +173,7 @@ def test_the_error_is_that_of_the_plain_form(
     with pytest.raises(ArpaError) as plain:
         build_whole(path, tmp_path / "plain", 2, repair=repair)
     with pytest.raises(ArpaError) as streamed:
-        build.build_shard_set(path, tmp_path / "set", 2, repair=repair)
+        making.build_shard_set(path, tmp_path / "set", 2, repair=repair)
     assert str(streamed.value) == str(plain.value)
     assert streamed.value.line == plain.value.line is not None
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
@@ -291,5 +291,5 @@ def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) ->
     """The message says how much is needed."""
     path = random_model(1).write(tmp_path / "m.arpa")
     with pytest.raises(ConfigError, match=f"{MIB:,} bytes; "):
-        build.build_shard_set(path, tmp_path / "set", 1, memory_bytes=MIB)
+        making.build_shard_set(path, tmp_path / "set", 1, memory_bytes=MIB)
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]

@@ -38,7 +38,7 @@ KILLED = [
     ("dlm.distill.work:_save", 3, "after", 3),  # some sentences were counted
     ("dlm.estimate.prune.files:prune", 1, "after", 4),
     ("dlm.estimate.prune:measure", 1, "before", 5),
-    ("dlm.index.build.shard_set:move", 1, "after", 6),
+    ("dlm.index.making.shard_set:move", 1, "after", 6),
     ("dlm.pipeline.run:write_report", 1, "before", 7),
 ]
 

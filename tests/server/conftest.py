@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import WAIT_S, ProcessServer, ThreadServer
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from models import random_model

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster import WAIT_S, until
 from dlm import __version__
 from dlm.errors import ProtocolError
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.server import answers
 from dlm.server.config import ServerConfig
 from dlm.wire import codec

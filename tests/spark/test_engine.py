@@ -22,7 +22,7 @@ from dlm.cli.estimate import estimate as command
 from dlm.errors import ArpaError, ConfigError, DlmError, EstimationError
 from dlm.estimate.pipeline import estimate as estimate_locally
 from dlm.estimate.settings import EstimationSettings
-from dlm.index.build import build_shard_set
+from dlm.index.making import build_shard_set
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from dlm.progress import ProgressReporter
 from spark.settings import SETTINGS

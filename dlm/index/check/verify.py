@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index import layout
-from dlm.index.build.builder import rebuild
-from dlm.index.build.files import pieces
 from dlm.index.check.decode import Tables, decode_tables, spell
 from dlm.index.coding import coding_of_set
 from dlm.index.layout import Manifest, read_manifest
+from dlm.index.making.builder import rebuild
+from dlm.index.making.files import pieces
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables, with_prefixes
 from dlm.index.packed.low import STATE_LENGTH
 from dlm.index.search.shard import LowOrders, Shard, ShardSet, open_vocabulary

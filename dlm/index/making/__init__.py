@@ -10,6 +10,6 @@ suffix order, the suffixes that order k + 1 requires, and the contexts of order 
 What comes out, in suffix order, is order k with its blanks and flags, and the nodes of k words.
 """
 
-from dlm.index.build.shard_set import build_shard_set
+from dlm.index.making.shard_set import build_shard_set
 
 __all__ = ["build_shard_set"]

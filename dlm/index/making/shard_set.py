@@ -24,19 +24,19 @@ from dlm import __version__
 from dlm.errors import ConfigError
 from dlm.files import NO_ROOM, locked, move, remove_leftovers, scratch_folder, sync_folder
 from dlm.index import layout
-from dlm.index.build import kernels as joining
-from dlm.index.build import stages
-from dlm.index.build.budget import (
+from dlm.index.coding import Coding, coding_of
+from dlm.index.layout import Manifest
+from dlm.index.making import kernels as joining
+from dlm.index.making import stages
+from dlm.index.making.budget import (
     Budget,
     credible_counts,
     least_bytes,
     output_bytes,
     spill_bytes,
 )
-from dlm.index.build.builder import build, source_of
-from dlm.index.build.journal import JOURNAL, build_key, describe_input
-from dlm.index.coding import Coding, coding_of
-from dlm.index.layout import Manifest
+from dlm.index.making.builder import build, source_of
+from dlm.index.making.journal import JOURNAL, build_key, describe_input
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
 from dlm.index.settings import ShardSettings

@@ -16,9 +16,9 @@ import xxhash
 from dlm import __version__
 from dlm.errors import ConfigError, SpillError
 from dlm.files import sync_folder, write_whole
-from dlm.index.build.budget import Budget
-from dlm.index.build.work import Work
 from dlm.index.layout import FORMAT_VERSION
+from dlm.index.making.budget import Budget
+from dlm.index.making.work import Work
 from dlm.ngram.arpa import PARTS_INDEX, is_parts_folder
 from dlm.spill.column import Column
 from dlm.spill.sorter import SortedRuns

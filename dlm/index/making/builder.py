@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 
 from dlm.files import scratch_folder, sync_folder
 from dlm.index import layout
-from dlm.index.build import stages
-from dlm.index.build.budget import Budget, credible_counts
-from dlm.index.build.files import Columns, write_parts
-from dlm.index.build.journal import Journal
-from dlm.index.build.pack import (
+from dlm.index.coding import Coding
+from dlm.index.layout import FileEntry
+from dlm.index.making import stages
+from dlm.index.making.budget import Budget, credible_counts
+from dlm.index.making.files import Columns, write_parts
+from dlm.index.making.journal import Journal
+from dlm.index.making.pack import (
     BitStream,
     LevelPacker,
     LevelParts,
     LevelShape,
     tree_columns,
 )
-from dlm.index.build.stages import Context
-from dlm.index.build.values import DistinctValues
-from dlm.index.build.work import RowReader, Work
-from dlm.index.coding import Coding
-from dlm.index.layout import FileEntry
+from dlm.index.making.stages import Context
+from dlm.index.making.values import DistinctValues
+from dlm.index.making.work import RowReader, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.columns import (
     BACKOFF_BITS,

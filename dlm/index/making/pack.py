@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.build.kernels import BLANK_CODE
-from dlm.index.build.values import DistinctValues
-from dlm.index.build.work import Work
+from dlm.index.making.kernels import BLANK_CODE
+from dlm.index.making.values import DistinctValues
+from dlm.index.making.work import Work
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS, bits_of, room
 from dlm.index.packed.kernels import OFFSET_BLOCK

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dlm.errors import ArpaError, ConfigError
-from dlm.index.build import build_shard_set, stages
-from dlm.index.build.stages import GRAM_BYTES, NODE_BYTES
 from dlm.index.layout import read_manifest
+from dlm.index.making import build_shard_set, stages
+from dlm.index.making.stages import GRAM_BYTES, NODE_BYTES
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import SLOTS
