@@ -192,7 +192,7 @@ def run(**_):
     callback()
     print("dropped", flush=True)
     time.sleep(300)
-main.program = lambda _: run
+main.program = lambda *_, **__: run
 main.main()
 """
 
@@ -215,7 +215,7 @@ def run(**_):
     libc.on_exit(libc.sleep, None)
     atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
     sys.exit(1)
-main.program = lambda _: run
+main.program = lambda *_, **__: run
 main.main()
 """
 
@@ -243,7 +243,7 @@ def run(**_):
         signals.time.monotonic = lambda now=time.monotonic(): now + 3600.0
         os.kill(os.getpid(), signal.SIGINT)
     print("deaf")
-main.program = lambda _: run
+main.program = lambda *_, **__: run
 main.main()
 """
 

@@ -36,7 +36,7 @@ def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect
 def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool) -> None:
     """It holds its messages: while few are late, the other answers them long before the deadline;
     and where nothing may be asked twice, heartbeats find the server gone."""
-    # With hedging no heartbeat shows it, however slow the machine is.
+    # With hedging a heartbeat shows it late, so that most often a hedge comes first.
     patient = HeartbeatConfig(timeout_s=60.0, down_after=100) if hedging else HeartbeatConfig()
     client = connect(
         [a for c in twice for a in c.addresses],
@@ -52,12 +52,12 @@ def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool)
         def found() -> bool:
             ask(client.utterance(), files.oracle, queries[:5])
             stats = client.stats
-            return (stats.hedges_won if hedging else stats.retries) > 0
+            return stats.retries + hedging * stats.hedges_won > 0
 
         until(found)
     finally:
         twice[0].servers[0].resume()
-    assert bool(client.stats.hedges) == hedging
+    assert hedging or not client.stats.hedges
     ask(client.utterance(), files.oracle, queries)
 
 
