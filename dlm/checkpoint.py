@@ -60,7 +60,7 @@ class Checkpoint:
 
 
 def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
-    """Raises `FormatError`, which names `place`, unless arrays have the types and shapes of
+    """Raises `FormatError`, naming `place`, unless arrays are of the types and shapes
     `expected`."""
     if len(expected) != len(arrays):
         raise FormatError(

@@ -132,8 +132,7 @@ def settings_of(kind: type) -> tuple[Setting, ...]:
 
 
 def check(section: str, values: Any) -> None:
-    """Raises `ConfigError`, for SECTION.NAME, at the first value of a wrong type or out of
-    bounds."""
+    """Raises `ConfigError`, for SECTION.NAME, at the first value of a wrong type or size."""
     for one in settings_of(type(values)):
         value = getattr(values, one.field)
         if value is None and one.optional:

@@ -141,8 +141,7 @@ def claim(entry: Path) -> bool:
 
 
 def evict(cache: Path, names: str, *, most: float = math.inf, most_bytes: float = math.inf) -> None:
-    """Removes what no process has claimed from a cache, least recently claimed first, until it
-    fits.
+    """Removes what no process has claimed from a cache, oldest claim first, until it fits.
 
     Args  names  a regular expression for the folders that are entries
     """
@@ -413,8 +412,7 @@ def temporary_folder() -> Path:
 
 
 def scratch_file(folder: Path) -> int:
-    """The descriptor of a new file without a name, removed when it is closed or its process
-    ends."""
+    """The descriptor of a new file without a name, removed when closed or its process ends."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.dup(file.fileno())
 

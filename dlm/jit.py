@@ -268,8 +268,7 @@ def declared_kernels() -> list[Any]:
 
 
 def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
-    """Compiles the kernels that are not cached, in parallel in separate processes; returns how
-    many.
+    """Compiles the kernels that are not cached, in parallel in separate processes; how many.
 
     numba compiles one function at a time in a process. Of several processes that need the same
     kernels, one compiles them and the others wait for it.

@@ -14,8 +14,7 @@ COMPILING = "compiling kernels (first run of this command)"
 
 
 class ProgressReporter:
-    """Reports the stages of a job and their progress, at most every few seconds, by calls of
-    `tell`."""
+    """Calls `tell` with the stages of a job and their progress, at most every few seconds."""
 
     def __init__(
         self,
@@ -140,8 +139,7 @@ class CompilingNotice:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """No line while something else reports the progress of compiling, nor a first line after
-        it."""
+        """No line while something else reports compiling, nor a first line after it."""
         self._hidden += 1
         try:
             yield

@@ -21,8 +21,7 @@ FIELDS = ("traceparent", "tracestate")
 
 
 class Tracer:
-    """Makes spans with the process's OpenTelemetry set-up; ConfigError without the extra
-    `trace`."""
+    """Makes spans with the process's OpenTelemetry set-up; ConfigError without `trace`."""
 
     def __init__(self, version: str) -> None:
         try:

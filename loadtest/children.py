@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def start_child(module: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Starts `python -m module arguments`, whose standard output is piped as text.
 
-    Args
-        options  of subprocess.Popen; `env` adds to this process's environment
+    Args  options  of subprocess.Popen; `env` adds to this process's environment
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, **options.pop("env", {})}

@@ -125,8 +125,8 @@ class TokenLM:
         return scores, after
 
     def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """The rows of states that are not cached; caches them, unless the bigram fallback gave
-        them."""
+        """The rows of states that are not cached; caches them unless they are a bigram
+        fallback's."""
         model_info = self._utterance.model_info
         asked = [State(model_info, self._context(number)) for number in numbers]
         blocks = self._utterance.context_blocks(asked)

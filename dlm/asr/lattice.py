@@ -116,8 +116,7 @@ class Lattice:
         return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
 
     def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each node, (N,), the best score of a path from it to the end; `arc_scores` is
-        (A,)."""
+        """For each node, (N,), the best score of a path from it to the end; `arc_scores`: (A,)."""
         best = np.full(self.nodes, -math.inf)
         best[self.end] = 0.0
         begin, targets = self.out_begin.tolist(), self.targets

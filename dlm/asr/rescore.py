@@ -105,8 +105,7 @@ def positions(
 ) -> Positions:
     """Yields the queries at each position, takes the answers, and returns the lattice.
 
-    For callers that ask in another way, or record: the utterance, blocking or async, only gives
-    ids and states.
+    For callers that ask in another way, or record: `utterance` only gives ids and states.
     """
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())

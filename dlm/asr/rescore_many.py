@@ -68,8 +68,7 @@ def rescore_many(
 ) -> Iterator[RescoredUtterance]:
     """Rescores all utterances, in order; those before an error are still returned.
 
-    Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each is read when
-            needed
+    Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each read when needed
     Raises  what reading `given` raises; UnavailableError, ProtocolError
     """
     waiting: deque[Future[RescoredUtterance]] = deque()

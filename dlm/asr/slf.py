@@ -224,8 +224,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def slf_text(lattice: Lattice, remark: str = "") -> str:
-    """The lattice as an SLF file, topped by `remark`; reading it gives the same scores, bit for
-    bit."""
+    """The lattice as an SLF file, topped by `remark`; scores are read back bit for bit."""
     scales = lattice.scales
     lines = [
         *([f"# {remark}"] if remark else []),

@@ -114,8 +114,7 @@ class ClusterSnapshot:
 
     @property
     def whole(self) -> bool:
-        """Whether every server that was asked is ready, with all its workers, and so is every
-        shard."""
+        """Whether every server is ready, with all its workers, and so is every shard."""
         ready = all(row.state == "ready" and row.error is None for row in self.rows)
         return ready and not (self.missing or self.refused or self.down)
 

@@ -389,8 +389,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _open_regular(path: Path) -> IO[bytes]:
-    """The file at `path`, open for reading; FileNotFoundError or NotADirectoryError if it is not
-    there.
+    """The file at `path`, open for reading; FileNotFoundError, NotADirectoryError if it is missing.
 
     Raises  ShardFormatError  not a regular file (opening a pipe must not wait for a writer), or it
                               cannot be opened

@@ -89,8 +89,7 @@ class NgramTables:
     def model_id(self) -> str:
         """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
 
-        The same however its file was written or sharded: the hashes of an order's n-grams are
-        added.
+        The same however its file was written or sharded: hashes of an order's n-grams are added.
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:

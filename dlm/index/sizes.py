@@ -114,7 +114,7 @@ class ShardSetSizes:
 
     @property
     def client(self) -> int:
-        """The low orders, mapped and shared by the processes of a host, and the words, in each
+        """The low orders, mapped and shared by a host's processes, and the words, in each
         process."""
         strings, words = self.words
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words

@@ -209,8 +209,7 @@ def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
-    """End of the word at `at`, where the first delimiter stands, and its first bytes as of
-    `bytes_at`.
+    """End of the word at `at`, where the first delimiter stands, and its first bytes (`bytes_at`).
 
     Shapes  text (T,);  delimiters (256,)  not 0 for each delimiter; none is above a space
     Trusts  a delimiter at `at` or after it, and PAD_BYTES after that

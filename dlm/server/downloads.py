@@ -45,8 +45,7 @@ class Download:
 
 
 class Downloads:
-    """Those of one service; `files` is what `open_files` returned, if it must not open them
-    again."""
+    """Those of one service; `files` from `open_files`, if it must not open them again."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; raises `Refusal` if the server drains: downloads resume
+        """The next chunk, serialized; raises `Refusal` if the server drains: it resumes
         elsewhere."""
         self._admission.require_ready()
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)

@@ -56,8 +56,7 @@ class Model(Protocol):
 
 
 class ExchangeStream:
-    """One stream; on the event loop. `find` gives the model of a message, by the shard set it
-    names."""
+    """One stream; on the event loop. `find` gives the model of a message, by its shard set."""
 
     def __init__(
         self,

@@ -89,8 +89,7 @@ class HealthService:
         self._changed = asyncio.Condition()
 
     async def announce(self, state: ServingState, *, in_trouble: bool = False) -> None:
-        """Answers for `state` from now on, and sends it to watchers; NOT_SERVING if
-        `in_trouble`."""
+        """Answers for `state` from now on, and tells watchers; NOT_SERVING if `in_trouble`."""
         async with self._changed:
             self._state, self._in_trouble = state, in_trouble
             self._changed.notify_all()

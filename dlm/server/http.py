@@ -73,8 +73,7 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 class HttpServer:
-    """Answers a socket that listens, until closed; handlers of `routes` run on its own event
-    loop."""
+    """Answers a socket that listens, until closed, on an event loop of its own."""
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
         self._socket = listening

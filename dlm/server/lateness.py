@@ -23,8 +23,7 @@ class Lateness:
         self._least = inf  # of this window
 
     def of(self, sent_us: int, now: float) -> float:
-        """Seconds, at least 0, that a message stamped `sent_us` has waited; `now` never goes
-        back."""
+        """Seconds, at least 0, that a message stamped `sent_us` has waited until `now`."""
         if self._first is None:
             self._first = now
         difference = now - sent_us * 1e-6

@@ -93,8 +93,7 @@ class Models:
     # ------------------------------------------------------------- the choice
 
     def find(self, shard_set: bytes) -> ShardService:
-        """The service that checks and answers a message for `shard_set`; the first if none holds
-        it.
+        """The service that checks and answers a message for `shard_set`; the first if none has it.
 
         It refuses the message, for the first reason in the order of the contract (a damaged
         message is CHECKSUM, not another set). Each service checks that the message names its own

@@ -20,8 +20,8 @@ class Certificates:
         self._fresh = False
 
     def reload(self) -> None:
-        """Reads the files again; if they are unusable, raises ConfigError and keeps the earlier
-        ones."""
+        """Reads the files again; if they are unusable, raises ConfigError and keeps those
+        before."""
         self._content = read_certificates(**self._files)
         self._fresh = True
 

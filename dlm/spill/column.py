@@ -145,8 +145,8 @@ class Column:
         return out
 
     def read_into(self, begin: int, out: Array) -> None:
-        """Fills `out`, C-contiguous, with the rows from `begin` on; SpillError if the file is
-        shorter."""
+        """Fills `out`, C-contiguous, with the rows from `begin` on; SpillError if there are
+        fewer."""
         if self._held is not None:
             out[:] = self._array[begin : begin + len(out)]
         elif len(out):

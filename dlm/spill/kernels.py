@@ -123,8 +123,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
 
 @kernel("uint64[:], int64, int64")
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
-    """The first place from `at` in 1..n on where a group of equal keys of sorted packed (n,)
-    begins."""
+    """The first place from `at` in 1..n on where a group of equal keys of `packed` begins."""
     shift = np.uint64(place_bits)
     while at < len(packed) and packed[at] >> shift == packed[at - 1] >> shift:
         at += 1
@@ -239,8 +238,7 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
 
 @kernel("out uint32[:, :]")
 def add_up(rows):  # type: ignore[no-untyped-def]
-    """Combines neighbours of rows (n, W) that differ only in their last numbers, which are added
-    up.
+    """Combines neighbours of rows (n, W) that differ only in their last numbers, by adding those.
 
     Returns     how many rows are left, at the beginning
     Guarantees  a sum that exceeds 32 bits is two rows

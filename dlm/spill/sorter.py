@@ -203,8 +203,8 @@ class Sorter:
             done += taken
 
     def finish(self, durable: bool = False) -> SortedRuns:
-        """Sorts what is left, and merges runs until all can be read at once; the sorter is done
-        with.
+        """Sorts what is left, and merges runs until all can be read at once; then the sorter is
+        done.
 
         Args  durable  write runs even if everything fits in memory, so that there is a manifest
         Cost  for R runs more than the plan's fan-in F, about log_F R times all rows are read and
@@ -321,8 +321,7 @@ class SortedRuns:
         memory_bytes: int,
         threads: int = 2,
     ) -> SortedRuns:
-        """The runs that `manifest` names, as another process left them; reads 8 bytes of every
-        block.
+        """The runs of a `manifest`, as another process left them; reads 8 bytes of every block.
 
         Raises  SpillError   a run is missing, damaged or another one than the manifest's. The rows
                              are checked while they are read, the header and every checksum here
@@ -348,8 +347,7 @@ class SortedRuns:
         return cls(folder, width, key, runs, plan, threads)
 
     def manifest(self) -> dict[str, Any]:
-        """What `open` needs to find and check the runs, for JSON; ValueError if the rows are in
-        memory."""
+        """What `open` needs to find and check the runs, for JSON; ValueError for rows in memory."""
         if self._memory is not None:
             raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")
         return {

@@ -116,8 +116,7 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
 
 
 def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
-    """What Exchange appends to a ScoreRequest: joining the bytes of protobuf messages merges
-    them."""
+    """What Exchange appends to a ScoreRequest: joined bytes of protobuf messages merge."""
     return bytes(
         pb.ScoreRequest(
             sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
@@ -232,8 +231,7 @@ def _encode_score_reply(
 
 
 class BlockRequest(NamedTuple):
-    """A decoded `dlm.v1.ContextBlockRequest`: lengths and checksum are checked, and nothing
-    else."""
+    """A decoded `dlm.v1.ContextBlockRequest`: only lengths and checksum are checked."""
 
     shard_set: bytes
     shard: int

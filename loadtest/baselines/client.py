@@ -44,12 +44,7 @@ class Scores:
 
 
 class BaselineClient:
-    """Asks the servers of a system.
-
-    Args
-        addresses   of the servers, in their order
-        deadline_s  of each round of messages
-    """
+    """Asks the servers of a system, at `addresses` in their order; `deadline_s` is per round."""
 
     def __init__(
         self,
@@ -69,7 +64,6 @@ class BaselineClient:
 
     @property
     def cascade(self) -> Any:
-        """None: `ConfigError`."""
         raise ConfigError("a baseline has no cascade")
 
     def utterance(self) -> BaselineHandle:
@@ -89,10 +83,8 @@ class BaselineClient:
             connection.close()
 
     async def score(self, call: Call) -> NDArray[np.float32]:
-        """log10 P of each pair that was asked.
-
-        Raises  DlmError  a server failed; nothing is asked again
-        """
+        """log10 P of each pair that was asked; a DlmError of a server is raised, nothing is
+        asked again."""
         self.stats.queries += len(call.place)
         self.stats.duplicates += len(call.place) - len(call.words)
         self.stats.local_hits += int((~self._caller.remote(call)[call.row]).sum())
@@ -106,7 +98,6 @@ class BaselineClient:
             return found
 
     async def _ask(self, messages: Messages) -> list[Answers]:
-        """All messages of a round, at once."""
         loop = asyncio.get_running_loop()
         whole: asyncio.Future[None] = loop.create_future()
         replies: list[bytes | DlmError | None] = [None] * len(messages.groups)
@@ -158,8 +149,6 @@ class BaselineClient:
 
 
 class BaselineHandle:
-    """An utterance's handle."""
-
     def __init__(
         self, client: BaselineClient, vocabulary: Vocabulary, order: int, name: str
     ) -> None:
@@ -169,7 +158,6 @@ class BaselineHandle:
         self._order = order
 
     def states_after(self, contexts: Sequence[Sequence[bytes]]) -> Contexts:
-        """Contexts that keep their last words, order - 1 at most."""
         width = self._order - 1
         ids = np.zeros((len(contexts), width), np.uint32)
         lengths = np.zeros(len(contexts), np.uint8)
@@ -186,7 +174,6 @@ class BaselineHandle:
         return Scores(found.reshape(shape), np.zeros(shape, np.uint8))
 
     async def context_blocks(self, states: Any) -> Any:
-        """What follows a context lies on all servers of a baseline: `ConfigError`."""
         raise ConfigError(
             "a baseline has no context blocks; replay a trace of rescoring, whose requests are "
             "`extend`"

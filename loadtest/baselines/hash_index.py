@@ -29,9 +29,8 @@ Order = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
 class Ngrams:
     """A model's n-grams.
 
-    Shapes
-        orders  by order: rows (n, order) uint32, oldest word first; log10 probability and log10
-                weight (n,) float32, the weight 0 where there is none
+    orders  by order: rows (n, order), oldest word first; log10 probability and log10 weight
+            (n,), the weight 0 where there is none
     """
 
     vocabulary_size: int
@@ -39,12 +38,10 @@ class Ngrams:
 
     @classmethod
     def of(cls, shard_set: Path) -> Ngrams:
-        """Those of a shard set; see `dlm.index.check.decode.decode`."""
         found = decode(shard_set)
         return cls(found.manifest.vocabulary_size, found.orders)
 
     def write(self, path: Path) -> None:
-        """For `read`."""
         named = {
             f"{name}{n}": array
             for n, order in enumerate(self.orders, 1)
@@ -55,7 +52,6 @@ class Ngrams:
 
     @classmethod
     def read(cls, path: Path) -> Ngrams:
-        """What `write` wrote."""
         with np.load(path) as file:
             count = sum(name.startswith("rows") for name in file.files)
             orders = [
@@ -66,18 +62,16 @@ class Ngrams:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order."""
         return tuple(len(rows) for rows, _, _ in self.orders)
 
     def upto(self, order: int) -> Ngrams:
-        """The lower orders alone."""
         return Ngrams(self.vocabulary_size, self.orders[:order])
 
     def stored_pairs(self) -> NDArray[np.uint32]:
         """(n, 2) pairs after which something longer is stored; the client's bits (DLM 3.1).
 
-        The last two words of the context of every longer n-gram, and of every longer n-gram with a
-        weight.
+        The last two words of the context of every longer n-gram, and of every longer n-gram with
+        a weight.
         """
         found = [np.empty((0, 2), np.uint32)]
         for rows, _, weights in self.orders[2:]:
@@ -87,14 +81,9 @@ class Ngrams:
 
 
 class HashIndex:
-    """Hash tables of n-grams.
+    """Hash tables of n-grams; FormatError if two n-grams have the same key of 64 bits.
 
-    Args
-        ngrams  whose probabilities and weights are held
-        probs, weights  by order: which rows are held; None for all
-
-    Raises
-        FormatError  two n-grams have the same key of 64 bits
+    Args  probs, weights  by order: which rows are held; None for all
     """
 
     def __init__(
@@ -119,7 +108,6 @@ class HashIndex:
 
     @property
     def bytes(self) -> int:
-        """Of all tables."""
         return sum(table.nbytes for table in self.tables)
 
     @property
@@ -128,7 +116,6 @@ class HashIndex:
         return int(np.count_nonzero(self.tables[0])), int(np.count_nonzero(self.tables[2]))
 
     def answer(self, mode: int, groups: QueryGroups) -> tuple[Answers, int]:
-        """What a server says to a message, and with how many searches; see the kernel."""
         found = Answers.empty(len(groups.words))
         found.ngram_length[:] = 0
         found.state_length[:] = 0
@@ -150,10 +137,8 @@ class HashIndex:
         lengths: NDArray[np.uint8],
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8], int]:
-        """Algorithm 1 for each context and its word: log10 P, matched orders, searches in all.
-
-        Shapes  contexts (Q, width) with the most recent word last, lengths (Q,), words (Q,)
-        """
+        """Algorithm 1 for each context (Q, width), its `lengths` (Q,) and its word (Q,): log10
+        P, matched orders, searches in all."""
         out, orders = np.empty(len(words), np.float32), np.empty(len(words), np.uint8)
         searches = kernels.score(*self.tables, contexts, lengths, words, out, orders)
         return out, orders, int(searches)

@@ -74,7 +74,6 @@ def fill(keys, values, rows, given):  # type: ignore[no-untyped-def]
 
 @compiled
 def server_of(key, servers):  # type: ignore[no-untyped-def]
-    """The server of a key."""
     return np.int32((key & LOWER) % np.uint64(servers))
 
 
@@ -143,11 +142,7 @@ def answer(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """What a server answers to a message; the number of searches.
 
-    An order of 0 says that no n-gram was found, that of a weight is 1.
-
-    Shapes
-        lengths, context_words, counts, words  as `QueryGroups`
-        out, orders  (Q,) float32, uint8
+    An order of 0 says that no n-gram was found, that of a weight is 1; `out`, `orders` are (Q,).
     """
     end = np.int64(0)
     q = np.int64(0)
@@ -213,9 +208,8 @@ def score(  # type: ignore[no-untyped-def]
 def asks_servers(cached, stored, contexts, lengths, out):  # type: ignore[no-untyped-def]
     """Of each context whether the client's own n-grams are not enough.
 
-    Args
-        cached  orders that the client holds
-        stored  keys of pairs after which something is stored; empty: nobody knows
+    Args  cached  orders that the client holds
+          stored  keys of pairs after which something is stored; empty: nobody knows
     """
     width = contexts.shape[1]
     for r in range(len(lengths)):
@@ -232,17 +226,16 @@ def look_up(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """What a call asks of servers; how many look-ups that are, of which some may be the same.
 
-    Args
-        low, high  lengths of n-grams that EXACT asks now
-        active     (Q,) queries that are asked
-    Shapes  (Q queries, room for Q * order + C * order look-ups)
-        row, words   (Q,)  context and word of each query
-        server       int32, -1 where any will do
-        at_row, length  context: the last `length` words of that row
-        asked        uint32  its word, or `WEIGHT_OF` less what of the context
-        key          uint64  equal for equal look-ups
-        target       int32   the query, or the row of a weight
-        weight       uint8   of which of the row's suffixes, 0 for a probability
+    Args    low, high  lengths of n-grams that EXACT asks now
+            active     (Q,) queries that are asked
+    Shapes, Q queries, room for Q * order + C * order look-ups
+            row, words   (Q,) context and word of each query
+            server       -1 where any will do
+            at_row, length  context: the last `length` words of that row
+            asked        its word, or `WEIGHT_OF` less what of the context
+            key          equal for equal look-ups
+            target       the query, or the row of a weight
+            weight       of which of the row's suffixes, 0 for a probability
     """
     n = 0
     width = contexts.shape[1]
@@ -302,12 +295,10 @@ def look_up(  # type: ignore[no-untyped-def]
 def pack(contexts, order, at_row, length, asked, server, whole):  # type: ignore[no-untyped-def]
     """Look-ups in this order as `QueryGroups`, a message for each server, or for each look-up.
 
-    Args
-        order  look-ups by server, then row, then length
-        whole  whether those of a server travel together
-    Returns
-        lengths, context words, counts, words, and of each message its server and where it ends:
-        (M, 4) in contexts, context words, words
+    Args     order  look-ups by server, then row, then length
+             whole  whether those of a server travel together
+    Returns  lengths, context words, counts, words, and of each message its server and where it
+             ends: (M, 4) in contexts, context words, words
     """
     n = len(order)
     width = contexts.shape[1]
@@ -355,10 +346,9 @@ def combine(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The scores of a call, from what servers said and the client's own n-grams.
 
-    Args
-        probs, ...      tables of the client: 2-grams alone
-        found, orders   (Q,) of each query: log10 probability, and order of its n-gram or 0
-        suffix_weights  (C, order) of each context: weight of its last j words, from j = 3
+    Args  probs, ...      tables of the client: 2-grams alone
+          found, orders   (Q,) of each query: log10 probability, and order of its n-gram or 0
+          suffix_weights  (C, order) of each context: weight of its last j words, from j = 3
     """
     width = contexts.shape[1]
     for q in range(len(words)):

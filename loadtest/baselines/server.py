@@ -48,26 +48,19 @@ class Served:
 
 @dataclass
 class Running:
-    """Servers of a system.
-
-    addresses  host:port of each
-    served     of each, once they have ended
-    """
+    """Servers of a system, at host:port; `served` of each, once they have ended."""
 
     addresses: Sequence[str]
     served: list[Served] = field(default_factory=list)
 
 
 class _Service:
-    """Answers the messages of one server."""
-
     def __init__(self, index: HashIndex, mode: int) -> None:
         self.index = index
         self._mode = mode
         self.served = Served()
 
     async def exchange(self, _: Any, context: Any) -> None:
-        """dlm.v1.Shard/Exchange: replies in the order of the requests."""
         while (data := await context.read()) is not grpc.aio.EOF:
             request = codec.decode_score_request(data, max_queries=MAX_QUERIES)
             answers, searches = self.index.answer(self._mode, request.groups)
@@ -116,12 +109,10 @@ def _say(facts: dict[str, Any]) -> None:
 
 @contextmanager
 def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
-    """Servers of a system on this machine, until the end of the block.
+    """Servers of a system on this machine, until the end of the block; `ngrams` from
+    `Ngrams.write`.
 
-    Args
-        ngrams  what `Ngrams.write` wrote
-    Raises
-        ShardDown  one did not start; what it said is on standard error
+    Raises  ShardDown  one did not start; what it said is on standard error
     """
     processes = [
         start_child(

@@ -32,8 +32,7 @@ RECORD_BYTES = 8  # of a word id and a value, for balance
 class System:
     """A way to serve a model.
 
-    name     short, as rows name it
-    title    for people
+    name     short, as rows name it;  title  for people
     mode     what servers answer: WHOLE where all that a query needs is on its server, LONGEST where
              all its probabilities are, EXACT where nothing is
     by       of WHOLE: SLOTS for dlm's table, PAIR for the hash of two words, WORD for that of one
@@ -85,11 +84,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """One round of a call.
-
-    servers  (M,)  of each message
-    groups   what each asks
-    """
+    """One round of a call: the server of each message, and what each asks."""
 
     servers: NDArray[np.int64]
     groups: list[QueryGroups]
@@ -98,8 +93,7 @@ class Messages:
 class Placed:
     """A system over so many servers: where each n-gram lies.
 
-    Args
-        slots  shard of each of dlm's slots; None balances them by what is stored, as dlm does
+    Args  slots  shard of each of dlm's slots; None balances them by what is stored, as dlm does
     """
 
     def __init__(
@@ -135,7 +129,6 @@ class Placed:
         return out
 
     def caller(self, cache: Cache, order: int) -> Caller:
-        """What clients do."""
         return Caller(self, cache, order)
 
     def share(self, ngrams: Ngrams, server: int) -> HashIndex:
@@ -192,10 +185,9 @@ class Cache:
 class Call:
     """Distinct queries of one call.
 
-    Shapes
-        contexts  (C, order - 1) uint32, most recent word last; lengths (C,) uint8
-        row       (Q,) int64, context of each query; words (Q,) uint32
-        place     where the answer to each pair that was asked stands among the Q
+    contexts  (C, order - 1), most recent word last;  lengths (C,)
+    row       (Q,) context of each query;  words (Q,)
+    place     where the answer to each pair that was asked stands among the Q
     """
 
     contexts: NDArray[np.uint32]
@@ -208,10 +200,7 @@ class Call:
     def of(
         cls, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8], words: NDArray[np.uint32]
     ) -> Call:
-        """A call of `extend`: words (W,) of every context, or (K, W).
-
-        Shapes  contexts (K, order - 1), lengths (K,)
-        """
+        """A call of `extend`: words (W,) of every context (K, order - 1), or (K, W)."""
         rows = len(contexts)
         asked = np.broadcast_to(words, (rows, words.shape[-1]))
         counts = np.full(rows, asked.shape[1], np.uint32)
@@ -238,15 +227,13 @@ class Caller:
         self._order = order
 
     def remote(self, call: Call) -> NDArray[np.bool_]:
-        """(C,) contexts of which servers are asked."""
         system = self._placed.system
         return self._cache.asks_servers(call, system.cached, system.stored)
 
     def rounds(self, call: Call, *, merged: bool = False) -> Rounds:
         """Yields messages, is sent their answers; returns log10 P of each distinct query.
 
-        Args
-            merged  one message per server, whatever the system sends
+        Args        merged  one message per server, whatever the system sends
         Guarantees  the bits of `dlm.ngram.backoff.score`
         """
         system, queries = self._placed.system, len(call.words)
@@ -352,12 +339,10 @@ class Counts:
 
     @property
     def per_audio_s(self) -> float:
-        """Messages per second of audio."""
         return float(self.messages.sum()) / self.audio_s
 
     @property
     def balance(self) -> float:
-        """(max - avg) / avg of messages over servers (DLM 4.2.3)."""
         return imbalance(self.messages)
 
 
@@ -394,8 +379,7 @@ def counted(
 ) -> Counts:
     """The messages that calls cost one after another, computed: no server is asked.
 
-    Args
-        whole  all n-grams, for what the answers of one round make the next ask
+    Args  whole  all n-grams, for what the answers of one round make the next ask
     """
     caller = Caller(placed, cache, whole.order)
     system = placed.system

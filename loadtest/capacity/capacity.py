@@ -31,7 +31,7 @@ P99, CPU, FAILURES, DRIVER = "p99", "cpu", "failures", "driver"
 class Limits:
     """What ends the search.
 
-    p99_ms     milliseconds from the planned time
+    p99_ms     from the planned time
     cpu_share  of the machine, by clients and servers, where they share one; else of one core, by
                the busiest server process
     """
@@ -50,11 +50,10 @@ class Limits:
 class Point:
     """What a run at one rate showed.
 
-    rate         requests per second that were planned; `sent_per_s` is what the draw of arrivals
-                 made of it
-    cpu_share    what is compared with the limit
-    crossed      which limit, or empty
-    why          the same in words
+    rate       requests per second that were planned; `sent_per_s` is what the draw of arrivals made
+               of it
+    cpu_share  what is compared with the limit
+    crossed    which limit, or empty;  why  the same in words
     """
 
     rate: float
@@ -163,10 +162,9 @@ def others_share(points: Sequence[Point], cores: int) -> float:
 def next_rate(points: Sequence[Point], first: float, precision: float, most: float) -> float | None:
     """The rate to measure next; None when the knee is known.
 
-    Args
-        first      where the search begins
-        precision  how far apart the highest rate that went well and the lowest that did not may be
-        most       highest rate that is tried
+    Args  first      where the search begins
+          precision  how far apart the highest good rate and the lowest bad one may be
+          most       highest rate that is tried
     """
     well = [point.rate for point in points if not point.crossed]
     badly = [point.rate for point in points if point.crossed]
@@ -194,7 +192,6 @@ def knee(points: Sequence[Point]) -> tuple[Point | None, Point | None]:
 
 
 def verdict(points: Sequence[Point], ended: str) -> str:
-    """The result in a sentence."""
     best, badly = knee(points)
     if best is None:
         if badly is None:
@@ -220,10 +217,9 @@ def build_capacity(
 ) -> dict[str, Any]:
     """What capacity.json holds.
 
-    Args
-        settings  of the search: whoever goes on with it must have the same
-        ended     "found", or why not
-        report    of the last run, for what all runs share
+    Args  settings  of the search: whoever goes on with it must have the same
+          ended     "found", or why not
+          report    of the last run, for what all runs share
     """
     best, badly = knee(points)
     warnings = []
@@ -255,10 +251,8 @@ def build_capacity(
 
 
 def read_capacity(path: Path) -> dict[str, Any]:
-    """A capacity.json, or the folder that it lies in.
-
-    Raises  ConfigError  there is none, or it is of another format
-    """
+    """A capacity.json, or the folder that it lies in; ConfigError if there is none of this
+    format."""
     path = path / FILE if path.is_dir() else path
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -280,10 +274,7 @@ def read_capacity(path: Path) -> dict[str, Any]:
 def points_to_go_on_with(
     found: dict[str, Any], settings: dict[str, Any], limits: Limits
 ) -> list[Point]:
-    """The points of a search that was broken off.
-
-    Raises  ConfigError  it had other settings
-    """
+    """The points of a search that was broken off; ConfigError if it had other settings."""
     for name, value in {**settings, **asdict(limits)}.items():
         before = {**found["settings"], **found["limits"]}.get(name)
         if before != value:
@@ -306,11 +297,10 @@ def search(
 ) -> str:
     """Measures rate after rate until the knee is known; "found", or why it ended before.
 
-    Args
-        measure  runs a load test at a rate
-        keep     takes all points after each, why the search ended ("running" before), and the last
-                 report
-        points   known from before; new ones are added
+    Args  measure  runs a load test at a rate
+          keep     takes all points after each, why the search ended ("running" before), and the
+                   last report
+          points   known from before; new ones are added
     """
     report: Report | None = None
     while (rate := next_rate(points, first, precision, most)) is not None:
@@ -325,5 +315,4 @@ def search(
 
 
 def write_capacity(folder: Path, found: dict[str, Any]) -> None:
-    """Replaces capacity.json."""
     write_whole(folder / FILE, (json.dumps(found, indent=1) + "\n").encode())

@@ -18,7 +18,6 @@ NOTE = "Rate: requests per second. Clients, servers: cores. Messages: per second
 
 
 def rows_of(found: dict[str, Any]) -> Rows:
-    """A row for each rate."""
     return [
         (
             number(p["rate"]),
@@ -37,7 +36,6 @@ def rows_of(found: dict[str, Any]) -> Rows:
 
 
 def capacity_page(found: dict[str, Any]) -> str:
-    """The page."""
     title = "dlm capacity"
     knee = found["knee"]
     body = [f"<h1>{title}</h1>", f"<p>{escape(found['verdict'])}</p>"]

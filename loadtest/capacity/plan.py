@@ -83,11 +83,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the cluster is for.
-
-    memory_bytes  of a server
-    cpu_share     of its workers' cores, at most
-    """
+    """What the cluster is for: memory of a server, and share of its workers' cores, at most."""
 
     streams: float
     memory_bytes: float
@@ -106,7 +102,7 @@ class Wishes:
 class Cluster:
     """A size that fits.
 
-    cpu_share     of the workers of the busiest server
+    cpu_share       of the workers of the busiest server
     degraded_share  the same while one of its replicas is gone; None of a single replica
     """
 
@@ -123,10 +119,8 @@ class Cluster:
 
 
 def costs_of(path: Path | None) -> Costs:
-    """Of a capacity report; None takes the figures that come along.
-
-    Raises  ConfigError  it has no rate at which servers were measured
-    """
+    """Of a capacity report; None takes the figures that come along. ConfigError if none was
+    measured."""
     from loadtest.capacity.capacity import read_capacity
 
     if path is None:
@@ -150,12 +144,10 @@ def costs_of(path: Path | None) -> Costs:
 
 
 def model_of(shard_set: Path) -> Model:
-    """Of the manifest of a shard set."""
     return model_of_manifest(shard_set.name, read_manifest(shard_set))
 
 
 def model_of_manifest(name: str, manifest: Manifest) -> Model:
-    """The same, read."""
     shards = [file.bytes for file in manifest.files if file.kind == "shard"]
     common = sum(file.bytes for file in manifest.files if file.kind != "shard")
     largest = max(shards) * len(shards) / sum(shards)
@@ -163,10 +155,7 @@ def model_of_manifest(name: str, manifest: Manifest) -> Model:
 
 
 def model_of_counts(text: str, encoding: str) -> Model:
-    """Of n-grams by order, `200k,1.5M,4M`, or of all together, `100M`.
-
-    Raises  ConfigError  it is neither
-    """
+    """Of n-grams by order, `200k,1.5M,4M`, or of all together, `100M`; else ConfigError."""
     if encoding not in ENCODINGS:
         raise ConfigError(f"--encoding is {encoding}; expected {' or '.join(ENCODINGS)}")
     counts = [_count(part) for part in text.split(",")]
@@ -193,8 +182,7 @@ def _count(text: str) -> float:
 
 
 def traffic_of(slotted: Slotted, audio_s: float) -> Callable[[int], Traffic]:
-    """What the requests of a trace cost on so many shards; slots are balanced by their queries, as
-    an operator would who knows them."""
+    """What the requests of a trace cost on so many shards; slots are balanced by their queries."""
     load = slotted.load()
 
     def at(shards: int) -> Traffic:
@@ -224,11 +212,10 @@ def fitting(
     traffic: Callable[[int], Traffic],
     requests_per_audio_s: float,
 ) -> Cluster:
-    """The fewest servers that fit, also while one of them is gone; of equals, those with the fewest
+    """The fewest servers that fit, also while one of them is gone; of equals, those with least
     shards.
 
-    Raises
-        ConfigError  nothing fits: the part of the model that every server holds, or the traffic
+    Raises  ConfigError  nothing fits: the part of the model that every server holds, or the traffic
     """
     alone = model.server_bytes(MOST_SHARDS, wishes.workers)
     if alone > wishes.memory_bytes:
@@ -296,7 +283,6 @@ def _size(size: float) -> str:
 
 
 def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, str]]:
-    """The plan as a table."""
     shards = counted(cluster.shards, "shard")
     degraded, core = cluster.degraded_share, "core" if wishes.workers == 1 else "cores"
     return [
@@ -324,10 +310,9 @@ def assumptions(
 ) -> list[str]:
     """What the plan rests on, a sentence each.
 
-    Args
-        heaviest   share of the heaviest slot, where the trace was routed
-        estimated  bytes come from a count of n-grams
-        counted    messages were counted request by request
+    Args  heaviest   share of the heaviest slot, where the trace was routed
+          estimated  bytes come from a count of n-grams
+          counted    messages were counted request by request
     """
     found = [
         f"A message costs a server {costs.server_us_per_message:.0f} us of CPU and a request costs "
@@ -374,7 +359,6 @@ def assumptions(
 def plan_of(
     cluster: Cluster, wishes: Wishes, model: Model, costs: Costs, texts: list[str]
 ) -> dict[str, Any]:
-    """What `plan --json` prints."""
     return {
         "format": FORMAT,
         "version": VERSION,

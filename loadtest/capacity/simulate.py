@@ -1,9 +1,8 @@
 """A cluster in simulated time: clients, lanes, a network, servers, and the cores they share.
 
-Discrete events, seeded, with nothing measured here: a trace and a slot table
-(`traces/routes.py`) say what a request asks, `Costs` what work costs. The client's own lanes
-(`dlm.client.deliver.lane` and `pace`) decide when a message leaves, so gathering is not modelled
-but run.
+Discrete events, seeded, with nothing measured here: a trace and a slot table (`traces/routes.py`)
+say what a request asks, `Costs` what work costs. The client's own lanes (`dlm.client.deliver.lane`
+and `pace`) decide when a message leaves, so gathering is not modelled but run.
 
 A process does one thing at a time. Processes of one machine share its cores equally (processor
 sharing); servers and clients with their own cores never wait for a core.
@@ -54,12 +53,9 @@ class Costs:
 class Layout:
     """What runs where.
 
-    clients      client processes
-    servers      servers, as many as shards
-    workers      processes per server
+    clients      client processes;  servers  as many as shards;  workers  processes per server
     cores        shared by all processes on one machine, less what other work takes; 0: every
                  process has its own core
-    round_trip_s of the network
     balanced     the pieces of each request go to the servers in turn, not to their owners (DLM
                  4.2.1)
     """
@@ -76,12 +72,8 @@ class Layout:
 class Outcome:
     """What happened after the warm-up.
 
-    seconds     measured
-    requests    that ended
-    messages    answered, per server
-    queries     in them
-    busy_s      processor seconds of each server, all workers
-    client_s    processor seconds of all clients
+    messages    answered, per server;  queries  in them
+    busy_s      processor seconds of each server, all workers;  client_s  of all clients
     latency_s   of each request
     """
 
@@ -94,7 +86,7 @@ class Outcome:
     latency_s: list[float] = field(default_factory=list)
 
     def utilisation(self, workers: int) -> float:
-        """The utilisation of the busiest server's cores."""
+        """Of the busiest server's cores."""
         return float(self.busy_s.max()) / self.seconds / workers
 
     def percentile_ms(self, percent: float) -> float:
@@ -111,16 +103,13 @@ class Events:
         self._number = 0
 
     def at(self, time_s: float, then: Then) -> None:
-        """Plans a call."""
         self._number += 1
         heapq.heappush(self._heap, (time_s, self._number, then))
 
     def after(self, seconds: float, then: Then) -> None:
-        """Plans a call a number of seconds from now."""
         self.at(self.now + seconds, then)
 
     def run(self, until_s: float) -> None:
-        """Runs everything planned before a time."""
         heap = self._heap
         while heap and heap[0][0] < until_s:
             self.now, _, then = heapq.heappop(heap)
@@ -235,9 +224,8 @@ class _Way:
 class Simulation:
     """One cluster and its clients.
 
-    Args
-        routed  what each request of a trace asks of each server
-        seed    of the random choice of the worker that a connection reaches
+    Args  routed  what each request of a trace asks of each server
+          seed    of the random choice of the worker that a connection reaches
     """
 
     def __init__(
@@ -376,11 +364,8 @@ class Simulation:
         return self.outcome
 
     def closed_loop(self, orders: Sequence[Sequence[NDArray[np.int64]]], until_s: float) -> Outcome:
-        """Decoders that ask again as soon as they are answered.
-
-        Args
-            orders  for each client and each of its decoders: the requests, in turn, repeatedly
-        """
+        """Decoders that ask again as soon as they are answered; `orders`: for each client and
+        each of its decoders the requests, in turn, repeatedly."""
         for client, decoders in enumerate(orders):
             for requests in decoders:
                 self._decode(client, requests.tolist())
@@ -404,10 +389,7 @@ class Simulation:
         request: NDArray[np.int64],
         until_s: float,
     ) -> Outcome:
-        """Requests that come when they are due.
-
-        Shapes  due_s, client, request (N,), in order of time
-        """
+        """Requests (N,) that come when they are due, in order of time."""
         rows = zip(due_s.tolist(), client.tolist(), request.tolist(), strict=True)
 
         def come(row: tuple[float, int, int]) -> None:

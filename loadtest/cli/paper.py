@@ -143,7 +143,6 @@ def _setup(
 
 
 def _show(results: Sequence[Result]) -> None:
-    """Each table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -197,11 +197,8 @@ def _load(
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """A table without lines between its cells, so that ten columns fit 80; in a pipe, uncut.
-
-    Args
-        names  of the columns; if all are empty, there is no heading
-    """
+    """A table without lines between its cells, so that ten columns fit 80; in a pipe, uncut. If all
+    names are empty, there is no heading."""
     from rich.console import Console
     from rich.table import Table
 

@@ -86,10 +86,9 @@ def _row(servers: int, width: float, decoders: int, report: Report) -> dict[str,
 def fit(rows: list[dict[str, Any]]) -> Costs:
     """The costs that explain the processor seconds of some loads.
 
-    Args
-        rows  each with counts of `decoders`, `requests`, `asked`, `messages`, `queries`, and the
-              seconds `client_s`, `server_s` and `call_s` (the decoders' total wait). Rows with
-              several decoders give the costs, rows with one give `wait_s`
+    Args  rows  each with counts of `decoders`, `requests`, `asked`, `messages`, `queries`, and the
+                seconds `client_s`, `server_s` and `call_s` (the decoders' total wait). Rows with
+                several decoders give the costs, rows with one give `wait_s`
     """
     several = [row for row in rows if row["decoders"] > 1]
     alone = [row for row in rows if row["decoders"] == 1]

@@ -55,7 +55,6 @@ def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
 
 
 def steady(per_s: float, seconds: float, warmup_s: float = 1.0) -> Load:
-    """Requests at a steady rate."""
     return Load((Segment(seconds, per_s, per_s),), warmup_s=warmup_s)
 
 
@@ -73,10 +72,7 @@ def loaded(
 
 
 def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of `make`, as JSON, kept per model, trace and version.
-
-    `--again` makes it anew.
-    """
+    """The result of `make`, as JSON, kept per model, trace and version; `--again` makes it anew."""
     of = {
         "model": read_manifest(setup.model).model,
         "trace": setup.trace.name,
@@ -96,8 +92,8 @@ def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
-    """`results` of the report of a closed loop: `PROCESSES` client processes with `DECODERS`
-    decoders each, on this machine. Adds `other_cores`, used by other work meanwhile."""
+    """`results` of a closed loop's report, of `PROCESSES` clients with `DECODERS` each, on this
+    machine, and `other_cores`, used by other work meanwhile."""
     seconds = 1.0 if setup.quick else 6.0
 
     def make() -> dict[str, Any]:

@@ -28,21 +28,17 @@ Tell = Callable[[str], None]
 
 
 def module_of(name: str) -> str:
-    """The module of an experiment."""
     return name.replace("-", "")
 
 
 def available() -> list[str]:
-    """Names of all experiments."""
     here = Path(__file__).parent
     return [name for name in EXPERIMENTS if (here / f"{module_of(name)}.py").exists()]
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The named experiments, in the paper's order; all of them without names.
-
-    Raises  ConfigError  a name is unknown
-    """
+    """The named experiments, in the paper's order; all without names. ConfigError for an unknown
+    one."""
     here = available()
     for name in only:
         if name not in here:
@@ -53,11 +49,9 @@ def chosen(only: Sequence[str]) -> list[str]:
 class Evaluation:
     """The results of one model, in a folder.
 
-    Args
-        again  repeats experiments that have results
-        note   saved with each result, such as what else ran on the machine
-    Raises
-        ConfigError  the folder has results of another model, trace or size
+    Args    again  repeats experiments that have results
+            note   saved with each result, such as what else ran on the machine
+    Raises  ConfigError  the folder has results of another model, trace or size
     """
 
     def __init__(
@@ -117,7 +111,6 @@ class Evaluation:
         return self.results()
 
     def results(self) -> list[Result]:
-        """All results, in the paper's order."""
         return [result_of(one["result"]) for one in self.facts()["experiments"]]
 
     def facts(self) -> dict[str, Any]:
@@ -139,10 +132,7 @@ def _public(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Reads a results.json.
-
-    Raises  ConfigError  it has another format
-    """
+    """Reads a results.json; ConfigError if it has another format."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         kind, version = found["format"], found["version"]

@@ -100,7 +100,6 @@ def run(setup: Setup) -> Result:
 
 
 def _real(setup: Setup, costs: Costs, slotted: Slotted, servers: int) -> list[Row]:
-    """On this machine's cores, measured and simulated."""
     r = closed_loop(setup, servers)
     found = shared_machine(setup, read_trace(setup.trace), slotted, costs, servers)
     per_minute = 60 * float(found.messages.sum()) / found.seconds
@@ -182,8 +181,7 @@ def slot_ngrams(setup: Setup) -> NDArray[np.int64]:
     """(4096,) n-grams of three words and more in each slot, by their context and as contexts of
     longer ones (DLM Algorithm 2): roughly the measure by which shard sets are balanced.
 
-    Raises
-        FormatError  `setup.arpa` is not the model in `setup.model`
+    Raises  FormatError  `setup.arpa` is not the model in `setup.model`
     """
     manifest = read_manifest(setup.model)
     vocabulary = LowGrams.open(setup.model, manifest).vocabulary

@@ -131,7 +131,6 @@ def run(setup: Setup) -> Result:
 
 
 def count(model: Model, asked: Asked, name: str, servers: int) -> Counts:
-    """Messages of a system."""
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
     return counted(asked.calls, placed, model.cache, model.whole, asked.audio_s)
 
@@ -139,7 +138,6 @@ def count(model: Model, asked: Asked, name: str, servers: int) -> Counts:
 def computed_row(
     name: str, asked: Asked, servers: int, counts: dict[int, Counts], measured: dict[int, Timing]
 ) -> Row:
-    """Messages, and time if the system's calls were timed."""
     found = counts[servers]
     row: Row = {
         "basis": COMPUTED,
@@ -162,7 +160,6 @@ def computed_row(
 
 
 def measured_row(name: str, asked: Asked, servers: int, found: Timing) -> Row:
-    """A real cluster."""
     return {
         "basis": MEASURED,
         "line": f"{name}, {asked.name}",
@@ -175,7 +172,6 @@ def measured_row(name: str, asked: Asked, servers: int, found: Timing) -> Row:
 
 
 def on_baseline(setup: Setup, model: Model, name: str, servers: int) -> Timing:
-    """A system's calls on its servers."""
     trace = read_trace(setup.trace)
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
 
@@ -206,7 +202,6 @@ def on_dlm(setup: Setup, servers: int) -> Timing:
 
 
 def passes(setup: Setup) -> int:
-    """How often the trace is replayed."""
     return 1 if setup.quick else 3
 
 

@@ -72,7 +72,6 @@ def run(setup: Setup) -> Result:
 
 
 def row_of(model: Model, asked: Asked, name: str, servers: int) -> Row:
-    """One placement on `servers` servers."""
     placed = Placed(SYSTEMS[name], model.ngrams, servers)
     counts = counted(asked.calls, placed, model.cache, model.whole, asked.audio_s)
     return {
@@ -85,7 +84,6 @@ def row_of(model: Model, asked: Asked, name: str, servers: int) -> Row:
 
 
 def real_row(setup: Setup, servers: int) -> Row:
-    """A shard set that dlm built."""
     manifest = read_manifest(shard_set(setup, servers))
     sizes = [file.bytes for file in manifest.files if file.kind == "shard"]
     return {

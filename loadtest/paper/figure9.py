@@ -75,7 +75,6 @@ def run(setup: Setup) -> Result:
 
 
 def computed(model: Model, asked: Asked, servers: int) -> list[Row]:
-    """Three rows."""
     placed = Placed(SYSTEMS["dlm"], model.ngrams, servers)
     counts = counted(asked.calls, placed, model.cache, model.whole, asked.audio_s)
     found = {
@@ -103,7 +102,6 @@ def _rows(basis: str, asked: Asked, servers: int, found: dict[str, int]) -> list
 
 
 def sent(client: Client, model: Model, asked: Asked) -> int:
-    """Messages that a client sends for the calls."""
     handle = client.utterance()
     before = client.stats.messages
     width = model.order - 1

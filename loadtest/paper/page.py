@@ -15,7 +15,6 @@ PAPER = "the paper"
 
 
 def page_of(facts: Mapping[str, Any]) -> str:
-    """The page for the content of results.json."""
     of = facts["of"]
     entries = facts["experiments"]
     cards = [card for one in entries for card in _cards(result_of(one["result"]))]

@@ -106,7 +106,6 @@ def row_of(
     confusions: Confusions,
     method: Method,
 ) -> tuple[Row, list[float]]:
-    """A method's row, and the best total of each utterance."""
     clock = _Clock(client.utterance())
     before = client.stats
     audio_s = sum(one.seconds for one in said)
@@ -138,15 +137,12 @@ class _Clock:
         self.seconds = self.last_s = self.cpu_s = 0.0
 
     def begin(self) -> State:
-        """The utterance's."""
         return self._handle.begin()
 
     def extend(self, *arguments: object) -> object:
-        """The utterance's, timed."""
         return self._timed(self._handle.extend, *arguments)
 
     def score_sentences(self, *arguments: object) -> object:
-        """The utterance's, timed."""
         return self._timed(self._handle.score_sentences, *arguments)
 
     def _timed(self, method: Callable[..., object], *arguments: object) -> object:
@@ -182,8 +178,6 @@ def on_the_fly(handle: Utterance, model: Model, said: Transcript, confusions: Co
 
 
 def multi_pass(best: int) -> Method:
-    """The method that rescores the `best` best sentences."""
-
     def method(handle: Utterance, model: Model, said: Transcript, confusions: Confusions) -> Found:
         sentences = first_pass(model, said, confusions, best)
         words = model.vocabulary.words

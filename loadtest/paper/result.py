@@ -16,10 +16,9 @@ Plot: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of the paper, repeated.
+    """One table or figure of the paper, repeated; ValueError for a row, column or plot of nothing.
 
     name     as for `--only`: figure-7
-    title    of the table or figure
     paper    the paper's rows; each with "where", its page or section, and the keys of `columns`
              that it has
     columns  (key, heading, unit) in the order of the table; "" for no unit
@@ -34,9 +33,6 @@ class Result:
                log     whether y has a logarithmic scale; by default not
                title   if there are several
     notes    assumptions, and what differs from the paper
-
-    Raises
-        ValueError  a row without a basis, a column or plot that no row can fill
     """
 
     name: str
@@ -61,14 +57,12 @@ class Result:
                 raise ValueError(f"{self.name}: the plot {one} uses keys other than {keys}")
 
     def plots(self) -> Iterator[Plot]:
-        """Each plot."""
         if isinstance(self.plot, Mapping):
             yield self.plot
         elif self.plot is not None:
             yield from self.plot
 
     def facts(self) -> dict[str, Any]:
-        """For JSON; `result_of` reads it."""
         found = asdict(self)
         found["columns"] = [list(one) for one in self.columns]
         found["plot"] = list(self.plots())
@@ -76,10 +70,6 @@ class Result:
 
 
 def result_of(facts: Mapping[str, Any]) -> Result:
-    """The inverse of `Result.facts`.
-
-    Raises
-        TypeError, ValueError  the facts have another form
-    """
+    """The inverse of `Result.facts`; TypeError or ValueError for another form."""
     columns = [(key, heading, unit) for key, heading, unit in facts["columns"]]
     return Result(**{**facts, "columns": columns})

@@ -14,17 +14,14 @@ class Setup:
 
     model      folder of a shard set of exact encoding, of one shard
     arpa       the same model as an ARPA file, compressed or not
-    trace      recorded requests
     work       folder for results, and for shard sets and caches between runs; an experiment's files
                begin with its name
     servers    sizes of real clusters on this machine, ascending
     processes  client processes of a load
-    seed       of all random numbers
     quick      the smallest sizes that still make sense, for tests
     held_out   text for perplexities, a sentence per line, compressed or not; None leaves them out,
                with a note
     kenlm_bin  folder of KenLM's build_binary; None leaves out its rows, with a note
-    progress   shows the stages of an experiment
     """
 
     model: Path

@@ -138,8 +138,7 @@ def _loads(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: 
 def shared_machine(
     setup: Setup, trace: Trace, slotted: Slotted, costs: Costs, servers: int
 ) -> Outcome:
-    """Two client processes in a closed loop, and servers, on the cores of this machine, minus those
-    that other work used meanwhile."""
+    """Two client processes in a closed loop, and servers, on the cores that other work leaves."""
     cores = max(_cores() - closed_loop(setup, servers)["other_cores"], 0.1)
     table = read_manifest(shard_set(setup, servers)).slots
     layout = Layout(PROCESSES, servers, cores=cores)
@@ -185,8 +184,8 @@ def _round_trips(setup: Setup, trace: Trace, slotted: Slotted, costs: Costs) -> 
 
 
 def _delayed(setup: Setup, trace: Trace, slotted: Slotted) -> dict[float, float]:
-    """Milliseconds that each round trip adds, with a proxy between one decoder and one server: the
-    median, over requests, of the least time with it minus the least without."""
+    """Milliseconds that each round trip adds, with a proxy between one decoder and one server:
+    the median, over requests, of the least time with it minus the least without."""
     repeats = QUICK_REPEATS if setup.quick else REPEATS
     sends = set(slotted.request.tolist())
     setup.progress.tell("simulation: round trips by a proxy")

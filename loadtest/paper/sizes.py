@@ -51,7 +51,6 @@ class Sizes:
 
 
 def measured_sizes(setup: Setup) -> Sizes:
-    """Of the model in `setup`."""
     name = "sizes-kenlm" if setup.kenlm_bin else "sizes"
     return Sizes(**kept(setup, name, lambda: asdict(_measure(setup))))
 
@@ -96,7 +95,6 @@ def _measure(setup: Setup) -> Sizes:
 
 
 def _kenlm(setup: Setup, flags: tuple[str, ...], arpa: Path, output: Path) -> int:
-    """Bytes of a KenLM binary."""
     assert setup.kenlm_bin is not None
     command = [str(setup.kenlm_bin / "build_binary"), *flags, str(arpa), str(output)]
     done = subprocess.run(command, capture_output=True)

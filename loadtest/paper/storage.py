@@ -59,11 +59,9 @@ class Transducer:
     n-gram, and an epsilon arc from each context to the next shorter one. An n-gram that ends a
     sentence is a final weight, not an arc.
 
-    Shapes
-        states  by length of context, from 0 up
-        ngrams  arcs by order of the n-gram, from 1 up
-        source, label, target, weight  (A,)  of each arc; label 0 is epsilon
-        final   (S,) float32  weights; inf for states that are not final
+    states  by length of context, from 0 up;  ngrams  arcs by order of the n-gram, from 1 up
+    source, label, target, weight  (A,)  of each arc; label 0 is epsilon
+    final   (S,)  weights; inf for states that are not final
     """
 
     states: tuple[int, ...]
@@ -81,10 +79,7 @@ class Transducer:
 
 
 def transducer(arpa: Path) -> Transducer:
-    """The transducer of an ARPA file.
-
-    Cost  some 300 bytes of memory per n-gram
-    """
+    """The transducer of an ARPA file; takes some 300 bytes of memory per n-gram."""
     ids, weights, backoffs = list[Any](), list[Any](), list[Any]()
     with ArpaReader(arpa) as reader:
         order = reader.order
@@ -141,7 +136,6 @@ def transducer(arpa: Path) -> Transducer:
 
 
 def _hash(words: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """(n,) hashes of rows of ids."""
     found = np.full(len(words), 0x9E3779B97F4A7C15, np.uint64)
     for column in words.T:
         found ^= column.astype(np.uint64) + np.uint64(1)
@@ -151,8 +145,7 @@ def _hash(words: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def write_transducer(found: Transducer, path: Path) -> bool:
-    """Writes it as OpenFst's `const` type; false if pynini is not installed, or it is larger than
-    `LARGEST_BUILT`."""
+    """Writes OpenFst's `const` type; false without pynini, or if larger than `LARGEST_BUILT`."""
     try:
         import pywrapfst as openfst
     except ModuleNotFoundError:

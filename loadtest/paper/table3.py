@@ -64,7 +64,6 @@ def run(setup: Setup) -> Result:
 
 
 def rows_of(model: Model, asked: Asked) -> list[Row]:
-    """A row per order, and one for all."""
     counts = np.zeros((4, model.order + 1), np.int64)  # asked, hit, free, free in the paper
     callers = [
         Placed(SYSTEMS[name], model.ngrams, 1).caller(model.cache, model.order)

@@ -87,7 +87,6 @@ def run(setup: Setup) -> Result:
 
 
 def rows_of(model: Model, tree: LocalModel, size: int, asked: Asked, passes: int) -> list[Row]:
-    """Three rows."""
     contexts, lengths, words = remote_queries(model, asked)
     if not len(words):
         return []

@@ -22,8 +22,7 @@ LIMIT_S = 600.0
 class Timing:
     """The times and messages of a client.
 
-    call_s    (calls,) median seconds of each call over the passes
-    messages  per pass
+    call_s    (calls,) median seconds of each call over the passes;  messages  per pass
     """
 
     call_s: NDArray[np.float64]
@@ -43,11 +42,9 @@ class _Clock:
         return getattr(self._client, name)
 
     def utterance(self) -> Any:
-        """An utterance whose `extend` is timed."""
         return _TimedHandle(self._client.utterance(), self)
 
     def note(self, seconds: float) -> None:
-        """Records the time of one call."""
         self.seconds.append(seconds)
         if len(self.seconds) >= self._until and self.replay is not None:
             self.replay.stop()
@@ -62,7 +59,6 @@ class _TimedHandle:
         return getattr(self._handle, name)
 
     async def extend(self, states: Any, words: Any) -> Any:
-        """The utterance's `extend`, timed."""
         began = time.perf_counter()
         found = await self._handle.extend(states, words)
         self._clock.note(time.perf_counter() - began)
@@ -70,12 +66,7 @@ class _TimedHandle:
 
 
 async def timed(client: Asked, trace: Trace, passes: int, warmups: int = 1) -> Timing:
-    """All calls of a trace, one after another, `passes` times.
-
-    Args
-        warmups  passes before, which do not count
-    Raises  what a call raises
-    """
+    """All calls of a trace, one after another, `passes` times after `warmups` that do not count."""
     calls = int(trace.asks.sum())
     runs = passes + warmups
     clock = _Clock(client, runs * calls)
@@ -94,10 +85,7 @@ async def timed(client: Asked, trace: Trace, passes: int, warmups: int = 1) -> T
 
 
 def fitted(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cost of each kind of work, at least 0: least squares of absolute errors.
-
-    Shapes  work (n, k), seconds (n,); returns (k,)
-    """
+    """The cost (k,) of each kind of work (n, k), at least 0: least squares of absolute errors."""
     best, least = np.zeros(work.shape[1]), np.inf
     for count in range(1, work.shape[1] + 1):
         for some in combinations(range(work.shape[1]), count):

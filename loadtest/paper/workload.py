@@ -33,9 +33,7 @@ CONTEXTS, WORDS = 10, 10  # K and W
 class Model:
     """A model's n-grams in every form that baselines need.
 
-    whole  index of all n-grams
-    cache  the clients' part
-    file   the n-grams, for servers
+    cache  the clients' part;  file  the n-grams, for servers
     """
 
     ngrams: Ngrams
@@ -46,7 +44,6 @@ class Model:
 
     @property
     def order(self) -> int:
-        """N."""
         return len(self.ngrams.orders)
 
     def frequent(self) -> list[bytes]:
@@ -58,11 +55,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A set of calls.
-
-    name     for rows
-    audio_s  seconds of audio that they stand for
-    """
+    """A set of calls, named for rows, with the seconds of audio that they stand for."""
 
     name: str
     calls: Sequence[Call]
@@ -92,7 +85,6 @@ def _model(folder: Path, work: Path) -> Model:
 
 
 def recorded(setup: Setup) -> Asked:
-    """The trace's own requests."""
     return _recorded(model_of(setup), setup.trace.absolute())
 
 
@@ -105,7 +97,6 @@ def _recorded(model: Model, path: Path) -> Asked:
 
 
 def transcripts(setup: Setup) -> list[Transcript]:
-    """The texts of the bundled traces."""
     said = read_transcripts(TRANSCRIPTS, as_spoken=True)
     return said[:2] if setup.quick else said
 

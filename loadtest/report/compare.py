@@ -49,14 +49,11 @@ class Ratio:
 
 
 def compare(before: Report, after: Report, threshold: float) -> list[Ratio]:
-    """Each figure of both reports.
+    """Each figure of both reports; `threshold`: the share by which one may get worse.
 
     The interval is Welch's for the difference of the means of the logarithms of the windows'
     figures, around the ratio of the whole runs. Windows next to each other are not independent, so
     it is rather too narrow where a run drifts.
-
-    Args
-        threshold  share by which a figure may get worse
     """
     return [_ratio(name, figure, before, after, threshold) for name, figure in FIGURES.items()]
 
@@ -127,7 +124,6 @@ def differences(before: Report, after: Report) -> list[str]:
 
 
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """What a part of a report says, each with its place in words."""
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list):

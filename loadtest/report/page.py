@@ -65,7 +65,6 @@ th { font-weight: 500; color: var(--soft); }
 
 
 def page_of(report: Report) -> str:
-    """The page."""
     trace, target = report["trace"], report["target"]
     provenance = report["provenance"]
     title = f"dlm load test, {provenance['at'][:16].replace('T', ' ')}"
@@ -90,7 +89,6 @@ def page_of(report: Report) -> str:
 
 
 def document(title: str, body: Sequence[str]) -> str:
-    """A page of its own."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -325,7 +323,6 @@ def _origin(report: Report) -> list[tuple[str, str]]:
 
 
 def section(title: str, content: str, note: str = "", *, wide: bool = False) -> str:
-    """A card with a heading."""
     kind = ' class="wide"' if wide else ""
     says = f'<p class="note">{escape(note)}</p>' if note else ""
     return f"<section{kind}><h2>{escape(title)}</h2>{says}{content}</section>"

@@ -33,10 +33,8 @@ def imbalance(values: Sequence[float]) -> float | None:
 def build(records: Iterable[Record]) -> Report:
     """The report of a run.
 
-    Args
-        records  in order; the first is the header, the last says why the run ended, if known
-    Raises
-        FormatError  no header, or no client was ready: nothing was measured
+    Args    records  in order; the first is the header, the last says why the run ended, if known
+    Raises  FormatError  no header, or no client was ready: nothing was measured
     """
     by_type: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -106,7 +104,6 @@ class _Merged:
         self.call_s = sum(part["call_s"] for part in parts)
 
     def histogram(self, name: str) -> Latencies:
-        """`latency`, `service` or `late` of all."""
         merged = Latencies()
         for part in self.parts:
             merged.merge(Latencies.decode(part[name]))
@@ -120,7 +117,6 @@ class _Merged:
         }
 
     def errors(self) -> dict[str, str]:
-        """A message for each outcome that is not an answer."""
         found: dict[str, str] = {}
         for part in self.parts:
             for outcome, text in part["errors"].items():

@@ -71,7 +71,6 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
 
     def keep(self, record: Record) -> None:
-        """Adds a record; it is on disk, or the run's own memory alone has it."""
         self.records.append(record)
         if self.fault is not None:
             return
@@ -93,8 +92,7 @@ def measure(
 ) -> Report:
     """Runs a load test and writes its records and report into `folder`.
 
-    Raises
-        DlmError  nothing could be measured
+    Raises  DlmError  nothing could be measured
     """
     check_installed()
     trace = read_trace(settings.trace)
@@ -121,7 +119,6 @@ def measure(
 
 
 def write_report(report: Report, folder: Path, tell: Tell) -> bool:
-    """Writes report.json, report.csv and report.html; see `write_files`."""
     files = {
         "report.json": json.dumps(report, indent=1) + "\n",
         "report.csv": csv_of(report),
@@ -152,8 +149,7 @@ def write_files(files: dict[str, str], folder: Path, tell: Tell) -> bool:
 def read_report(path: Path) -> dict[str, Any]:
     """A report.json, or the folder that it lies in; of a run that was killed, from its records.
 
-    Raises
-        ConfigError  there is none, or it is of another format
+    Raises  ConfigError  there is none, or it is of another format
     """
     from loadtest.report.report import FORMAT, VERSION
     from loadtest.run.driver import records_of

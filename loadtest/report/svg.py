@@ -38,7 +38,6 @@ class Axis:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Pixel of a value."""
         if self.log:
             value, least, most = (math.log10(v) for v in (value, self.least, self.most))
         else:
@@ -83,7 +82,6 @@ def y_axis(values: Sequence[float], *, log: bool) -> Axis:
 
 
 def label(value: float) -> str:
-    """A tick in few characters."""
     if value == 0:
         return "0"
     if abs(value) >= 1e6:
@@ -104,11 +102,10 @@ def line_chart(
 ) -> str:
     """A chart of lines over one axis.
 
-    Args
-        width    in pixels, about as wide as it is shown, so that texts keep their size
-        shaded   (from, to, what) of x: stretches with a background of their own
-        marks    (at, what) of x: lines from top to bottom, with their texts
-        x_ticks  places and their texts, where they are not the values themselves
+    Args  width    in pixels, about as wide as it is shown, so that texts keep their size
+          shaded   (from, to, what) of x: stretches with a background of their own
+          marks    (at, what) of x: lines from top to bottom, with their texts
+          x_ticks  places and their texts, where they are not the values themselves
     """
     points = [(x, y) for one in series for x, y in one.points if y is not None]
     xs = [x for one in series for x, _ in one.points] or [0.0, 1.0]

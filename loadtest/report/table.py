@@ -39,7 +39,6 @@ COLUMNS = {
 
 
 def csv_of(report: Report) -> str:
-    """A line for each window."""
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     out.writerow(COLUMNS)
@@ -73,12 +72,10 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as percent."""
     return "-" if value is None else number(100 * value, "%")
 
 
 def milliseconds(latency: dict[str, Any]) -> str:
-    """Four percentiles."""
     return " / ".join(number(latency[f"{place}_ms"]) for place in ("p50", "p95", "p99", "p99.9"))
 
 

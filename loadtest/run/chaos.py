@@ -65,8 +65,7 @@ HELP += "; heal all; list"
 class Command:
     """One command.
 
-    server  index in cluster.toml, from 0; None for all
-    value   milliseconds, or a probability
+    server  index in cluster.toml, from 0; None for all;  value  milliseconds, or a probability
     """
 
     verb: str
@@ -81,10 +80,7 @@ class Command:
 
 
 def parse(line: str, servers: int) -> Command:
-    """The command in a line.
-
-    Raises  ConfigError  it is not a command, or `servers` has no such server
-    """
+    """The command in a line; ConfigError if it is none, or `servers` has no such server."""
     verb, *rest = line.split()
     if verb == "list" and not rest:
         return Command(verb)
@@ -118,10 +114,7 @@ def parse(line: str, servers: int) -> Command:
 
 
 def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Command]]:
-    """The lines ``at SECONDS command`` of a script, in order of time.
-
-    Raises  ConfigError  a line is something else; empty lines and comments (#) are ignored
-    """
+    """The lines ``at SECONDS command`` of a script, in order of time; else ConfigError."""
     out = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
@@ -143,11 +136,10 @@ def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Comman
 def random_faults(
     seed: int, seconds: float, servers: int, *, kill: bool
 ) -> list[tuple[float, Command]]:
-    """Faults at random times, in order: one at a time per server, healed after a while; at the end
-    everything is healed.
+    """Faults at random times, in order: one at a time per server, healed after a while, and all at
+    the end.
 
-    Args
-        kill  kill servers too: only if something restarts them
+    Args  kill  kill servers too: only if something restarts them
     """
     out: list[tuple[float, Command]] = []
     for server in range(servers):
@@ -166,9 +158,8 @@ def random_faults(
 class Chaos:
     """Carries commands out.
 
-    Args
-        cluster  cluster.toml of the servers; read again for the pid of a restarted one
-        start    restarts a killed server, by its index; None: whatever started them does so
+    Args  cluster  cluster.toml of the servers; read again for the pid of a restarted one
+          start    restarts a killed server, by its index; None: whatever started them does so
     """
 
     def __init__(
@@ -186,10 +177,8 @@ class Chaos:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def do(self, command: Command) -> str:
-        """Carries out a command, and returns what was done.
-
-        Raises  ConfigError  the server does not exist, or is not on this machine
-        """
+        """Carries out a command, and returns what was done; ConfigError if the server is not
+        here."""
         verb, at, value = command.verb, command.server, command.value
         if verb == "list":
             return "list\n" + "\n".join(map(self._row, range(len(self._endpoints))))
@@ -262,7 +251,6 @@ class Chaos:
         )
 
     def close(self) -> None:
-        """Lets stopped servers continue."""
         for pid in self._stopped:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGCONT)

@@ -1,7 +1,7 @@
 """A run: starts the client processes, watches the servers, gathers what both report.
 
-Every event is a record, a dictionary that goes to `keep` at once, so measurements are kept however
-the run ends. `report.build` makes a report of the records.
+Every event is a record that goes to `keep` at once, so measurements are kept however the run ends.
+`report.build` makes a report of the records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ Keep = Callable[[Record], None]
 class RunSettings:
     """A run of a load test.
 
-    cluster    path of a cluster.toml
     processes  client processes, which share the load
-    window_s   seconds; what is measured is kept per window
+    window_s   what is measured is kept per window
     stability_percent  end as soon as the last windows agree this closely; None: only at the end of
                the load
     """
@@ -69,8 +68,6 @@ class RunSettings:
 
 
 class _Worker:
-    """A client process."""
-
     def __init__(self, settings: WorkerSettings, heard: queue.Queue[Record]) -> None:
         self.index = settings.index
         self.process = start_child(
@@ -99,7 +96,6 @@ class _Worker:
         heard.put({"type": "exit", "client": self.index, "status": status})
 
     def end(self) -> None:
-        """Ends the process, whatever it does."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -112,10 +108,7 @@ class _Worker:
 class Run:
     """One run, record by record.
 
-    Args
-        keep  called with every record as it comes
-        tell  called with lines for a person
-        faults  faults during the run
+    Args  keep  called with every record as it comes;  tell  with lines for a person
     """
 
     def __init__(
@@ -139,8 +132,8 @@ class Run:
     def run(self) -> None:
         """Runs until the load ends, the measurements are stable, or nothing answers any more.
 
-        Raises
-            ConfigError, UnavailableError, ...  nothing could be measured: a client did not start
+        Raises  ConfigError, UnavailableError, ...  nothing could be measured: a client did not
+                start
         """
         settings = self._settings
         # Before this process uses gRPC, which does not like to be forked.
@@ -208,7 +201,6 @@ class Run:
             missing.discard(record["client"])
 
     def _measure(self, workers: list[_Worker]) -> str:
-        """Why it ended."""
         settings = self._settings
         why = LOAD_ENDED
         last = self._start + settings.load.seconds + settings.client.deadline_s + GRACE_S
@@ -242,7 +234,6 @@ class Run:
             worker.tell("stop")
 
     def _drain(self) -> None:
-        """Takes the pending records."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._take(self._heard.get_nowait())

@@ -38,11 +38,9 @@ def scenario(
     """The commands of a shipped scenario: faults come a third into the run, at the begin of a
     window, and are taken back after another third.
 
-    Args
-        shards  of each server
-        own     the run started the servers, so it can kill and start them
-    Raises
-        ConfigError  a replica is to be killed where there is none
+    Args    shards  of each server
+            own     the run started the servers, so it can kill and start them
+    Raises  ConfigError  a replica is to be killed where there is none
     """
     begin_s, end_s = (max(round(seconds * k / 3 / window_s), k) * window_s for k in (1, 2))
     first = min((shard for shard in shards if shard is not None), default=0)
@@ -68,7 +66,6 @@ def scenario(
 
 
 def check_named(text: str) -> None:
-    """Raises `ConfigError` unless it is a scenario or a file."""
     if text not in SCENARIOS and not Path(text).is_file():
         raise ConfigError(
             f"--faults {text} is neither a file nor a scenario; scenarios: {', '.join(SCENARIOS)}"
@@ -81,8 +78,7 @@ def read_plan(
     """The faults of a run: a scenario by its name, or a file of lines `at SECONDS command`, in
     seconds since the measuring began.
 
-    Raises
-        ConfigError  it is neither; a command that cannot be carried out, or comes after the end
+    Raises  ConfigError  it is neither; a command that cannot be carried out, or comes after the end
     """
     check_named(text)
     endpoints = ClusterToml(cluster).servers()
@@ -124,9 +120,8 @@ class Faults:
     def start(self, start: float, put: Callable[[Record], None]) -> None:
         """Carries the plan out in a thread of its own.
 
-        Args
-            start  time 0, by `time.monotonic`
-            put    takes a record of each command, in that thread
+        Args  start  time 0, by `time.monotonic`;  put  takes a record of each command, in that
+                     thread
         """
         self._thread = threading.Thread(
             target=self._run, args=(start, put), name="loadtest-faults", daemon=True
@@ -164,9 +159,8 @@ def faults(
 ) -> Iterator[Faults]:
     """Proxies before the servers of `cluster`, until the end of the block.
 
-    Args
-        seed   of what is left to chance
-        start  starts a server again, by its place, where this process started it
+    Args  seed   of what is left to chance
+          start  starts a server again, by its place, where this process started it
     """
     endpoints = ClusterToml(cluster).servers()
     with (

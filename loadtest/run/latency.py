@@ -24,7 +24,6 @@ def _histogram_class() -> Any:
 
 
 def check_installed() -> None:
-    """Raises `ConfigError`, which says what to run, where hdrhistogram is not installed."""
     _histogram_class()
 
 
@@ -38,7 +37,6 @@ class Latencies:
 
     @classmethod
     def decode(cls, text: str) -> Latencies:
-        """What `encode` gave."""
         made = cls.__new__(cls)
         made._counts = _histogram_class().decode(text.encode())
         return made
@@ -54,12 +52,10 @@ class Latencies:
         self._counts.record_value(micros)
 
     def merge(self, other: Latencies) -> None:
-        """Counts those of another as well."""
         self._counts.add(other._counts)
 
     @property
     def count(self) -> int:
-        """How many were counted."""
         return int(self._counts.get_total_count())
 
     def at_ms(self, percentile: float) -> float | None:

@@ -26,26 +26,19 @@ KILLED_S = 5.0  # until a process that was killed has ended
 
 @dataclass(frozen=True, slots=True)
 class LocalServers:
-    """Servers on this machine that this process started.
-
-    cluster  path of their cluster.toml
-    """
+    """Servers on this machine that this process started, and their cluster.toml."""
 
     cluster: Path
     shard_set: str
     servers: list[Server]
 
     def write(self) -> None:
-        """Writes cluster.toml."""
         endpoints = [server.endpoint for server in self.servers]
         write_cluster_file(self.cluster, endpoints, shard_set=self.shard_set)
 
     def start(self, at: int) -> None:
-        """Starts one that was killed again, at its port; it is ready some time later, and ends with
-        the thread that calls this.
-
-        Raises  ConfigError  it runs
-        """
+        """Starts one that was killed again, at its port; it is ready some time later, and ends
+        with the thread that calls this. ConfigError if it runs."""
         try:
             self.servers[at].process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
@@ -65,13 +58,9 @@ def local_servers(
 ) -> Iterator[LocalServers]:
     """Servers that run until the end of the block.
 
-    Args
-        shard_set  folder of the model that is served; None takes the local fallback of the package,
-                   in `shards` shards
-        workers    processes of each server
-        replicas   servers of each shard
-    Raises
-        ConfigError, ShardFormatError, ShardDown
+    Args  shard_set  folder of the model that is served; None takes the local fallback of the
+                     package, in `shards` shards
+          workers    processes of each server;  replicas  servers of each shard
     """
     with scratch_folder(None, "dlm-loadtest") as scratch:
         compile_kernels((*SERVING, *ASKING, *BUILDING))
@@ -92,6 +81,5 @@ def local_servers(
 def local_cluster(
     shard_set: Path | None, shards: int, tell: Callable[[str], None], *, workers: int = 1
 ) -> Iterator[Path]:
-    """Path of the cluster.toml of such servers, one for each shard."""
     with local_servers(shard_set, shards, tell, workers=workers) as servers:
         yield servers.cluster

@@ -28,9 +28,9 @@ MAX_HELD = 64  # chunks of one direction that are on their way; more wait at who
 class Faults:
     """The faults on the way to a server; none by default.
 
-    delay_s    seconds of delay for every byte, each way; their order stays
-    stall      probability that a chunk, and so all after it, is held for `stall_s`: a lost packet
-    stall_s    seconds; 0.2 is TCP's shortest wait before it sends again
+    delay_s    of every byte, each way; their order stays
+    stall      probability that a chunk, and so all after it, is held for `stall_s`: a lost packet;
+               0.2 s is TCP's shortest wait before it sends again
     drop       probability that a connection is reset instead of forwarding a chunk; from 1 on, open
                connections are reset at once, and new ones as they come
     corrupt    probability that one bit of a chunk from the server is flipped; in HTTP/2, only in
@@ -91,7 +91,6 @@ class _Link:
         self._writers = [writer]
 
     async def run(self) -> None:
-        """Runs until either side ends it."""
         try:
             if self.way.faults.drop >= 1:
                 return
@@ -261,15 +260,13 @@ class _Way:
 class Proxies:
     """A proxy in front of each server, named by its index in the list. Any thread may call it.
 
-    Args
-        targets  host:port of each
-        seed     of all random choices; their effect also depends on how the system cuts the stream
-                 of bytes
-        precise  delays are accurate to microseconds, for some hundred connections; else to the next
-                 millisecond, for any number
-    Guarantees
-        without faults every byte passes, in order, and ends of streams and resets are forwarded;
-        only a missing server shows as a connection that is reset, not refused
+    Args        targets  host:port of each
+                seed     of all random choices; their effect also depends on how the system cuts the
+                         stream of bytes
+                precise  delays are accurate to microseconds, for some hundred connections; else to
+                         the next millisecond, for any number
+    Guarantees  without faults every byte passes, in order, and ends of streams and resets are
+                forwarded; only a missing server shows as a connection that is reset, not refused
     """
 
     def __init__(self, targets: Sequence[str], seed: int = 0, *, precise: bool = False) -> None:
@@ -295,11 +292,9 @@ class Proxies:
 
     @property
     def addresses(self) -> list[str]:
-        """host:port of each proxy."""
         return [f"127.0.0.1:{way.port}" for way in self._ways]
 
     def faults(self, at: int) -> Faults:
-        """The faults on the way to a server."""
         return self._ways[at].faults
 
     def set(self, at: int, **changes: Any) -> Faults:
@@ -320,7 +315,6 @@ class Proxies:
         self._do(self._ways[at].heal())
 
     def close(self) -> None:
-        """Ends every connection and frees the ports."""
         if self._loop.is_closed():
             return
         for way in getattr(self, "_ways", ()):

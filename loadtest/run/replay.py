@@ -94,7 +94,6 @@ class _Window:
     sample: Record | None = None  # what the client counted until its end
 
     def record(self, number: int) -> Record:
-        """For the parent."""
         return {
             "window": number,
             "requests": self.sent,
@@ -113,10 +112,8 @@ class _Window:
 class Replay:
     """One client process's part of a run.
 
-    Args
-        client    that is asked
-        window_s  length of a window in seconds; window 0 begins at time 0, those below are warm-up
-        emit      takes the record of each window, in their order, once all of it has ended
+    Args  window_s  length of a window; window 0 begins at time 0, those below are warm-up
+          emit      takes the record of each window, in their order, once all of it has ended
     """
 
     def __init__(
@@ -149,9 +146,7 @@ class Replay:
     async def open_loop(self, plan: Schedule, start: float, until_s: float) -> None:
         """Sends each request when it is due; returns when all have ended.
 
-        Args
-            start    time 0, by `time.monotonic`
-            until_s  end of the last window
+        Args  start  time 0, by `time.monotonic`;  until_s  end of the last window
         """
         self._begin(start, float(plan.due_s[0]) if len(plan) else 0.0)
         ends = _last_of_streams(plan.stream)
@@ -190,9 +185,8 @@ class Replay:
     ) -> None:
         """So many decoders, each of which asks again when it is answered, until a time.
 
-        Args
-            first_s  when they begin, before 0 for a warm-up
-            order    utterances as they are taken, again and again
+        Args  first_s  when they begin, before 0 for a warm-up
+              order    utterances as they are taken, again and again
         """
         self._begin(start, first_s)
         sampler = asyncio.create_task(self._sample_windows(until_s))
@@ -348,7 +342,6 @@ def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
 
 
 def _answered(client: Asked) -> int:
-    """Messages that servers have answered."""
     for model_info in client.metrics.collect():
         if model_info.name == "dlm_client_messages":
             return sum(int(s.value) for s in model_info.samples if s.labels["result"] == OK)
@@ -356,7 +349,6 @@ def _answered(client: Asked) -> int:
 
 
 def _mode_of(client: Asked) -> str | None:
-    """Of the cascade; None of a client that has none."""
     try:
         return str(client.cascade.mode)
     except DlmError:

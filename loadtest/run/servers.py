@@ -34,11 +34,9 @@ def machine_cpu() -> dict[str, float] | None:
 class ServerWatch:
     """What servers say of themselves, once per interval, until it is closed.
 
-    Args
-        put   takes a record of each look, in the watch's thread
-        at_s  seconds since time 0 of the run; None before that is known
-    Raises
-        ConfigError  a client cannot start with this cluster.toml
+    Args    put   takes a record of each look, in the watch's thread
+            at_s  seconds since time 0 of the run; None before that is known
+    Raises  ConfigError  a client cannot start with this cluster.toml
     """
 
     def __init__(

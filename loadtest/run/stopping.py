@@ -14,7 +14,6 @@ INTERRUPTED = "interrupted"  # why a run ended, after Ctrl-C
 class Outcome:
     """What decides of one window, of all client processes together.
 
-    seconds   its length
     answered  requests; some are without any server, by what clients hold
     messages  that servers answered
     """

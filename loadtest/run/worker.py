@@ -48,7 +48,6 @@ class ClientSettings:
     cache_dir: str | None = None
 
     def config(self) -> ClientConfig:
-        """Of each client."""
         small = None if self.local_fallback is None else Path(self.local_fallback)
         config = ClientConfig(
             self.deadline_s, CONNECT_S, bigram_fallback=self.bigram_fallback, local_fallback=small
@@ -58,11 +57,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """One client process's part.
-
-    cluster     path of a cluster.toml
-    index, of   which of the client processes it is
-    """
+    """One client process's part: `index` of `of`."""
 
     cluster: str
     trace: str
@@ -75,7 +70,6 @@ class WorkerSettings:
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSettings:
-        """What `dataclasses.asdict` gave, as JSON."""
         found = json.loads(text)
         found["client"] = ClientSettings(**found["client"])
         segments = tuple(Segment(**one) for one in found["load"].pop("segments"))
@@ -84,7 +78,6 @@ class WorkerSettings:
 
 
 def say(kind: str, **facts: Any) -> None:
-    """A line for the parent."""
     sys.stdout.write(json.dumps({"type": kind, **facts}) + "\n")
     sys.stdout.flush()
 
@@ -106,11 +99,9 @@ class _Instant:
 
     @property
     def cascade(self) -> Any:
-        """None."""
         raise ConfigError("no cascade")
 
     def utterance(self) -> Any:
-        """The same each time."""
         return self._handle
 
     async def _answer(self, states: Any, words: Any = None) -> Any:

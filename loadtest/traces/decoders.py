@@ -29,11 +29,7 @@ COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What is to be recorded.
-
-    name   of the decoder, with its settings
-    steps  one per utterance, each of which decodes it
-    """
+    """What is to be recorded: the decoder's name with its settings, and a step per utterance."""
 
     name: str
     steps: Sequence[Callable[[], None]]
@@ -95,8 +91,6 @@ def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding
 
     The decoder does not say at which frame it asks, but it asks in their order: the requests of a
     segment are spread evenly over it.
-
-    Raises  ConfigError, ModuleNotFoundError  see `dlm.asr.transcribe.Transcriber`
     """
     from dlm.asr.transcribe import Transcriber
 
@@ -122,7 +116,6 @@ def _transcribe(recorder: Recorder, transcriber: Transcriber, file: Path) -> Non
 def transcripts_of(
     recorder: Recorder, source: Path, as_spoken: bool, limit: int, contexts: int, words: int
 ) -> Decoding:
-    """Rescoring of known text, see `rescoring`."""
     said = rescoring.read_transcripts(source, as_spoken=as_spoken)[: limit or None]
     confusions = rescoring.Confusions(recorder.vocabulary.words)
     steps = [partial(rescoring.rescore, recorder, one, confusions, contexts, words) for one in said]

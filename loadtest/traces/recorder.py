@@ -39,7 +39,6 @@ class Recorder:
 
     at_s        audio time of what is asked next; None spreads an utterance's requests evenly
     utterances  those that have ended, with what was asked
-    is_silent   whether nothing is noted now, see `silent`
     """
 
     def __init__(self, client: Client) -> None:
@@ -52,11 +51,7 @@ class Recorder:
 
     @contextmanager
     def spoken(self, name: str, *, speaker: str, seconds: float, kind: str) -> Iterator[None]:
-        """Within, what is asked belongs to this utterance.
-
-        Args
-            kind  of its requests, one of `KINDS`
-        """
+        """Within, what is asked belongs to this utterance; `kind` is one of `KINDS`."""
         if kind not in KINDS:
             raise QueryError(f"requests of kind {kind!r}; expected one of {list(KINDS)}")
         self._noted, self._kind, self.at_s = [], kind, None
@@ -68,7 +63,6 @@ class Recorder:
             self._noted = None
 
     def utterance(self, **options: Any) -> RecordingUtterance:
-        """An utterance that records; options are those of `Client.utterance`."""
         return RecordingUtterance(self._client.utterance(**options), self)
 
     def spread(self, begin_s: float, end_s: float) -> None:
@@ -90,19 +84,15 @@ class Recorder:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The client's."""
         return self._client.vocabulary
 
     @property
     def stats(self) -> Stats:
-        """The client's."""
         return self._client.stats
 
     def note(self, contexts: Sequence[Words], words: Sequence[Words], call: str = EXTEND) -> None:
-        """Adds a request; one that asks nothing is left out.
-
-        Raises  QueryError  no utterance is being spoken
-        """
+        """Adds a request; one that asks nothing is left out. QueryError if no utterance is being
+        spoken."""
         if self.is_silent:
             return
         if self._noted is None:
@@ -143,13 +133,11 @@ class RecordingUtterance:
         return getattr(self._handle, name)
 
     def extend(self, states: States | Sequence[State], words: Any, **options: Any) -> Extension:
-        """See `Utterance.extend`."""
         found = self._handle.extend(states, words, **options)
         self._recorder.note(self._contexts(states), self._rows(words))
         return found
 
     def context_blocks(self, states: States | Sequence[State], **options: Any) -> ContextBlocks:
-        """See `Utterance.context_blocks`."""
         found = self._handle.context_blocks(states, **options)
         self._recorder.note(self._contexts(states), (), BLOCKS)
         return found
@@ -161,7 +149,6 @@ class RecordingUtterance:
     def score(
         self, contexts: Sequence[Sequence[Word]], words: Sequence[Word], **options: Any
     ) -> Answers:
-        """See `Utterance.score`."""
         found = self._handle.score(contexts, words, **options)
         self._recorder.note(
             [self._last(context) for context in contexts], [(self._word(w),) for w in words]
@@ -171,7 +158,7 @@ class RecordingUtterance:
     def score_sentences(
         self, sentences: Sequence[Sentence], *, bos: bool = True, eos: bool = True, **options: Any
     ) -> list[SentenceScore]:
-        """See `Utterance.score_sentences`; recorded as one request, a context for each token."""
+        """Recorded as one request, a context for each token."""
         found = self._handle.score_sentences(sentences, bos=bos, eos=eos, **options)
         contexts: list[Words] = []
         asked: list[Words] = []

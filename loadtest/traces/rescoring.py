@@ -48,10 +48,9 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     """Transcripts of a TSV file with the columns `seconds`, `speaker` and `text`, the first column
     being the name; or of plain text, a sentence per line, with lengths guessed from letters.
 
-    Args
-        as_spoken  see `spoken`; else words are what stands between spaces
-    Raises
-        TextError  no line has a word, a table lacks columns, or a length is not a number above 0
+    Args    as_spoken  see `spoken`; else words are what stands between spaces
+    Raises  TextError  no line has a word, a table lacks columns, or a length is not a number
+                       above 0
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     header = lines[0].split("\t") if lines else []
@@ -134,9 +133,8 @@ def rescore(
 ) -> None:
     """Walks a transcript with a beam, recorded as an utterance.
 
-    Args
-        contexts  K, hypotheses of distinct state that go on
-        words     W, candidates of each position
+    Args  contexts  K, hypotheses of distinct state that go on;  words  W, candidates of each
+                    position
     """
     with recorder.spoken(
         transcript.name,

@@ -22,13 +22,11 @@ from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """Messages of requests, were each sent alone.
+    """Messages of R requests of the trace, were each sent alone, in P pieces.
 
-    Shapes  (R requests of the trace, P pieces)
-        asked    (R,)    int64  queries, those that cost no message included
-        first    (R + 1,) int64 where the pieces of a request begin
-        server   (P,)    int64
-        queries  (P,)    int64  distinct queries of a piece
+    asked    (R,)  queries, those that cost no message included
+    first    (R + 1,)  where the pieces of a request begin
+    server   (P,);  queries  (P,) distinct queries of a piece
     """
 
     servers: int
@@ -42,13 +40,9 @@ class Routed:
 class Slotted:
     """The same by slot.
 
-    Shapes
-        requests  the requests that ask words after contexts, in the trace's order
-        asked     (R,)      int64
-        request   (P,)      int64  of each piece, not descending
-        slot      (P,)      int64
-        queries   (P,)      int64
-        zero      (R,)      int64  queries that the low orders answered
+    requests  the requests that ask words after contexts, in the trace's order
+    asked     (R,);  zero  (R,) queries that the low orders answered
+    request   (P,)  of each piece, not descending;  slot, queries  (P,)
     """
 
     requests: NDArray[np.int64]
@@ -63,11 +57,8 @@ class Slotted:
         return np.bincount(self.slot, self.queries, SLOTS).astype(np.int64)
 
     def to(self, table: NDArray[np.uint16], servers: int) -> Routed:
-        """The pieces of each request put together by server.
-
-        Args
-            table  (4096,) server of each slot
-        """
+        """The pieces of each request put together by server; `table` (4096,): server of each
+        slot."""
         key = self.request * servers + table[self.slot]
         pieces, place = np.unique(key, return_inverse=True)
         queries = np.bincount(place, self.queries, len(pieces)).astype(np.int64)
@@ -77,11 +68,7 @@ class Slotted:
 
 
 def routes(trace: Trace, shard_set: Path) -> Slotted:
-    """Plans every request that asks words after contexts.
-
-    Raises
-        ConfigError  the trace has no such request
-    """
+    """Plans every request that asks words after contexts; ConfigError if there is none."""
     grams = LowGrams.open(shard_set, read_manifest(shard_set))
     ids = np.array([grams.vocabulary.id_of(word) for word in trace.table], np.uint32)
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))

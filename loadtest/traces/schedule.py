@@ -25,11 +25,8 @@ MAX_PLANNED = 50_000_000  # requests of one run: 0.8 GB of schedule
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of time in which the rate goes evenly from one value to another.
-
-    seconds      > 0
-    begin, end   requests per second, > 0, of all client processes together
-    """
+    """A stretch of time in which the rate of requests per second goes evenly from one value,
+    above 0, to another, for all client processes together."""
 
     seconds: float
     begin: float
@@ -45,7 +42,7 @@ class Load:
     pattern      how utterances arrive: constant, poisson, or gamma
     smoothness   shape of the gamma distribution of the times between arrivals: 1 is Poisson, less
                  comes in bursts, more is more even
-    warmup_s     seconds before time 0, at the first rate, that are not measured
+    warmup_s     before time 0, at the first rate, not measured
     """
 
     segments: tuple[Segment, ...]
@@ -82,7 +79,6 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        """From time 0 to the end."""
         return sum(one.seconds for one in self.segments)
 
     @property
@@ -93,7 +89,6 @@ class Load:
         )
 
     def rate_at(self, at_s: float) -> float:
-        """Requests per second that are offered at a time."""
         for one in self.segments:
             if at_s < one.seconds:
                 return one.begin + (one.end - one.begin) * max(at_s, 0.0) / one.seconds
@@ -101,7 +96,6 @@ class Load:
         return self.segments[-1].end
 
     def facts(self) -> dict[str, Any]:
-        """For a report."""
         return {
             "loop": "open" if self.is_open else "closed",
             "concurrency": self.concurrency,
@@ -120,10 +114,8 @@ class Load:
 class Schedule:
     """Every request of a run, in order of time.
 
-    Shapes
-        due_s    (P,) float64  seconds; before 0 is warm-up
-        request  (P,) int32    of the trace
-        stream   (P,) int32    which arrival it belongs to
+    due_s    (P,)  before 0 is warm-up;  request  (P,) of the trace
+    stream   (P,)  which arrival it belongs to
     """
 
     due_s: NDArray[np.float64]
@@ -212,12 +204,9 @@ def shuffled(utterances: int, count: int, rng: np.random.Generator) -> NDArray[n
 def arrivals(
     load: Load, requests: float, lead_s: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Times at which utterances begin, from -lead_s on, ascending.
+    """Times at which utterances of so many requests on average begin, from -lead_s on, ascending.
 
     A renewal process with intervals of mean 1, whose time runs as fast as the rate is high.
-
-    Args
-        requests  of an utterance, on average
     """
     segments = (Segment(lead_s, load.segments[0].begin, load.segments[0].begin), *load.segments)
     expected = [s.seconds * (s.begin + s.end) / 2 / requests for s in segments]

@@ -28,14 +28,12 @@ COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What becomes of a trace.
+    """What becomes of a trace; 0 utterances or speakers: as many as there are.
 
-    utterances  how many; 0 for as many as there are
-    speakers    how many; 0 for as many as there are
-    length      times the seconds of an utterance
-    contexts    times the contexts of a request
-    words       times the words asked of a context; requests for one word, as for the sentence
-                end, stay so
+    length    times the seconds of an utterance
+    contexts  times the contexts of a request
+    words     times the words asked of a context; requests for one word, as for the sentence end,
+              stay so
     """
 
     utterances: int = 0
@@ -65,7 +63,6 @@ class Statistic:
 
     @property
     def is_kept(self) -> bool:
-        """Whether they differ by less than `KEPT`."""
         return abs(self.synthetic - self.recorded) <= KEPT * abs(self.recorded)
 
 
@@ -75,7 +72,6 @@ def synthesise(trace: Trace, scale: Scale, seed: int) -> list[Spoken]:
 
 
 def compare(recorded: Trace, synthetic: Trace) -> list[Statistic]:
-    """The statistics of both."""
     first, second = describe(recorded, ""), describe(synthetic, "")
     return [Statistic(name, float(first[name]), float(second[name])) for name in COMPARED]
 
@@ -114,7 +110,6 @@ class _Synthesis:
         }
 
     def run(self) -> list[Spoken]:
-        """One after another."""
         count = self._scale.utterances or len(self._recorded)
         order = shuffled(len(self._recorded), count, self._rng)
         return [self._one(self._recorded[at], n) for n, at in enumerate(order.tolist())]
@@ -137,8 +132,8 @@ class _Synthesis:
         return f"{recorded}.{int(self._rng.integers(variants))}"
 
     def _laid_out(self, source: Spoken, seconds: float) -> list[Request]:
-        """Requests until the new length is full: those of the utterance, then of others of the
-        same speaker; the last is cut."""
+        """Requests until the new length is full: the utterance's, then others' of its speaker;
+        the last is cut."""
         out: list[Request] = []
         begin, one = 0.0, source
         others = self._of_speaker[source.speaker]

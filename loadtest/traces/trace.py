@@ -54,10 +54,10 @@ class Request:
     """One call of a decoder: K contexts, and the words asked of them.
 
     at_s      audio time, in seconds from the beginning of the utterance
-    kind      one of `KINDS`
-    contexts  K contexts, words most recent last, as the recorded model's states kept them
+    kind      one of `KINDS`;  call  one of `CALLS`; `BLOCKS` asks all that is stored after the
+              contexts, and no words
+    contexts  words most recent last, as the recorded model's states kept them
     words     one row, asked of every context; or K rows of equal length. Without contexts none
-    call      one of `CALLS`; `BLOCKS` asks all that is stored after the contexts, and no words
     """
 
     at_s: float
@@ -84,19 +84,14 @@ class Spoken:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Recorded requests.
+    """Recorded requests: U utterances, R requests, C contexts, N rows of words.
 
-    Shapes  (U utterances, R requests, C contexts, N rows of words)
-        names, speakers         U strings
-        seconds                 (U,)  float32
-        utterance               (R,)  int32   of each request; not descending
-        at_s                    (R,)  float32
-        kind, call              (R,)  uint8   place in `KINDS`, in `CALLS`
-        context_begin, row_begin (R + 1,) int64  where the contexts and rows of a request begin
-        context_word_begin      (C + 1,) int64
-        row_word_begin          (N + 1,) int64
-        context_words, row_words (...,) int32  places in `table`, most recent last
-        table                   the distinct words
+    names, speakers, seconds  (U,)
+    utterance, at_s          (R,)  of each request; not descending
+    kind, call               (R,)  place in `KINDS`, in `CALLS`
+    context_begin, row_begin (R + 1,)  where the contexts and rows of a request begin
+    context_word_begin       (C + 1,);  row_word_begin  (N + 1,)
+    context_words, row_words (...,)  places in `table`, the distinct words, most recent last
     """
 
     about: Mapping[str, Any]
@@ -159,7 +154,6 @@ class Trace:
         return (self.seconds.astype(np.float64) / counts)[self.utterance]
 
     def request(self, number: int) -> Request:
-        """One request, in words."""
         return Request(
             float(self.at_s[number]),
             KINDS[self.kind[number]],
@@ -194,13 +188,9 @@ class Trace:
 
 
 def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) -> None:
-    """Writes a trace whole, or not at all.
+    """Writes a trace whole, or not at all; FormatError for what TRACE.md does not allow.
 
-    Args
-        about  what the reader should know: the model, the decoder, the licence of the audio
-    Raises
-        FormatError  what TRACE.md does not allow
-        OSError
+    Args  about  what the reader should know: the model, the decoder, the licence of the audio
     """
     table = _table_of(spoken, about)
     _trace_of(table, "the trace to be written")
@@ -235,9 +225,7 @@ def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
 def read_trace(path: Path) -> Trace:
     """Reads a trace and checks it against TRACE.md.
 
-    Raises
-        FormatError  it is not a trace, of another version, damaged, or contradicts itself
-        OSError      it cannot be read
+    Raises  FormatError  it is not a trace, of another version, damaged, or contradicts itself
     """
     # Not a file of Python: a thread of Arrow may free its buffers late, and abort Python's exit.
     with path.open("rb"), pa.OSFile(str(path)) as file:  # the first says in one line what is wrong
@@ -352,10 +340,8 @@ def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> ND
 
 
 def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
-    """What the rows must be, beyond their types; raises `FormatError` with the first row at fault.
-
-    Rows are counted from 0.
-    """
+    """What the rows must be, beyond their types; raises `FormatError` with the first row, from
+    0."""
     seconds = columns["utterance_s"].to_numpy(zero_copy_only=False)
     rows = np.diff(trace.row_begin)
     widths = np.diff(trace.row_word_begin)

@@ -151,8 +151,7 @@ class OpenedModel:
             table, row = self._renewed(table, table.words(row))
 
     def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """Counts queries not answered by the table; without `source`, the full model answered
-        them."""
+        """Counts queries not answered by the table; `source` None: the full model answered all."""
         asked = queries if source is None else source.size
         self.counts.queries += asked
         self.counts.cache_misses += asked

@@ -179,7 +179,7 @@ def search(view, row, contexts, word):  # type: ignore[no-untyped-def]
     """One word after the words of a row.
 
     Returns     (log10 P float32, length of the longest n-gram found with blanks, words that matter
-                to the right)
+                on)
     Guarantees  as `index.search.kernels.score_groups`, a list at a time
     Trusts      an id below the vocabulary's size
     """

@@ -160,8 +160,8 @@ def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
 def _open(
     report: VerifyReport, manifest: Manifest, only: Collection[int] | None = None
 ) -> ShardSet | None:
-    """The files (of the shards `only`, if given), or None if one cannot be used; the others are
-    still checked."""
+    """The files (of shards `only`, if given), or None if one cannot be used; the rest is
+    checked."""
     directory = report.directory
     vocabulary = low = None
     try:

@@ -99,8 +99,7 @@ def spill_bytes(counts: Sequence[int]) -> int:
     """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
     During sorting, those of one order are stored twice; later, each n-gram above order 2 takes at
-    most 60 bytes: with its node, before and after assignment to shards. Blanks are not known
-    beforehand.
+    most 60 bytes: with its node, before and after assignment to shards. Blanks are not counted.
     """
     once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
     return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))

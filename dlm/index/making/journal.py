@@ -91,8 +91,7 @@ class Journal:
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Restores what the journal lists, if there is one (see `done`); returns why it cannot,
-        or None."""
+        """Restores what the journal, if any, lists (see `done`); why it cannot, or None."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:

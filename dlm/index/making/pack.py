@@ -168,8 +168,7 @@ class LevelShape:
 
 
 class LevelPacker:
-    """Packs one level of one shard: nodes (D, 6) and entries (G, 3), as `kernels.route` makes
-    them."""
+    """Packs one level of one shard: nodes (D, 6) and entries (G, 3) of `kernels.route`."""
 
     def __init__(
         self, nodes: Column, entries: Column, shape: LevelShape, work: Work, name: str, rows: int,

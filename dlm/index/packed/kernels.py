@@ -1,8 +1,7 @@
-"""Bits in memory: reading and writing them, and the packed lists and offsets made of them.
+"""The packed lists and offsets that bits in memory make up: writing, reading and checking them.
 
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
-A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
 """
 
 # mypy: disable-error-code="assignment,misc"

@@ -86,8 +86,7 @@ def ids_of(keys: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
 
 
 def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the pairs of each word begin among all, and the bit at which its list begins, (words
-    + 1,)."""
+    """(words + 1,) where the pairs of each word begin among all, and the bit of its list."""
     address = a["word_entry"].ctypes.data
     stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
     begin, place = (np.empty(s["words"] + 1, np.int64) for _ in range(2))

@@ -1,6 +1,8 @@
-"""All that follows a context: the words of its list, and any word's answer from these and the low
-orders. Plain searches, one after another: a block is read once, its words are queried many
-times."""
+"""What follows a context: the words of its list, and any word's answer from these and the low
+orders.
+
+Plain searches, one after another: a block is read once, its words are queried many times.
+"""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations

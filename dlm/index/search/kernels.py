@@ -314,7 +314,7 @@ def add_weights(context_begin, block, here, total):  # type: ignore[no-untyped-d
 
 @inlined
 def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
-    """1. Asks for where each word should be in the list of the context's last word; the last
+    """1. Asks for where each word should be in the list of its context's last word; that
     context."""
     i = _0
     while i < asked:

@@ -135,8 +135,7 @@ class LineReader:
         return RowBlock(here.text, here.position, end, here.offset)
 
     def give_back(self, block: RowBlock, position: int, later: Sequence[RowBlock]) -> None:
-        """Puts back the text of `block` from `position` on; `later` blocks were taken after it,
-        in order."""
+        """Puts back the text of `block` from `position` on, and `later` blocks, in order."""
         self._returned.appendleft(self._here)
         for one in reversed(later):
             # A thread may still be writing to the block, so another stands for its text.
@@ -144,8 +143,7 @@ class LineReader:
         self._here = RowBlock(block.text, position, block.end, block.offset)
 
     def next_line(self, order: int | None) -> Line | None:
-        """The next line, or None at the end; the last one may lack its line end. `order` is for
-        a fault."""
+        """The next line, or None at the end; the last one may lack its line end."""
         end = self._here.text.find(b"\n", self._here.position, self._here.end)
         while end < 0 and not self.at_end:
             searched = self.at_hand_bytes
@@ -261,8 +259,7 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """What the source has next; the step after it is begun. An OSError comes again at each
-        call."""
+        """What the source has next; the step after it is begun. An OSError comes at each call."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()

@@ -36,8 +36,7 @@ def is_parts_folder(path: str | os.PathLike[str]) -> bool:
 def index_text(
     comments: Sequence[str], counts: Sequence[int], parts: Sequence[Sequence[tuple[str, int]]]
 ) -> bytes:
-    """The index of a folder; `parts`: by order, name and size in bytes of each part, in their
-    order."""
+    """The index of a folder; `parts`: by order, name and size in bytes of each, in their order."""
     about = {
         "format": FORMAT,
         "version": VERSION,

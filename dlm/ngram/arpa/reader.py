@@ -118,8 +118,7 @@ class ArpaReader:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the model; RuntimeError before the 1-gram section has been read to its
-        end."""
+        """The words of the model; RuntimeError before the 1-gram section has been read."""
         if self._vocabulary is None:
             raise RuntimeError("the vocabulary is known after the batches of order 1")
         return self._vocabulary
@@ -139,9 +138,7 @@ class ArpaReader:
     def batches(self) -> Iterator[NgramBatch]:
         """All n-grams, section by section from order 1 up, each section in the order of the file.
 
-        Raises  ArpaError  the file is not ARPA, is truncated or is damaged
-                RuntimeError  called a second time;  ValueError  the reader was closed before the
-                              end
+        Raises  ArpaError;  RuntimeError  called a second time;  ValueError  the reader was closed
         """
         if self._started:
             raise RuntimeError("an ArpaReader reads its file once; open another for a second pass")

@@ -163,11 +163,7 @@ class TextSource:
             raise
 
     def read(self, size: int) -> bytes:
-        """At least one and at most `size` bytes; none at the end.
-
-        Raises  DamagedStream  the compressed stream is cut short or damaged;  OSError  the disk
-                failed
-        """
+        """At least one and at most `size` bytes; none at the end. DamagedStream, OSError."""
         try:
             # Small steps lose the least text where a stream turns out to be cut short.
             step = size if self.compression == "plain" else min(size, 1 << 16)
@@ -248,8 +244,7 @@ def damage_advice(path: str, compression: str) -> str:
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
-    """(What a text that starts with `head` is, what to do about it) for known formats other than
-    ARPA."""
+    """(What a text is that is known but not ARPA, what to do about it), by how it starts."""
     text = text_command(path, compression)
     quoted = shlex.quote(path)
     inner = compression_of(head)

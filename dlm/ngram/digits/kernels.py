@@ -78,8 +78,7 @@ def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
 
 @inlined
 def shortest_digits(bits):  # type: ignore[no-untyped-def]
-    """The shortest decimal that reads back as a float32, given its bits: positive, finite and not
-    0.
+    """The shortest decimal that reads back as a float32, given its bits: positive and finite.
 
     Returns  (digits, exponent): the value is digits * 10**exponent; digits may end in zeros
     Paper    Giulietti, The Schubfach way to render doubles (2021), for 32 bits: three products
