@@ -103,9 +103,8 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`; raises as `federated.train.load_model`. With
-    wordpieces, the most likely next word is not computed, since that takes hundreds of steps (FNG
-    7.1)."""
+    """The network of a run of `dlm federate`; raises as `federated.train.load_model`. With pieces,
+    the most likely next word is not computed, since that takes hundreds of steps (FNG 7.1)."""
 
     def __init__(self, name: str, run: Path) -> None:
         self.name = name

@@ -377,16 +377,12 @@ def weigh(  # type: ignore[no-untyped-def]
 
     A context that was never visited copies its parent's probabilities.
 
-    Shapes, contexts of length k >= 1
-        parent        (m,)      uint32   the context that each backs off to
-        parent_first  (p + 1,)  uint32   of the parents, among the n-grams of order k
-        first_child   (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
-        suffix        (n,)      uint32   of those n-grams
-        below         (l,)      float64  P of the n-grams of order k
-        below_back    (p,)      float64  leftover mass of the parents
-        prob          (n,)      float64  P of the n-grams of order k + 1; nan is filled in
-        prob_back     (m,)      float64  leftover mass of the contexts; nan is filled in
-        weight        (m,)      float64  filled; 0 where nothing is left
+    Shapes as in `cap_backed`, and
+        below       (l,)  float64  P of the n-grams of order k
+        below_back  (p,)  float64  leftover mass of the parents
+        prob        (n,)  float64  P of the n-grams of order k + 1; nan is filled in
+        prob_back   (m,)  float64  leftover mass of the contexts; nan is filled in
+        weight      (m,)  float64  filled; 0 where nothing is left
     """
     for q in range(len(weight)):
         p = np.int64(parent[q])

@@ -50,15 +50,10 @@ def add_mass(  # type: ignore[no-untyped-def]
 def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: ignore[no-untyped-def]
     """The node after a piece, from the node before it.
 
-    Shapes, b words, v pieces, n nodes, a arcs
-        nodes      (b,)      int64  0, the root, after `<s>`; OUTSIDE
-        pieces     (b,)      int64
-        kind       (v,)      uint8
-        enters     (v,)      int64  the node after a piece that begins a word
-        begin      (n + 1,)  int64  arcs of node i are begin[i]:begin[i + 1]
-        arc_piece  (a,)      int64  increasing within a node
-        arc_node   (a,)      int64
-        returns    (b,)      int64
+    Shapes, b words; the rest as in `lexicon.Lexicon`
+        nodes    (b,)  int64  0, the root, after `<s>`; OUTSIDE
+        pieces   (b,)  int64
+        returns  (b,)  int64
     """
     out = np.empty(len(nodes), np.int64)
     for i in range(len(nodes)):

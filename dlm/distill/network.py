@@ -46,13 +46,7 @@ class NetworkSource:
     def log_probs(
         self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """ln P of each word after each prefix, which begins with `<s>`.
-
-        Shapes
-            prefixes  (b, t)  int32  entries beyond `lengths` are ignored
-            lengths   (b,)    int32  1 to t
-            returns   (b, v)  float32
-        """
+        """As `Source.log_probs`; (b, v) float32."""
         logits = rnn.apply(self._params, self._network, jnp.maximum(jnp.asarray(prefixes), 0))
         last = logits[jnp.arange(len(prefixes)), jnp.asarray(lengths) - 1]
         return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))

@@ -119,12 +119,11 @@ def direction(name: Array, template: Any) -> Any:
 
 
 class Auditor:
-    """Runs with the noise, clipping, aggregation and bounds of settings, with canaries as only
-    users.
+    """Runs with the noise, clipping, aggregation and bounds of settings, on canaries alone.
 
     Args
-        canaries      how many; one coin toss each
-        parameters    of the model that is trained; the noise does not depend on how many there are
+        canaries    how many; one coin toss each
+        parameters  of the model that is trained; the noise does not depend on how many there are
     Raises
         ConfigError   too few canaries, or too few parameters for them
         PrivacyError  a run without noise, or one whose guarantee is not of Gaussian form
@@ -220,9 +219,8 @@ class Auditor:
         return release
 
     def run(self, key: Key | None = None, *, confidence: float = CONFIDENCE) -> Audit:
-        """Does one run, with randomness of `key`, and looks for its canaries. If the noise is as
-        large as accounted for, `lower_mu` exceeds `upper_mu` with a probability of at most 1 -
-        confidence."""
+        """One run with randomness of `key`. If the noise is as large as accounted for, `lower_mu`
+        is above `upper_mu` with a probability of at most 1 - confidence."""
         if not 0 < confidence < 1:
             raise ConfigError(f"confidence is {confidence}; it must be between 0 and 1")
         root = Key.from_system() if key is None else key

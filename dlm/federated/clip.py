@@ -226,8 +226,7 @@ class AdaptiveClip:
 def tracked_norm(
     ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
 ) -> Array:
-    """ln C of the next round, from the noised sum of (b - 1/2) over the users of this one. GDP
-    Algorithm 1 sums all rounds from C^0; a step a round is the same, but for t + 1 rounds where it
-    prints t."""
+    """ln C of the next round, from the noised sum of (b - 1/2) of this one's users. GDP Algorithm 1
+    sums all rounds from C^0; a step a round is the same, but for t + 1 where it prints t rounds."""
     share = centred_count / report_goal + 0.5
     return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)

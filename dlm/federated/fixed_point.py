@@ -49,9 +49,8 @@ def zeros(template: Any) -> Any:
 
 
 def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
-    """A sum with one update more, in steps of 1 / `scale` (`steps_per_unit` of the bound);
-    traceable. It is exact for up to `MOST_UPDATES` within the bound, and adds nothing longer than
-    the update."""
+    """A sum with one update more, in steps of 1 / `scale` (`steps_per_unit` of the bound), exact
+    for up to `MOST_UPDATES` within the bound; it adds nothing longer than the update."""
 
     def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
         # Each operation is exact: by powers of two, and what is left of a number of 24 bits.

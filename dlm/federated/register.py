@@ -1,5 +1,4 @@
-"""The last round of each run on this machine, counted outside its folder, which cannot know of its
-copies.
+"""Counts the rounds of each run on this machine, outside its folder, which may be copied.
 
 Only rounds that are released are counted, in `runs/ID.json` of $DLM_STATE_DIR, by default dlm below
 $XDG_STATE_HOME or ~/.local/state. A copy that continues as another user or on another machine is

@@ -262,15 +262,14 @@ class RunFolder:
         released: bool,
         record: Provenance | None = None,
     ) -> None:
-        """Makes rounds count: writes the private part, then the checkpoint, then erases the old
-        part.
+        """Makes rounds count: writes the private part, then the checkpoint; erases the old part.
 
         Of a run that ends (`state.private` is None), only the ledger is written.
 
         Args
             record    of the checkpoint's contents, stored in it
-            lines     of the journal for this checkpoint's new rounds; the checkpoint has them too,
-                      so that a stop before they are written loses none
+            lines     of the journal for the new rounds; also in the checkpoint, for a stop before
+                      they are written
             released  as in `check_history`
         """
         self._accepted = True

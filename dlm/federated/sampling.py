@@ -6,8 +6,7 @@
 | `FixedGoalSampler` | nothing but the number of rounds |
 | `AvailabilitySampler` | the gap and the participations that it enforces |
 
-A round's choice is drawn from the key's name for that round, so that a resumed run with the same
-key draws the same cohorts.
+A resumed run with the same key draws the same cohorts.
 """
 
 from __future__ import annotations
@@ -265,10 +264,8 @@ def check_population(
 ) -> bool:
     """Whether rounds of this many users are sure to be filled, however chance draws them.
 
-    Enough users come round in turn, each `users / report_goal` rounds after their last one: what is
-    refused no choice of cohorts can fill, and what is not refused this one does. Cohorts are drawn
-    at random, though, and users who have taken part as often as they may can be missed towards the
-    end: it takes more users to rule that out, and False says that there are fewer.
+    What is refused, no choice of cohorts fills; what is not, users in turn fill. Cohorts are drawn
+    at random, though, and users who may take part no more can be missed at the end: False.
 
     Raises  ConfigError  too few users for the gap, or for so many participations
     """

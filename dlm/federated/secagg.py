@@ -228,10 +228,9 @@ class SecureAggregator:
     given the same place of a device in the round.
 
     Args
-        clip_norm     C, to which updates are clipped; the first one if it changes over rounds
-        scale         s, of an update of that norm: a larger one costs bits and inflates the norm
-                      less
-        report_goal   m: more reports are refused
+        clip_norm    C, to which updates are clipped; the first one if it changes over rounds
+        scale        s, of an update of that norm: a larger one costs bits, and inflates it less
+        report_goal  m: more reports are refused
     """
 
     def __init__(self, clip_norm: float, scale: float, report_goal: int, *, alpha: float = ALPHA):

@@ -587,9 +587,9 @@ class Training(FederatedRun[RoundReport]):
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained network, after the last round that counts, with its privacy record; while rounds
-    remain, that of all planned rounds. `vocabulary` is None for an encoder of neither words nor
-    wordpieces."""
+    """A trained network after the last round that counts, with its privacy record: while rounds
+    remain, that of all planned ones. `vocabulary` is None for an encoder of neither words nor
+    pieces."""
 
     network: rnn.RnnConfig
     params: rnn.Params

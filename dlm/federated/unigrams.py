@@ -1,10 +1,9 @@
 """Counts how often people use each word of a list, over rounds of devices (FNG 3).
 
 A device counts the words of a public list in its own text and weights its counts by L1 clipping.
-Only sums over a round of devices are kept. With a noise multiplier, each round's sum gets Gaussian
-noise first (discrete, on the sum's grid), and everything reported later (words seen, convergence)
-comes from what was released. Without one there is no guarantee, neither for the counts nor for
-anything built from them.
+Only sums over a round are kept; with a noise multiplier they get Gaussian noise first (discrete, on
+their grid), and all that is reported later comes from what was released. Without one, neither the
+counts nor anything built from them has a guarantee.
 """
 
 from __future__ import annotations

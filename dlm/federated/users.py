@@ -260,8 +260,7 @@ class UserDataset:
     ) -> list[npt.NDArray[np.int32]]:
         """A user's utterances as token ids, cut to at most `cap` in total, without empty ones.
 
-        `encode` takes the words of an utterance, such as `pieces.Inventory.encode`; `split` makes
-        them.
+        `encode` takes the words that `split` makes of an utterance, as `Inventory.encode` does.
         """
         remaining = cap
         found = []

@@ -102,9 +102,8 @@ class RunVocabulary:
     def read(cls, path: Path, size: int = 0, public_key: Path | None = None) -> RunVocabulary:
         """Words, or wordpieces if the name ends in .model, with the record beside them.
 
-        The key in the file `public_key`, if any, must have signed the bytes that the words are read
-        from.
-        Raises as `WordList.read`, `Inventory.load` and `require_signed`.
+        The key in the file `public_key`, if any, must have signed the bytes that are read. Raises
+        as `WordList.read`, `Inventory.load` and `require_signed`.
         """
         has_pieces = path.suffix == PIECES_SUFFIX
         try:

@@ -174,8 +174,7 @@ class ParticipationLedger:
             )
 
     def check_poisson(self, q: float) -> None:
-        """Raises PrivacyError unless a Poisson sampler with this probability may have drawn the
-        cohorts.
+        """PrivacyError unless Poisson sampling with this probability can have drawn the cohorts.
 
         The total of participations and the variation of cohort sizes show it: with a fixed report
         goal they vary too little.

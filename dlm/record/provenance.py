@@ -182,8 +182,7 @@ class Provenance:
         return tuple(one for one in self.unverified if one.record not in self.seen)
 
     def derive(self, step: str, **content: str) -> Provenance:
-        """The record of something made by `step` from this without using users' data: it inherits
-        all.
+        """The record of something made by `step` from this without users' data: it inherits all.
 
         `content` has the SHA-256 of the output by name; the new record is only about that.
         """

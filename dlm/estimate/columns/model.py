@@ -90,8 +90,7 @@ class ModelColumns:
     def of(
         cls, vocabulary: Vocabulary, sections: Sequence[Raw], *, comments: Iterable[str] = ()
     ) -> ModelColumns:
-        """A model of n-grams in any order, given as (ids, log10_prob, log10_backoff) of order 1, 2,
-        ...
+        """A model of n-grams in any order, as (ids, log10_prob, log10_backoff) of order 1, 2, ...
 
         Raises  ArpaError   an n-gram is repeated, or its prefix is missing
                 ValueError  an id that is not in the vocabulary

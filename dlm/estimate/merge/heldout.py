@@ -58,8 +58,7 @@ class Heldout:
 def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
     """Scores text by every model of a union.
 
-    Args    blocks           lines of text, one sentence each, joined by line feeds; none ends in
-    one
+    Args    blocks  lines of text, one sentence each, with line feeds between them
     Raises  EstimationError  the text has no word
     Cost    memory: 17 bytes per token and model, and 8 more per token and order
     """

@@ -90,13 +90,12 @@ def place_children(  # type: ignore[no-untyped-def]
     """Lays out the nodes of an order, with their rows in each model.
 
     Shapes as in `count_children`, and v words, n nodes of the order above
-        known        (m, v)      uint8   whether a model has the word
-        first_child  (c + 1,)    uint32  where the children of each context go
-        ids_above    (c, k - 1)  uint32  the contexts
-        ids          (n, k)      uint32  filled for the children of begin..end, like those after it
-        prefix       (n,)        uint32
-        child_row    (m, n)      uint32
-        child_own    (m, n)      uint8
+        known                 (m, v)      uint8   whether a model has the word
+        first_child           (c + 1,)    uint32  where the children of each context go
+        ids_above             (c, k - 1)  uint32  the contexts
+        ids                   (n, k)      uint32  filled for the children of begin..end, as the rest
+        prefix                (n,)        uint32
+        child_row, child_own  (m, n)      uint32, uint8
     """
     models = row.shape[0]
     k = ids.shape[1]

@@ -105,9 +105,8 @@ def merge_models(
         time: linear in the n-grams, each context's once, and a search for each suffix
         memory: `needed_bytes`
     Paper
-        Stolcke 2002 (SRILM, `-mix-lm`); the weights by what is left of 1, as there, but taken from
-        the models' own weights where those agree, so that little is lost in a difference of
-        numbers near 1
+        Stolcke 2002 (SRILM, `-mix-lm`), but with the models' own weights where those agree, so that
+        little is lost in a difference of numbers near 1
     """
     shares = check_weights(weights, len(union.models))
     if threads < 1:

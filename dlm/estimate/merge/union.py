@@ -49,12 +49,11 @@ class Nodes:
     """An order of the union, blanks included; `kernels` explains the words used.
 
     Shapes, m models, k the order, n nodes
-        ids          (n, k)    uint32   in prefix order
-        prefix       (n,)      uint32   node of order k - 1
-        suffix       (n,)      uint32   node of order k - 1
-        row, own     (m, n)    uint32, uint8; `blanks`, if any, is the last model
-        real         (n,)      uint8    whether a model has the n-gram
-        first_child  (n + 1,)  uint32   filled when the next order is made
+        ids             (n, k)    uint32   in prefix order
+        prefix, suffix  (n,)      uint32   nodes of order k - 1
+        row, own        (m, n)    uint32, uint8; `blanks`, if any, is the last model
+        real            (n,)      uint8    whether a model has the n-gram
+        first_child     (n + 1,)  uint32   filled when the next order is made
     """
 
     ids: NDArray[np.uint32]

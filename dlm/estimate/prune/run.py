@@ -35,9 +35,8 @@ class PruneResult:
 
     Fields
         model          the smaller model; highest orders without n-grams are dropped
-        ln_divergence  sum of the scores of the pruned n-grams, in nats per word. Each is exact for
-                       its n-gram only; the relative entropy of all of them together may be
-                       several times as much: `measure` shows what a text loses
+        ln_divergence  sum of the scores of the pruned n-grams, in nats per word; each is exact for
+                       its n-gram only, all together may lose several times as much (`measure`)
         without_mass   contexts with no probability left for words they do not list; nearly always 0
     """
 
@@ -64,9 +63,8 @@ def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
 def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
     """The most memory that pruning takes with its arrays in files (`Storage`).
 
-    The system keeps pages of those files in memory while there is room, and writes out the rest.
-    Links to suffixes lead everywhere in the order below, so pruning is fast as long as about 12
-    bytes per n-gram of the largest order fit.
+    The system keeps pages of those files in memory while there is room. Pruning is fast as long as
+    about 12 bytes per n-gram of the largest order fit.
     """
     words = counts[0] + (history[0] if history else 0)
     return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES

@@ -97,9 +97,7 @@ def make_plan(
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
         largest_goal                     most users per round that the system can handle
         round_minutes                    how long a round takes, for the timer; > 0
-    Paper
-        GDP 2.5 (2)-(4): noise from a simulation, goal and noise raised together, and if that is
-        not enough the largest goal with more noise
+    Paper   GDP 2.5 (2)-(4); where the largest goal is not enough, it gets more noise
     """
     numbers = {
         "population": population, "rounds": rounds, "target rho": target_rho,

@@ -48,11 +48,8 @@ class Together:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """The run of a `privacy.json`, or of the record beside a file.
-
-    Raises  FormatError   neither of them
-            PrivacyError  changed after it was written
-    """
+    """The run of a `privacy.json`, or of the record beside a file; FormatError if it is neither,
+    PrivacyError if it was changed after it was written."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = dict(body)

@@ -48,9 +48,8 @@ def tight_epsilon(
 
 
 def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
-    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp"; "rdp" with
-    `whole_orders` only, at which sampled discrete Gaussian noise has the divergences of the
-    Gaussian."""
+    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp"; only the latter
+    with `whole_orders`, at which sampled discrete Gaussian noise has the Gaussian's divergences."""
     import dp_accounting
 
     neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -1,8 +1,7 @@
 """Banded matrix factorisation (BandMF): the banded C of least RmsLoss, not Toeplitz.
 
 Columns have norm 1 and at most `bands` rows, so the sensitivity for participations at least `bands`
-rounds apart is sqrt(participations). The noise of a round needs that of the `bands - 1` rounds
-before, which are kept: with a gap of hundreds of rounds, hundreds of models.
+rounds apart is sqrt(participations). The noise of `bands - 1` earlier rounds is kept.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ class BandMF(Base):
 def optimise_bandmf(
     rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
 ) -> BandMF:
-    """The banded matrix with columns of norm 1 and least RmsLoss, kept on disk once found
-    (Choquette-Choo et al. 2023, banded, section 4). The search starts from the solution for fewer
-    rounds and bands."""
+    """The banded matrix of least RmsLoss with columns of norm 1 (Choquette-Choo et al. 2023,
+    banded, 4), searched from the solution for fewer rounds and bands; kept on disk once found."""
     bands = min(bands, rounds)
     if rounds > MOST_ROUNDS:
         raise ConfigError(

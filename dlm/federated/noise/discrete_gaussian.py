@@ -1,10 +1,7 @@
 """The discrete Gaussian, exactly: whole numbers x by weights exp(-x^2 / 2 deviation^2).
 
-A standard deviation is cut into strips of equal width. A trial draws a strip by its exact
-probability, a uniform place in it and a sign, and accepts them with the probability that makes the
-law exact. 64 random bits nearly always decide a comparison with an irrational number; otherwise
-more bits and digits are drawn until they do, in Python's integers (`exact_trial`). So the law has
-no rounding, and its only end is that of 64 bits, which is refused (`LIMIT`).
+The law has no rounding; its only end is that of 64 bits, which is refused (`LIMIT`). What 64 random
+bits do not decide, Python's integers do (`exact_trial`): DESIGN.privacy.md, "Draws".
 
 Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
 """

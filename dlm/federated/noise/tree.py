@@ -92,9 +92,8 @@ class TreeAggFull(Base):
         self._spread, self._pull = _conditionals(self._sizes)
 
     def conditionals(self) -> tuple[Floats, Floats, Floats]:
-        """Of each round's noise given earlier noise: (rounds,) standard deviation; (rounds, held)
-        weights on the sums of complete left halves, smallest first; (rounds,) int64 place in its
-        tree."""
+        """Per round, given earlier noise: (rounds,) standard deviation; (rounds, held) weights on
+        the sums of complete left halves, smallest first; (rounds,) int64 place in its tree."""
         place = np.concatenate([np.arange(size) for size in self._sizes])
         return self._spread, self._pull, place
 
@@ -123,10 +122,8 @@ def _full_variances(size: int) -> Floats:
     alone = node_variances(levels)
 
     def inside(level: int, whole: float) -> tuple[Floats, Floats]:
-        """For a subtree whose whole has variance `whole` given everything above it:
-
-        (variance of each running sum in it, covariance of each with the whole).
-        """
+        """For a subtree whose whole has variance `whole` given all above it: (variance of each
+        running sum in it, covariance of each with the whole)."""
         if level == 0:
             return np.array([whole]), np.array([whole])
         # Given the whole, the left half is half of it plus an independent residual.
