@@ -90,7 +90,6 @@ def _jsonable(value: Any) -> Any:
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Settings that are not the same, each with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted({*old, *new}):

@@ -105,7 +105,6 @@ def like(kind: Any, name: str, default: Any = MISSING) -> Any:
 
 
 def settings_of(kind: type) -> tuple[Setting, ...]:
-    """The fields of the dataclass `kind`, in their order."""
     if kind in _KNOWN:
         return _KNOWN[kind]
     found = []
@@ -147,7 +146,6 @@ def check(section: str, values: Any) -> None:
 
 
 def kind_name(kind: Any) -> str:
-    """What a type is called: "an integer"."""
     if isinstance(kind, UnionType):
         return " or ".join(kind_name(one) for one in get_args(kind) if one is not NoneType)
     return str(_A.get(kind) or getattr(kind, "__name__", kind))

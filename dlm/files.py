@@ -1,17 +1,14 @@
 """Files and folders that appear whole or not at all, and that leave nothing behind.
 
 All renames, locks, and temporary files and folders are made here. A file being written is beside
-its final place, under a hidden name with the id of its process: `.NAME.PID-RANDOM.partial`. The
-process holds a lock (flock) on it, so that a later one can distinguish it from what a killed
-process left, and removes the latter. The id is only for people: ids are reused, and containers that
-share a folder do not share ids.
+its final place, under a hidden name: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock),
+so that a later one knows what a killed process left, and removes it. The id is only for people: ids
+are reused, and containers that share a folder do not share ids.
 
-A cache is a folder of folders, each marked by the processes that use it (`claim`); `evict` removes
-the others.
+A cache is a folder of folders, each marked by the processes that use it (`claim`).
 
-A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals` turns the
-signal into an exception); whatever escapes the `finally` blocks is removed when the interpreter
-exits.
+A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.signals`); whatever
+escapes the `finally` blocks is removed when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -172,7 +169,6 @@ def remove_unlocked(folder: Path, lock: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -324,7 +320,6 @@ class Replacement:
             sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Removes what was written, unless it was committed."""
         if self._done:
             return
         self._done = True

@@ -1,7 +1,6 @@
 """Counts of values by size, for metrics of durations or sizes.
 
-Plain lists and numbers, so that counting costs a quarter of a microsecond and needs no lock if only
-one thread counts. The code that exports a histogram converts it to its library's form.
+Plain lists and numbers: counting costs a quarter of a microsecond, without a lock in one thread.
 """
 
 from __future__ import annotations

@@ -152,7 +152,6 @@ class _Kernels(NullCache):  # type: ignore[misc]
         return os.fspath(folders()[-1])
 
     def file(self, signature: Any, context: Any) -> str:
-        """The name of the file for these argument types, on this kind of processor."""
         arguments, result = normalize_signature(signature)
         key = repr((str(arguments), str(result), context.codegen().magic_tuple()))
         return f"{self._name}-{_digest(key.encode())}"

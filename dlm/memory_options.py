@@ -1,7 +1,6 @@
 """Where the bytes of a file are while a kernel reads them: on disk until touched, or in memory.
 
-A query that is the first to touch a page pays for a page fault: some microseconds from the page
-cache, milliseconds from a disk. A server prefers to pay that before it is ready.
+The first query that touches a page waits microseconds for the page cache, milliseconds for a disk.
 
 A search of a large model spends much of its time translating addresses of 4 KiB pages: a token of
 new text took 321 ns with 77 million n-grams, and 236 with huge pages. So a map of a file that fits

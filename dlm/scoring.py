@@ -1,8 +1,7 @@
 """Text scored in blocks of lines, by a local shard set or by servers.
 
-A block is what is available: a piece of a file, or the lines that a pipe has delivered. The scores
-of a block are passed on before waiting for the next one. Imports are local, so that `dlm score`
-starts in a fraction of a second.
+A block is what is available: a piece of a file, or the lines that a pipe has delivered. Its scores
+are passed on before waiting for the next. Imports are local, so that `dlm score` starts fast.
 """
 
 from __future__ import annotations
@@ -194,7 +193,6 @@ class _Here:
 def scored_by_servers(
     utterance: Utterance, blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in order, scored by servers, at most `SENTENCES` per call."""
     from dlm.client.api.inputs import split_words
 
     for block in blocks:

@@ -1,10 +1,8 @@
 """OpenTelemetry spans of calls and their messages, if the extra `trace` is installed.
 
-Nothing of OpenTelemetry is imported until a `Tracer` is made, which only a setting causes. The
-application's SDK set-up decides where spans go and which are sampled.
-
-A span holds numbers and results; never words, ids, addresses or messages of errors. Of the caller's
-context only W3C's `traceparent` and `tracestate` travel; baggage, which may hold anything, stays.
+Nothing of OpenTelemetry is imported until a `Tracer` is made. A span holds numbers and results;
+never words, ids, addresses or messages of errors. Of the caller's context only W3C's `traceparent`
+and `tracestate` travel; baggage, which may hold anything, stays.
 """
 
 from __future__ import annotations

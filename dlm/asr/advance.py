@@ -104,7 +104,6 @@ class TokenLM:
     def _all(
         self, states: NDArray[Any] | Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(B, V + 1) scores and next states, the sentence end in the last column."""
         given = np.asarray(states)
         if given.size and given.dtype.kind not in "iu":
             raise QueryError(
@@ -125,8 +124,7 @@ class TokenLM:
         return scores, after
 
     def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """The rows of states that are not cached; caches them unless they are a bigram
-        fallback's."""
+        """The rows of states that are not cached; caches them, unless a bigram fallback's."""
         model_info = self._utterance.model_info
         asked = [State(model_info, self._context(number)) for number in numbers]
         blocks = self._utterance.context_blocks(asked)

@@ -84,7 +84,6 @@ class Contexts:
         return self.find(state) or self.get_all([state])[0]
 
     def get_all(self, states: Sequence[State]) -> list[KnownContext]:
-        """The contexts of several states; those not cached are fetched together."""
         kept, passing = self._kept, self._passing
         missing = [s for s in dict.fromkeys(states) if s not in kept and s not in passing]
         fetched: dict[State, KnownContext] = {}

@@ -51,7 +51,6 @@ class HeardSentence:
         return " ".join(one.word for one in self.words)
 
     def shifted(self, seconds: float) -> HeardSentence:
-        """The same sentence, this many seconds later."""
         words = (
             replace(
                 one,

@@ -35,7 +35,6 @@ class SymbolTable:
 
     @classmethod
     def read(cls, path: Path | str) -> SymbolTable:
-        """Reads `WORD NUMBER` lines; raises OSError, LatticeError."""
         words: dict[str, str] = {}
         for line, text in read_lines(path):
             fields = text.split()
@@ -87,8 +86,6 @@ def _read_block(
 
 
 class _Reader:
-    """One lattice, line by line."""
-
     def __init__(
         self,
         path: str,

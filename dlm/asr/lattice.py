@@ -89,7 +89,6 @@ class Lattice:
 
     @property
     def end(self) -> int:
-        """The node that ends every path."""
         return len(self.times) - 1
 
     @property

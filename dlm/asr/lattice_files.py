@@ -132,7 +132,6 @@ class FileWriter:
             self._replacement.discard()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Adds an utterance; `remark` is used if the format has comments."""
         if isinstance(found, NbestList):
             text = nbest_json(found) if self._json else nbest_text(found)
         elif self._format == KALDI:

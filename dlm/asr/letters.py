@@ -43,8 +43,8 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
 def letters_to_sounds(words: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each word and its sounds.
 
-    Some belong to another language ("radio" is "r a ð ̞ j o"). The acoustic model was trained
-    with the same network and hears them in English too: without them, word errors are 0.4 points
+    Some belong to another language ("radio" is "r a ð ̞ j o"): the acoustic model was trained
+    with the same network and hears them in English too. Without them, word errors are 0.4 points
     higher.
     """
     from hama import G2PModel

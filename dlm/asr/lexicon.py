@@ -130,7 +130,6 @@ def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
 
 
 def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict[str, list[Sounds]]:
-    """Pronunciations of the first `limit` words that have any."""
     table, dictionary = read_table(), read_dictionary()
     found: dict[str, list[Sounds]] = {}
     missing = []

@@ -58,7 +58,6 @@ class NbestList:
     scales: Scales = field(default_factory=Scales)
 
     def lattice(self) -> Lattice:
-        """The list as a lattice with one path per hypothesis."""
         draft, node = LatticeDraft(self.id, non_words=("",)), 1
         for one in self.hypotheses:
             at = 0

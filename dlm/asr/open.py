@@ -87,10 +87,8 @@ def open_model(
         model   which of the servers' models, see `Client.connect`; overrides the pointer's
         tell    gets lines about the progress of sharding; None: silent
     Raises
-        ConfigError       it does not exist, is empty or of another kind, or the cache is not
-                          writable
-        ArpaError         not an ARPA file, or a damaged one
-        ShardFormatError  the shard set is damaged
+        ConfigError  it does not exist, is empty or of another kind, or the cache is not writable
+        ArpaError, ShardFormatError  it is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
         An ARPA file is sharded once. The shard set stays in the cache folder ($DLM_CACHE_DIR, or

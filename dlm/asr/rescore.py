@@ -261,7 +261,6 @@ class _Expansion:
         return list(known.values())
 
     def _go_on_silently(self, number: int, arrivals: list[list[_Arrival]]) -> None:
-        """Along arcs without words: the state stays."""
         state, score, scale = self._state[number], self._score[number], self._scales.lm
         for arc, target, word, acoustic, old, penalty in self._out[self._node[number]]:
             if word == _SILENT:
@@ -269,7 +268,6 @@ class _Expansion:
                 arrivals[target].append((state, total, number, arc, old))
 
     def _go_on(self, number: int, arrivals: list[list[_Arrival]]) -> None:
-        """Along arcs with words, once they are scored."""
         state, score, scale = self._state[number], self._score[number], self._scales.lm
         weight = self._search.new_weight
         for arc, target, word, acoustic, old, penalty in self._out[self._node[number]]:

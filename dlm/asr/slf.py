@@ -52,8 +52,6 @@ def utterance_id(name: str) -> str:
 
 
 class _Reader:
-    """One file, line by line."""
-
     def __init__(self, path: str, non_words: Collection[str]) -> None:
         self._draft = LatticeDraft(utterance_id(path), path, non_words)
         self._header: dict[str, str] = {}
@@ -209,7 +207,6 @@ class _Reader:
 
 
 def _natural(base: float, error: Callable[[str], LatticeError]) -> float:
-    """The factor from logarithms of this base to natural ones."""
     if base <= 0.0 or base == 1.0:
         raise error(
             f"base is {base:g}; expected a base of logarithms above 1 (plain probabilities are not "

@@ -12,8 +12,7 @@ from dlm.client import States
 
 
 class StateTable:
-    """The states of one model that occurred, each once; those of `first`, 1-D, get numbers from
-    0."""
+    """The states of one model that occurred, each once, numbered from those of `first`, 1-D."""
 
     def __init__(self, first: States) -> None:
         self._numbers: dict[bytes, int] = {}

@@ -44,10 +44,8 @@ def read_transcripts(path: Path) -> TranscriptFile:
     * a name, a tab, the text, as printed by `dlm transcribe` for several files
     * only the text, one line per utterance
 
-    Raises
-        OSError       the file cannot be read
-        TextError     it is empty, not UTF-8, or a line has another format than the first
-        LatticeError  an n-best list is malformed
+    Raises  OSError;  TextError  empty, not UTF-8, or a line of another format than the first
+            LatticeError  an n-best list is malformed
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

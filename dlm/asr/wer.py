@@ -206,7 +206,6 @@ def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
 def by_group(
     errors: Mapping[str, WordErrors], group_of: Mapping[str, str]
 ) -> dict[str, WordErrors]:
-    """Sums the errors of utterances by group, such as the speaker."""
     found: dict[str, WordErrors] = {}
     for utterance, one in errors.items():
         group = group_of[utterance]

@@ -26,8 +26,6 @@ CANDIDATES = 20
 
 @dataclass
 class Checked:
-    """Scores compared with the oracle, and how long the calls took."""
-
     queries: int = 0
     differences: int = 0
     calls_ms: list[float] = field(default_factory=list)
@@ -40,7 +38,6 @@ class Checked:
 def check_sentences(
     client: Client, oracle: DictModel, lines: list[bytes]
 ) -> tuple[Checked, tuple[Stats, Stats]]:
-    """Scores whole sentences, one call each, and compares every token."""
     utterance = client.utterance()
     utterance.score_sentences([b"warm up"])
     before = replace(client.stats)
@@ -112,7 +109,6 @@ def _position(
 
 
 def counted_by_servers(client: Client, addresses: list[str], timeout_s: float) -> tuple[int, int]:
-    """Messages and queries that all servers counted together."""
     core = client._core
     assert isinstance(core, Core)
     beats = [

@@ -166,7 +166,6 @@ def _wait_ready(
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Asks every process to drain and end; kills those that do not."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -245,7 +244,6 @@ def claim(cluster_file: Path) -> Iterator[None]:
 
 
 def check_free(cluster_file: Path) -> None:
-    """Raises `ConfigError` unless `cluster_file` is free, or left by a cluster that has ended."""
     if not cluster_file.exists():
         return
     if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
@@ -261,7 +259,6 @@ def check_free(cluster_file: Path) -> None:
 
 
 def listening(cluster_file: Path) -> str | None:
-    """The first address in `cluster_file` where anything listens."""
     for endpoint in ClusterToml(cluster_file).servers():
         host, port = endpoint.address.rsplit(":", 1)
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):

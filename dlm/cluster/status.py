@@ -48,7 +48,6 @@ def tries_for(workers: int) -> int:
 class Row:
     """A model that a server process holds, or a server that does not answer; None: not known (yet).
 
-    address        as cluster.toml gives it
     shard          the shard it reports; the hint of cluster.toml while it is silent
     state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
                    does not let us ask
@@ -57,14 +56,12 @@ class Row:
     queries_per_s, messages_per_s  answered, between the last two beats
     refused        messages refused since it started
     failing_percent  share of the messages between the last two beats that it refused
-    cpu_percent    of one core, between the last two beats
-    memory_bytes   private memory of the process
+    cpu_percent    of one core, between the last two beats;  memory_bytes  private memory
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
-    delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
+    delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, is
                    slow
-    slow           whether clients consider it slow: compared with its baseline, or with another
-                   server of its shard
+    slow           compared with its baseline, or with another server of its shard
     error          why the row has no data, or incomplete data
     """
 
@@ -166,7 +163,6 @@ class _BeatHistory:
         self._member = measured(self._member, beat.round_trip_s, beat.at, HEARTBEATS)
 
     def shorter(self, round_trip_s: float) -> None:
-        """Another measurement for the last poll; the shortest counts."""
         if round_trip_s < self.last.round_trip_s:
             self.last = replace(self.last, round_trip_s=round_trip_s)
             trips = (*self._member.trips[:-1], round_trip_s)
@@ -270,7 +266,6 @@ class _Server:
         return beat
 
     def measure_again(self) -> None:
-        """Another round trip to each worker for each of its shard sets."""
         for worker in self.workers.values():
             for shard_set, held in worker.held.items():
                 with contextlib.suppress(DlmError):
@@ -372,7 +367,6 @@ class _Server:
         self.manifests[manifest.shard_set_bytes] = manifest
 
     def _model(self, worker: _WorkerConnection, shard_set: bytes) -> str | None:
-        """The model of a shard set, which is asked for once."""
         if shard_set not in self.manifests:
             try:
                 self._learn(worker.connection.describe(self._timeout_s, shard_set))

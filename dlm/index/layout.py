@@ -85,8 +85,6 @@ def file_name(kind: str, index: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file that the manifest lists: its size in bytes and its XXH3-128 in hex."""
-
     kind: str
     index: int | None
     name: str
@@ -118,7 +116,6 @@ class Manifest:
 
     @cached_property
     def shard_set_bytes(self) -> bytes:
-        """The 16 bytes that name the shard set on the wire."""
         return bytes.fromhex(self.shard_set)
 
     @cached_property
@@ -231,7 +228,6 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def _number(value: Any, what: str, largest: int = (1 << 63) - 1) -> int:
-    """`value`, which must be an integer in JSON (true and 1.0 are not)."""
     if type(value) is not int or not 0 <= value <= largest:
         raise ValueError(f"{what} is {value!r:.80}, not a whole number from 0 to {largest}")
     return value

@@ -1,8 +1,7 @@
 """The n-grams of a model as sorted arrays, and their closure under suffixes.
 
-An n-gram is looked up by ranks: the rank of its prefix among the shorter n-grams and its last word
-make one 64-bit key, and the keys of an order are sorted. That works because a model is closed
-under prefixes.
+An n-gram's key is the rank of its prefix among the shorter n-grams and its last word, in 64 bits:
+a model is closed under prefixes.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ _MOST_NGRAMS = (1 << 32) - 1  # of one order: a rank is half of a sort key
 
 @dataclass
 class OrderTable:
-    """The n-grams of one order, sorted by their prefix, then by the key of their last word; 1-grams
-    by id.
+    """The n-grams of one order, by prefix, then by the key of their last word; 1-grams by id.
 
-    Shapes
-        rows     (n, order)  word ids, oldest first
-        log10_prob, log10_backoff (n,)  0 for blanks and where the model has none
-        blank    (n,)  added to close the set under suffixes; not in the model
-        prefix   (n,)  rank of the prefix one order down (0 for 1-grams)
+    Shapes  rows (n, order)  word ids, oldest first
+            log10_prob, log10_backoff (n,)  0 for blanks and where the model has none
+            blank (n,)   added to close the set under suffixes; not in the model
+            prefix (n,)  rank of the prefix one order down (0 for 1-grams)
     """
 
     rows: NDArray[np.uint32]
@@ -54,8 +51,6 @@ class OrderTable:
 
 @dataclass
 class NgramTables:
-    """A whole model: `tables[k - 1]` holds order k."""
-
     vocabulary: Vocabulary
     tables: list[OrderTable]
 
@@ -71,7 +66,6 @@ class NgramTables:
         return tuple(int(t.blank.sum()) for t in self.tables)
 
     def sort_keys(self, prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """The sort keys of the n-grams of an order above 1: see `pack_keys`."""
         return pack_keys(prefix, keys_of(word, key_bits_of(len(self.vocabulary))))
 
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -1,7 +1,6 @@
-"""Estimates the bytes of a model's shard set, before it is built.
+"""Estimates the bytes of a model's shard set from one pass over its ARPA file.
 
-One pass over the ARPA file counts what the packed form depends on. Lists after more than one word
-are not known without sorting, so their ranks are estimated from means.
+Lists after more than one word are not known without sorting: their ranks are estimated from means.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ class ShardSetSizes:
 
     @property
     def client(self) -> int:
-        """The low orders, mapped and shared by a host's processes, and the words, in each
-        process."""
+        """The low orders, shared by a host's processes, and the words, in each process."""
         strings, words = self.words
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
 

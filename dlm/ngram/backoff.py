@@ -105,7 +105,6 @@ class DictModel:
             return cls(reader.vocabulary, reader.order, ngrams)
 
     def spell(self, ngram: Ngram) -> str:
-        """The words of `ngram`, for a message."""
         return " ".join(repr(self.vocabulary.words[i].decode("utf-8", "replace")) for i in ngram)
 
     def score(self, context: Sequence[int], word: int) -> Score:

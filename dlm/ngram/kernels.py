@@ -81,7 +81,6 @@ def trailing_zeros(a: Any) -> Any:
 
 
 def bits_of(a: Any) -> Any:
-    """The bits of a float64 as uint64."""
     return np.float64(a).view(np.uint64)
 
 
@@ -261,7 +260,6 @@ def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h
 
 @inlined
 def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignore[no-untyped-def]
-    """Whether text[begin:begin + length] is the word of that id."""
     start = word_begin[word]
     if word_begin[word + 1] - start != length:
         return False

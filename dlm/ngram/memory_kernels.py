@@ -1,8 +1,7 @@
-"""Memory by its address: what kernels read of mapped files, and of bits packed in them.
+"""Memory by its address, an int64: what kernels read of mapped files, and of bits packed in them.
 
-An address is an int64. A field has at most 57 bits: with a shift of up to seven it still lies in
-one eight-byte load. Arrays as arguments count references, which costs more than most functions
-here do.
+A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
+Arrays as arguments count references, which costs more than most functions here do.
 """
 
 # mypy: disable-error-code="misc"

@@ -2,7 +2,7 @@
 
 A context of two words or more belongs to the shard of its two most recent words (u, v). XXH64 of
 the two ids gives one of 4,096 slots, and a table in the manifest gives each slot a shard, so that
-the builder can balance the shards and an operator can move slots without hashing again.
+the builder can balance shards and an operator can move slots.
 
 Paper: DLM Algorithm 2, which takes ``hash % B`` itself for the shard.
 """

@@ -27,7 +27,6 @@ def is_unk_spelling(word: bytes) -> bool:
 
 
 def is_mark(word: bytes) -> bool:
-    """Whether `word` is the unknown word, or begins or ends sentences."""
     return is_unk_spelling(word) or word in (BEGIN_SENTENCE, END_SENTENCE)
 
 

@@ -93,7 +93,6 @@ class WordTable:
         self._enter(count)
 
     def _enter(self, words: int) -> None:
-        """Enters all words, with enough slots for `words`."""
         size = _MIN_SLOTS
         while size * 2 < words * 3:
             size *= 2
@@ -257,7 +256,6 @@ def _prepared(text: bytes, spaces: bytes) -> tuple[NDArray[np.uint8], NDArray[np
 
 
 def _grown(array: NDArray[_Number], size: int) -> NDArray[_Number]:
-    """`array` with room for `size` and for half as many again."""
     grown = np.zeros(size + size // 2, array.dtype)
     grown[: len(array)] = array
     return grown

@@ -47,7 +47,6 @@ class Admission:
     # ----------------------------------------------------------------- in flight
 
     def enter(self) -> None:
-        """A message is accepted."""
         self._asked = self._clock()
         self._metrics.in_flight += 1
         if (client := caller()) is not None:
@@ -89,7 +88,6 @@ class Admission:
         return None
 
     def require_ready(self) -> None:
-        """Raises `Refusal` if the service does not answer yet, or no longer."""
         if self.state is ServingState.WARMING:
             raise Refusal(
                 Reason.NOT_READY, "this server is still warming up; ask a replica, or retry later"

@@ -1,8 +1,4 @@
-"""From a parsed message to the bytes of its reply: read, checked, searched, encoded.
-
-One compiled call checks a message and searches it (`index/search/owned_kernels.py`). It reports
-only that something is wrong; further checks, which few messages need, find what and where.
-"""
+"""From a parsed message to the bytes of its reply: read, checked, searched, encoded."""
 
 from __future__ import annotations
 
@@ -89,12 +85,11 @@ class Located:
 
 
 class Answerer:
-    """Answers of one shard; each method in any thread.
+    """Answers of one shard, in full and correctly, or `Refusal` with the first fault, in the order
+    of proto/README.md; each method in any thread.
 
-    Args        most_queries  per message;  clock  monotonic seconds; the clock of `late`
-                require_same  raises `Refusal` if a message names another shard set or shard
-    Guarantees  a message is answered in full and correctly, or `Refusal` is raised with its first
-                fault, in the order of proto/README.md
+    Args  most_queries  per message;  clock  monotonic seconds; the clock of `late`
+          require_same  raises `Refusal` if a message names another shard set or shard
     """
 
     def __init__(
@@ -249,7 +244,6 @@ def _refusal(fault: int, place: int, groups: QueryGroups, shard: OpenShard) -> R
 
 
 def orders_of(orders: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(16,) int64: how often each order stands in `orders`."""
     totals = np.zeros(MAX_ORDER + 1, np.int64)
     kernels.count_orders(orders, totals)
     return totals

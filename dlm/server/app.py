@@ -1,7 +1,6 @@
 """A shard server process from start to end: open, bind, warm up, serve, drain.
 
-`serve` is all of this, for the command line; `ShardServer` is one process without files and
-signals. If several processes share the port, `workers` starts them.
+`serve` is all of this; `ShardServer` is one process, without files and signals.
 """
 
 from __future__ import annotations
@@ -79,12 +78,10 @@ def serve(
     Args     directories  one or more; a call that names no shard set means the first
              on_ready     called once, when every worker can answer its first query
              ready_file   JSON of `Ready`; it exists from that moment until the server drains
-    Returns  0 if everything in flight was answered, 1 if the second signal or shutdown_timeout_s
-             ended it
+    Returns  0 if everything in flight was answered, 1 if it was cut off
     Raises   ShardFormatError  a file is missing, damaged or contradicts the manifest
              ConfigError  the port cannot be bound, memory cannot be locked, a shard set is given
-                 twice, a file of tokens or certificates is unusable, or a worker ended before it
-                 was ready
+                 twice, a file of tokens or certificates is unusable, or a worker ended too early
     """
     allow_connections()
     credentials = Credentials(config)  # faults in them are reported before anything is opened
@@ -307,7 +304,6 @@ class ShardServer:
         return "; ".join(filter(None, self.process.trouble().values()))
 
     async def _serve(self) -> Event:
-        """Carries out the actions of each event; returns the event that closed the server."""
         drain: asyncio.Task[None] | None = None
         while True:
             event = await self._events.get()
@@ -389,7 +385,6 @@ class ShardServer:
         )
 
     def _warm_up(self) -> None:
-        """Compiles and runs the kernels before a client waits for them; in its own thread."""
         begun = time.monotonic()
         try:
             messages = 0
@@ -447,12 +442,10 @@ class ShardServer:
 
 
 def warm_up_messages(shard: OpenShard) -> list[bytes]:
-    """Score requests that take every path through the kernels, as a client would send them.
+    """Score requests that take every path through the kernels, as a client would send them: one
+    context and many, one word and many, each context length. None for a model of order 2 or less.
 
-    One context and many, one word and many, each context length; with contexts of this shard if a
-    search finds some. They pass through the codec, so that kernels compile for arrays of the
-    kind that traffic brings (read-only, over the received bytes). None for a model of order 2 or
-    less.
+    They pass through the codec, whose read-only arrays are what kernels compile for.
     """
     if shard.order <= 2:
         return []

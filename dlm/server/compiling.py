@@ -16,7 +16,6 @@ KERNELS = (*shard.KERNELS, kernels.first_fault, kernels.count_orders, checks.tot
 
 
 def compile_kernels() -> None:
-    """Compiles kernels that an earlier start did not cache, and logs it."""
     begun = time.monotonic()
 
     def tell(done: int, of: int) -> None:

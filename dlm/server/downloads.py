@@ -37,8 +37,6 @@ def open_files(shard: OpenShard) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Download:
-    """A file being sent, and the offset reached."""
-
     descriptor: int
     entry: FileEntry
     offset: int
@@ -97,8 +95,7 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; raises `Refusal` if the server drains: it resumes
-        elsewhere."""
+        """The next chunk, serialized; raises `Refusal` if the server drains."""
         self._admission.require_ready()
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)
         offset, download.offset = download.offset, download.offset + size

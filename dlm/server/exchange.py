@@ -1,8 +1,7 @@
 """One Exchange: a stream of Scores and ContextBlocks, of any model on this port.
 
-Small messages are answered one after another as they are read. So streams take turns on the event
-loop, and a client that sends faster than it is served delays only its own stream. Large messages
-are answered in threads, out of order.
+Small messages are answered one after another as they are read, so a client that sends faster than
+it is served delays only its own stream. Large ones are answered in threads, out of order.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ class ExchangeStream:
         self._large: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Answers until the client ends the stream."""
         self._metrics.streams += 1
         try:
             await self._read_all()

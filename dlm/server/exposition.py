@@ -1,12 +1,8 @@
-"""What a server shows over HTTP: /metrics, /healthz and /readyz.
+"""What a server shows over HTTP: /metrics, /healthz and /readyz. Numbers only, no user's text.
 
-It shows only numbers, no user's text, and takes no input but a path. It reveals how busy the server
-is, so it listens on loopback by default.
-
-A single process serves its own metrics (`worker_exposition`). Processes that share a port each do
-so on a unix socket in a private folder, and one more process joins them (`serve_joined`). A dead or
-stuck worker is left out and never fails a scrape. If all are, the scrape says why
-(`dlm_server_not_ready`) or fails, since an empty one would raise no alert.
+Processes that share a port each show theirs on a unix socket, and one more process joins them
+(`serve_joined`). A dead or stuck worker is left out and never fails a scrape. If all are, the
+scrape says why (`dlm_server_not_ready`) or fails, since an empty one would raise no alert.
 """
 
 from __future__ import annotations
@@ -141,10 +137,8 @@ def joined_exposition(
     """Shows several worker processes as one; close what is returned.
 
     /metrics is 200 while a worker answers, or if `trouble` says why none does; then it has
-    `dlm_server_not_ready` for each worker, dead or not. Otherwise it is 503.
-
-    /readyz is 200 while at least one worker is ready, since the port then answers. /healthz is 200
-    while at least one worker's is: the supervisor replaces a dead or stuck one.
+    `dlm_server_not_ready` for each worker, dead or not. Otherwise it is 503. /readyz and /healthz
+    are 200 while one worker's is: the port then answers, and the supervisor replaces dead workers.
 
     Args  sockets  worker -> its unix socket (`worker_socket`), which may not exist
           labels   of metrics of a whole process, except the worker
@@ -267,10 +261,7 @@ class WorkerSockets:
 
 @contextlib.contextmanager
 def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
-    """The port, bound, and a socket for each worker; None if metrics are off.
-
-    The sockets have no names that could be left behind, removed or used by others: their folder is
-    removed before a worker starts, and only descriptors lead to them.
+    """The port, bound, and an unnamed socket for each worker; None if metrics are off.
 
     Raises  ConfigError  the port cannot be bound, or the folder cannot be created
     """
@@ -295,8 +286,6 @@ def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
 
 
 class _Families(Collector):
-    """Families that were already built, for `generate_latest`."""
-
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 

@@ -1,9 +1,7 @@
 """The state of a server, and how it is reported: the state machine and the standard health service.
 
-The machine is pure: `step(state, event)` returns the next state and what to do; `app` does it.
-
-Two rules: a draining server never becomes ready again, and a state is announced before it is acted
-on.
+The machine is pure; `app` does what it says. A draining server never becomes ready again, and a
+state is announced before it is acted on.
 """
 
 from __future__ import annotations
@@ -23,16 +21,12 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 class ServingState(IntEnum):
-    """Values are those of `dlm.v1.ServerState`."""
-
     WARMING = pb.SERVER_STATE_WARMING
     READY = pb.SERVER_STATE_READY
     DRAINING = pb.SERVER_STATE_DRAINING
 
 
 class Event(Enum):
-    """What can happen to a server."""
-
     WARMED = "the warm-up has ended"
     FAILED = "the warm-up has failed"
     STOP = "a signal asked it to stop"
@@ -40,8 +34,6 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What `app` does about it."""
-
     ANNOUNCE = "tell the health service"
     PUBLISH = "write the ready file and call on_ready"
     DRAIN = "wait for what is in flight"
@@ -74,11 +66,7 @@ def serving_status(state: ServingState) -> int:
 
 
 class HealthService:
-    """grpc.health.v1.Health for "" (the whole server) and dlm.v1.Shard.
-
-    grpc_health's own asyncio servicer forgets every watcher of a service when one of them leaves,
-    so this one keeps a single condition for all of them.
-    """
+    """grpc.health.v1.Health for "" (the whole server) and dlm.v1.Shard."""
 
     SERVICES = frozenset({"", SHARD_SERVICE, HEALTH_SERVICE})
 

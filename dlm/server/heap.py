@@ -1,7 +1,6 @@
 """Gives memory back that the C library holds free, once a server has grown.
 
-Floods of HTTP/2 frames leave many small holes in glibc's heap. It keeps them, and each round of a
-flood adds some. `malloc_trim` returns their pages to the system.
+Floods of HTTP/2 frames leave many small holes in glibc's heap; `malloc_trim` returns their pages.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class Heap:
         return self._trim is not None and self._state.is_due(size, now_s)
 
     def trim(self, now_s: float) -> None:
-        """Trims, which takes some milliseconds."""
         assert self._trim is not None
         before = private_memory()
         self._trim(0)

@@ -1,9 +1,8 @@
 """GET over HTTP/1.1, for probes and scrapers, in a separate thread.
 
-Small on purpose: one request per connection, and no body is read. Connections can slow only the
-endpoint itself: each has `REQUEST_S` from its first byte to its last and `HEAD_BYTES` for its head,
-and beyond `CONNECTIONS` the oldest is closed, so idle ones cannot keep out a probe. Nothing they do
-is logged. One descriptor is kept in reserve, for a process that can open no other file.
+Small on purpose: one request per connection, and no body is read. Each connection has `REQUEST_S`
+and `HEAD_BYTES`, and beyond `CONNECTIONS` the oldest is closed, so idle ones cannot keep out a
+probe. Nothing is logged. One descriptor is kept in reserve, for a process that can open no other.
 """
 
 from __future__ import annotations

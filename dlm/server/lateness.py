@@ -14,8 +14,6 @@ WINDOW_S = 60.0
 
 
 class Lateness:
-    """Of one stream."""
-
     def __init__(self) -> None:
         self._first: float | None = None
         self._begun = -inf

@@ -1,8 +1,4 @@
-"""What a shard server counts: plain numbers, updated by each message.
-
-Nothing here depends on Prometheus; `collector.py` converts the numbers on request. Counting costs
-two microseconds per message (README.md).
-"""
+"""What a shard server counts: plain numbers, which `collector.py` converts on request."""
 
 from __future__ import annotations
 

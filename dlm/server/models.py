@@ -1,8 +1,4 @@
-"""Several models behind one port: which of them a call is for.
-
-A call names its shard set and is passed to the service that holds it, which checks and answers it
-as if it were the only one. A call that names none goes to the first.
-"""
+"""Several models behind one port: which of them a call is for; the first if it names none."""
 
 from __future__ import annotations
 
@@ -52,7 +48,6 @@ class Models:
 
     @property
     def state(self) -> ServingState:
-        """They warm up, answer and drain together."""
         return self.default.state
 
     @state.setter
@@ -143,7 +138,6 @@ class Models:
                 yield chunk
 
     def handlers(self) -> Any:
-        """The handlers for a gRPC server, without serializers: bytes in, bytes out."""
         calls: Any = self.default if len(self._by_set) == 1 else self
         return grpc.method_handlers_generic_handler(
             SHARD_SERVICE,

@@ -19,7 +19,6 @@ def say(pipe: int, content: object) -> None:
 
 
 def as_error(kind: str, message: str) -> DlmError:
-    """The error that a worker raised, as the same class."""
     found = getattr(dlm.errors, kind, None)
     if isinstance(found, type) and issubclass(found, DlmError):
         return found(message)

@@ -1,7 +1,6 @@
 """gRPC for servers, with the poller that costs them least. They import `grpc` from here.
 
-gRPC reads the variable once, when it is first imported. A program that imported it earlier keeps
-its poller, and a variable that is set already is left as it is.
+gRPC reads the variable when it is first imported; one that is set already is left as it is.
 """
 
 from __future__ import annotations

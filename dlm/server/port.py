@@ -1,8 +1,6 @@
 """One port for several processes of one server only.
 
-Workers listen on it with SO_REUSEPORT, and the system spreads connections over them. The same
-option would let an unrelated server of the same user join silently and answer some connections with
-another model; so a server that reserves a port makes sure that no other has it.
+With SO_REUSEPORT alone, an unrelated server of the same user could join silently.
 """
 
 from __future__ import annotations

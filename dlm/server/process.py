@@ -109,5 +109,4 @@ class Process:
 
     @staticmethod
     def cpu_ms() -> int:
-        """Processor time since the start, of all threads."""
         return time.process_time_ns() // 1_000_000

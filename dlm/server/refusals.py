@@ -69,7 +69,6 @@ def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
 
 
 def parse(message: codec.M, data: bytes) -> codec.M:
-    """`message` filled from `data`; raises `Refusal`."""
     try:
         return codec.parse(message, data)
     except ProtocolError as exc:

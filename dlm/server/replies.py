@@ -1,8 +1,7 @@
-"""The replies of one stream, written one after another, each within a time limit.
+"""The replies of one stream, written one after another by a task of its own, each within a limit.
 
-The stream has a separate task for writing, so that it can read and answer the next message
-meanwhile: gRPC reports a written reply through a thread that wakes the loop, and waiting for that
-costs a stream more than searching a message does.
+gRPC reports a written reply through a thread that wakes the loop: waiting for that costs a stream
+more than searching a message does.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ class Replies:
         return write_s
 
     async def flush(self) -> None:
-        """Returns once nothing waits; raises `Unread`."""
         while self._waiting:
             self._room.clear()
             await self._room.wait()

@@ -101,9 +101,8 @@ Handler = Callable[[Any, Any], Any]
 class Credentials:
     """The files that say who may call, as they were when they were last usable.
 
-    They are read before workers are forked, and followed from then on, so that a later worker
-    starts with what the others have: neither with a file that is now unusable, nor with a token
-    that was revoked.
+    Read before workers are forked, and followed from then on: a later worker starts with what the
+    others have, neither with a file that is now unusable nor with a revoked token.
 
     Raises  ConfigError  a file that config names is unusable
     """
@@ -194,7 +193,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        """The handler of a call, or one that refuses it."""
         tokens, name, digest = self._credentials.tokens, None, None
         if tokens is not None:
             number = tokens.find(details.invocation_metadata)
@@ -364,7 +362,6 @@ def _streams(behaviour: Handler) -> grpc.RpcMethodHandler:
 
 
 async def _first(context: Any) -> Any:
-    """The message of a unary call."""
     try:
         async with asyncio.timeout(REQUEST_S):
             request = await context.read()

@@ -1,8 +1,6 @@
 """The six calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
 
-Handlers take raw bytes, so that bytes that are not protobuf are refused like any other bad message,
-and internal errors differ from them. They run on the event loop; answering (`answers.py`) runs
-there for a small message and in a thread for a large one.
+They run on the event loop; large messages are answered in a thread.
 """
 
 from __future__ import annotations

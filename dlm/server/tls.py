@@ -20,8 +20,7 @@ class Certificates:
         self._fresh = False
 
     def reload(self) -> None:
-        """Reads the files again; if they are unusable, raises ConfigError and keeps those
-        before."""
+        """Reads the files again; keeps what was read before, if it raises ConfigError."""
         self._content = read_certificates(**self._files)
         self._fresh = True
 

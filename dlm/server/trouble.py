@@ -1,7 +1,7 @@
 """Why a server is not ready although its workers answer; for probes, metrics and the log.
 
-There are two causes. A mapped file is damaged: every worker that touches the missing part dies. No
-more files or connections can be opened: new clients wait without notice.
+A mapped file is damaged: every worker that touches the missing part dies. Or no more files or
+connections can be opened: new clients wait without notice.
 """
 
 from __future__ import annotations

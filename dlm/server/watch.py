@@ -29,7 +29,6 @@ class FileWatcher:
         return self._seen == before != self._loaded
 
     def applied(self) -> None:
-        """What the last look saw is loaded."""
         self._loaded, self.error = self._seen, ""
 
 

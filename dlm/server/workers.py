@@ -1,12 +1,10 @@
 """Several processes on one port: the supervisor that starts, replaces and ends them.
 
-The supervisor opens and compiles, then forks its workers, so that they share all of its pages. It
-never starts gRPC, an event loop or a thread: none would survive the fork that replaces a worker.
-
-A worker sends lines of JSON to it over a pipe, which closes when the worker ends for any reason.
-Signals go the other way: SIGTERM drains, SIGKILL ends. The worker's event loop beats over that
-pipe: a worker that is stuck, or does not become ready, is ended. If metrics are on, one more
-process joins those of the workers: it is replaced like a worker, and outlives them all.
+It opens and compiles, then forks its workers, and never starts gRPC, an event loop or a thread:
+none would survive the fork that replaces a worker. Workers send lines of JSON over a pipe, which
+closes when one ends for any reason; SIGTERM drains them, SIGKILL ends them. One that is stuck, or
+does not become ready, is ended. If metrics are on, one more process joins those of the workers, and
+outlives them all.
 
 A worker that dies of SIGBUS could not read a page of a mapped file. Later workers read the files
 and map them again; while they find one damaged, the server is not ready and says which.
@@ -321,7 +319,6 @@ class Supervisor:
     def _be(
         self, worker: _Worker, pipe: int, parent: int, mask: set[int | signal.Signals]
     ) -> NoReturn:
-        """The life of a worker, from the fork to its end; never returns."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -471,8 +468,6 @@ class Supervisor:
 
 
 def _name_in_logs(index: int) -> None:
-    """Makes every log line of this process name its worker."""
-
     def named(record: logging.LogRecord) -> bool:
         if not hasattr(record, "worker"):
             record.worker = index

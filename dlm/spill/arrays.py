@@ -33,7 +33,6 @@ def anonymous(size_bytes: int) -> mmap.mmap:
 
 
 def pages(count: int, dtype: type[_Number]) -> NDArray[_Number]:
-    """An array of `anonymous` memory."""
     return np.frombuffer(anonymous(count * np.dtype(dtype).itemsize), dtype, count)
 
 
@@ -54,7 +53,6 @@ class Storage:
         self.folder = None if folder is None else Path(folder)
 
     def empty(self, shape: int | tuple[int, ...], dtype: type[_Number]) -> NDArray[_Number]:
-        """An array of any content."""
         count = math.prod(shape) if isinstance(shape, tuple) else shape
         if self.folder is None or count == 0:
             return np.empty(shape, dtype)

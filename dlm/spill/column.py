@@ -1,7 +1,6 @@
 """Columns: numbers, or rows of them, appended and read by their place, in memory or in a file.
 
-A file without a name leaves nothing behind if the process is killed. A file with a name is synced
-and has a checksum, so that another process can continue with it.
+A file without a name leaves nothing behind; one with a name serves a later process.
 """
 
 from __future__ import annotations
@@ -130,7 +129,6 @@ class Column:
         return self.read(begin, end)
 
     def store(self, begin: int, rows: Array) -> None:
-        """Puts back what `edit` gave."""
         if self._held is None:
             self._put(begin, rows)
 
@@ -166,7 +164,6 @@ class Column:
             yield self.read(begin, begin + rows)
 
     def spill(self) -> None:
-        """Moves what is held to a file."""
         if self._held is None:
             return
         assert self._memory is not None

@@ -146,7 +146,6 @@ def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def _head(rows, row, key):  # type: ignore[no-untyped-def]
-    """The first two columns of a key in one number."""
     head = np.uint64(rows[row, 0]) << np.uint64(32)
     if key > 1:
         head |= np.uint64(rows[row, 1])

@@ -1,7 +1,7 @@
 """Merges sorted rows: of files with names, and of columns.
 
-A run is read by a thread into one of its two buffers while the rows of the other are merged, so the
-disk and the merging overlap; with one thread, a run has one buffer and they take turns.
+A run is read by a thread into one of its two buffers while the other is merged; with one thread, a
+run has one buffer and they take turns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class ColumnReader:
 
 
 def buffers_of_run(threads: int) -> int:
-    """How many buffers a run has while it is merged."""
     return 2 if threads > 1 else 1
 
 

@@ -162,7 +162,6 @@ class RunReader:
         return SpillError(f"{self._path}, a sorted run, {found}. {ADVICE}")
 
     def _place(self, block: int) -> tuple[int, int]:
-        """Where a block begins in the file, and its rows."""
         begin = HEADER_BYTES + block * (4 * self._width * self._block_rows + _CHECK.size)
         return begin, max(0, min(self._block_rows, self.rows - block * self._block_rows))
 

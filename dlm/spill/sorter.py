@@ -6,13 +6,12 @@
             for block in runs.blocks(100_000):
                 ...
 
-A row is `width` numbers of 32 bits; the first `key` of them, compared one after the other as
-unsigned numbers, are what it is sorted by. Other values travel as the bits of a number
-(`float32_column.view(np.uint32)`).
+A row is `width` numbers of 32 bits, sorted by the first `key` of them as unsigned numbers. Other
+values travel as the bits of a number (`float32_column.view(np.uint32)`).
 
 In memory, rows stay where they are: the leading bits of each key are packed into one number above
 the row's place, numpy sorts the numbers, and groups that these bits do not tell apart are sorted by
-the bits after (`kernels.refine`). That needs 8 bytes per row beside the rows and moves each once.
+the bits after (`kernels.refine`). That needs 8 bytes per row and moves each row once.
 """
 
 from __future__ import annotations
@@ -241,7 +240,6 @@ class Sorter:
             self._handed_over = True
 
     def _spill(self) -> None:
-        """Sorts the rows held and writes them as a run."""
         assert self._rows is not None
         assert self._packed is not None
         rows, packed = self._rows[: self._used], self._packed[: self._used]
@@ -399,12 +397,10 @@ class SortedRuns:
         return ahead(chunks, self._threads)
 
     def close(self) -> None:
-        """Frees the memory; files stay."""
         self._closed = True
         self._memory = None
 
     def remove(self) -> None:
-        """Closes, and removes the files."""
         self.close()
         for run in self.runs:
             (self.directory / run.name).unlink(missing_ok=True)

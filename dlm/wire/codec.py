@@ -1,7 +1,7 @@
 """Messages to arrays and back: packed, little-endian, checksummed.
 
-Every reader here accepts arbitrary bytes. It either returns arrays that keep the promises of
-proto/README.md or raises `ProtocolError`; it never trusts a length that it has not checked.
+Every reader accepts arbitrary bytes: it returns arrays that keep the promises of proto/README.md,
+or raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -192,7 +192,6 @@ def check_counts(groups: QueryGroups) -> None:
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
-    """The bytes of the ScoreReply to `request`."""
     parts = (
         answers.log10_prob.astype(_F32, copy=False).tobytes(),
         answers.matched_order.tobytes(),
@@ -294,7 +293,6 @@ def carried_block_reply(data: bytes) -> bytes:
 
 
 def read_carried_block_request(m: pb.ScoreRequest, *, max_queries: int) -> BlockRequest:
-    """`decode_block_request` of what a ScoreRequest carries."""
     request = decode_block_request(m.context_block, max_queries=max_queries)
     return request._replace(sequence=m.sequence, timeout_us=m.timeout_us, sent_us=m.sent_us)
 
@@ -476,7 +474,6 @@ def _refusal_checksum(sequence: int, reason: str, message: str, retry_after_ms: 
 
 
 def check_refusal(reply: pb.ScoreReply) -> None:
-    """Raises `DamagedMessage` if a reply with a reason was damaged."""
     if reply.checksum != _refusal_checksum(
         reply.sequence, reply.reason, reply.message, reply.retry_after_ms
     ):

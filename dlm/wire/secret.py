@@ -1,8 +1,7 @@
 """Tokens: their form, how they are sent and stored; and files that contain secrets.
 
-A token is 256 random bits as text. It is sent in the metadata of each call, as RFC 6750 says
-(``authorization: Bearer TOKEN``). A server stores only its SHA-256, which is enough for a secret
-that cannot be guessed.
+A token is 256 random bits as text, sent in the metadata of each call as RFC 6750 says
+(``authorization: Bearer TOKEN``). A server stores only its SHA-256.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ Signature = tuple[tuple[int, ...] | None, ...]
 
 
 def new_token() -> str:
-    """A new token of 256 random bits, 43 characters."""
     return secrets.token_urlsafe(32)
 
 
@@ -118,7 +116,6 @@ def lines_of(content: bytes, path: Path) -> list[tuple[int, str]]:
 
 
 def parse_token_file(content: bytes, path: Path) -> str:
-    """The one token in a client's file; raises ConfigError."""
     lines = lines_of(content, path)
     if len(lines) != 1 or not TOKEN.fullmatch(lines[0][1]):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """A client of a baseline, with what `replay.Asked` and `replay.BaseUtterance` want of one.
 
-It sends ScoreRequests over dlm's own connections and Exchange streams, all messages of a round at
-once. Its states are contexts as they stand; it gives no next states, which no baseline has.
+All messages of a round go at once, over dlm's own connections and Exchange streams. Its states are
+contexts as they stand; it gives no next states, which no baseline has.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class BaselineClient:
         raise ConfigError("a baseline has no cascade")
 
     def utterance(self) -> BaselineHandle:
-        """The same each time: nothing of an utterance is kept."""
         return self._handle
 
     async def __aenter__(self) -> Self:
@@ -83,8 +82,7 @@ class BaselineClient:
             connection.close()
 
     async def score(self, call: Call) -> NDArray[np.float32]:
-        """log10 P of each pair that was asked; a DlmError of a server is raised, nothing is
-        asked again."""
+        """log10 P of each pair that was asked; after a DlmError nothing is asked again."""
         self.stats.queries += len(call.place)
         self.stats.duplicates += len(call.place) - len(call.words)
         self.stats.local_hits += int((~self._caller.remote(call)[call.row]).sum())

@@ -39,7 +39,6 @@ def fold(h, word):  # type: ignore[no-untyped-def]
 
 @compiled
 def find(keys, key):  # type: ignore[no-untyped-def]
-    """Place of a key in a table, -1 where it is not."""
     size = np.uint64(len(keys))
     at = np.int64(((key >> HALF) * size) >> HALF)
     while True:
@@ -79,7 +78,6 @@ def server_of(key, servers):  # type: ignore[no-untyped-def]
 
 @compiled
 def owner(by, u, v, servers, slots):  # type: ignore[no-untyped-def]
-    """The server of two words, v the more recent."""
     if by == SLOTS:
         return np.int32(slots[slot_of(u, v)])
     if by == PAIR:

@@ -38,8 +38,6 @@ STOP_S = 10.0
 
 @dataclass
 class Served:
-    """What a server has done: messages, look-ups they asked, searches, processor seconds."""
-
     messages: int = 0
     looked_up: int = 0
     searches: int = 0
@@ -72,7 +70,6 @@ class _Service:
 
 
 async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:
-    """Until SIGTERM."""
     known = Ngrams.read(ngrams)
     service = _Service(Placed(SYSTEMS[system], known, servers).share(known, number), _mode(system))
     del known
@@ -109,8 +106,7 @@ def _say(facts: dict[str, Any]) -> None:
 
 @contextmanager
 def running(ngrams: Path, system: str, servers: int) -> Iterator[Running]:
-    """Servers of a system on this machine, until the end of the block; `ngrams` from
-    `Ngrams.write`.
+    """Servers of a system on this machine, until the end of the block; `ngrams`: a file.
 
     Raises  ShardDown  one did not start; what it said is on standard error
     """

@@ -170,7 +170,6 @@ class Cache:
 
     @classmethod
     def of(cls, ngrams: Ngrams) -> Cache:
-        """Of all systems the same; each uses what it has."""
         return cls(HashIndex(ngrams.upto(2)), pair_table(ngrams.stored_pairs()))
 
     def asks_servers(self, call: Call, cached: int = 2, stored: bool = True) -> NDArray[np.bool_]:
@@ -347,7 +346,6 @@ class Counts:
 
 
 def imbalance(loads: NDArray[np.int64]) -> float:
-    """(max - avg) / avg (DLM 4.2.3)."""
     return float(loads.max() / loads.mean() - 1) if loads.any() else 0.0
 
 

@@ -50,8 +50,7 @@ class Limits:
 class Point:
     """What a run at one rate showed.
 
-    rate       requests per second that were planned; `sent_per_s` is what the draw of arrivals made
-               of it
+    rate       requests per second that were planned; `sent_per_s` is what was drawn of it
     cpu_share  what is compared with the limit
     crossed    which limit, or empty;  why  the same in words
     """
@@ -79,13 +78,11 @@ class Point:
 
 
 def is_shared(report: Report) -> bool:
-    """Whether servers run on the machine of the clients."""
     hosts = {one["address"].rsplit(":", 1)[0].strip("[]") for one in report["servers"]}
     return all(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
 
 
 def judged(rate: float, report: Report, limits: Limits) -> Point:
-    """A point of a report, and which limit it crossed."""
     r = report["results"]
     shared = is_shared(report)
     cpu = r["busiest_server_cores"]
@@ -251,8 +248,7 @@ def build_capacity(
 
 
 def read_capacity(path: Path) -> dict[str, Any]:
-    """A capacity.json, or the folder that it lies in; ConfigError if there is none of this
-    format."""
+    """A capacity.json, or the folder that it lies in; ConfigError if it is not one."""
     path = path / FILE if path.is_dir() else path
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -298,8 +294,7 @@ def search(
     """Measures rate after rate until the knee is known; "found", or why it ended before.
 
     Args  measure  runs a load test at a rate
-          keep     takes all points after each, why the search ended ("running" before), and the
-                   last report
+          keep     takes all points after each, why the search ended ("running" before), the report
           points   known from before; new ones are added
     """
     report: Report | None = None

@@ -119,8 +119,7 @@ class Cluster:
 
 
 def costs_of(path: Path | None) -> Costs:
-    """Of a capacity report; None takes the figures that come along. ConfigError if none was
-    measured."""
+    """Of a capacity report, or the packaged figures; ConfigError if it measured none."""
     from loadtest.capacity.capacity import read_capacity
 
     if path is None:
@@ -212,8 +211,7 @@ def fitting(
     traffic: Callable[[int], Traffic],
     requests_per_audio_s: float,
 ) -> Cluster:
-    """The fewest servers that fit, also while one of them is gone; of equals, those with least
-    shards.
+    """The fewest servers that fit, also while one is gone; of equals, those with least shards.
 
     Raises  ConfigError  nothing fits: the part of the model that every server holds, or the traffic
     """

@@ -1,11 +1,8 @@
 """A cluster in simulated time: clients, lanes, a network, servers, and the cores they share.
 
 Discrete events, seeded, with nothing measured here: a trace and a slot table (`traces/routes.py`)
-say what a request asks, `Costs` what work costs. The client's own lanes (`dlm.client.deliver.lane`
-and `pace`) decide when a message leaves, so gathering is not modelled but run.
-
-A process does one thing at a time. Processes of one machine share its cores equally (processor
-sharing); servers and clients with their own cores never wait for a core.
+say what a request asks, `Costs` what work costs; the client's own lanes are run, not modelled. A
+process does one thing at a time; processes of one machine share its cores equally.
 """
 
 from __future__ import annotations
@@ -53,11 +50,10 @@ class Costs:
 class Layout:
     """What runs where.
 
-    clients      client processes;  servers  as many as shards;  workers  processes per server
-    cores        shared by all processes on one machine, less what other work takes; 0: every
-                 process has its own core
-    balanced     the pieces of each request go to the servers in turn, not to their owners (DLM
-                 4.2.1)
+    clients   client processes;  servers  as many as shards;  workers  processes per server
+    cores     shared by all processes on one machine, less what other work takes; 0: every process
+              has its own core
+    balanced  a request's pieces go to the servers in turn, not to their owners (DLM 4.2.1)
     """
 
     clients: int
@@ -90,7 +86,6 @@ class Outcome:
         return float(self.busy_s.max()) / self.seconds / workers
 
     def percentile_ms(self, percent: float) -> float:
-        """A percentile of the latencies; nan if there are none."""
         return 1e3 * float(np.percentile(self.latency_s, percent)) if self.latency_s else math.nan
 
 
@@ -203,8 +198,6 @@ class _Ask:
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Of a request, what one server is asked; see `lane.Waiting`."""
-
     ask: _Ask
     queries: int
     deadline: float
@@ -260,7 +253,6 @@ class Simulation:
     # -- requests ------------------------------------------------------------------------------
 
     def ask(self, client: int, request: int, then: Then) -> None:
-        """Starts a request of the trace now; calls `then` once it is answered."""
         began = self.events.now
         costs, routed = self._costs, self._routed
 
@@ -312,7 +304,6 @@ class Simulation:
         self._advance(way)
 
     def _send(self, way: _Way, number: int, pieces: list[_Piece]) -> None:
-        """Client, network, server, network, client."""
         events, costs = self.events, self._costs
         client, server, left = way.client, way.server, events.now
         way_s = self._layout.round_trip_s / 2 + costs.wait_s / 2

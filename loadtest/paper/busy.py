@@ -42,7 +42,6 @@ class BusyCores:
 
 
 def _busy_s() -> float:
-    """Busy core seconds since the machine started."""
     line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     ticks = [int(field) for field in line.split()[1 : COLUMNS + 1]]
     return sum(t for at, t in enumerate(ticks) if at not in IDLE) / os.sysconf("SC_CLK_TCK")

@@ -27,7 +27,6 @@ DECODERS = 4  # so few that the window is never full, so each message has one re
 
 
 def costs_of(setup: Setup) -> tuple[Costs, list[dict[str, Any]]]:
-    """Costs, and the measurements: a row per load."""
     found = kept(setup, "costs", lambda: _found(setup))
     return Costs(**found["costs"]), found["loads"]
 
@@ -53,7 +52,6 @@ def _measure(setup: Setup) -> list[dict[str, Any]]:
 
 
 def widened(setup: Setup, width: float) -> Path:
-    """The trace with `width` times the contexts per request."""
     if width == 1.0:
         return setup.trace
     path = setup.work / f"{setup.trace.stem}-{width:.2g}.parquet"

@@ -44,7 +44,6 @@ def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
 
 @contextmanager
 def serving(setup: Setup, shards: int) -> Iterator[Path]:
-    """Runs one server per shard on this machine; yields the cluster.toml."""
     with local_cluster(shard_set(setup, shards), shards, setup.progress.tell) as cluster:
         yield cluster
 

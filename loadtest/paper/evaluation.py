@@ -37,8 +37,7 @@ def available() -> list[str]:
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The named experiments, in the paper's order; all without names. ConfigError for an unknown
-    one."""
+    """The named experiments, or all, in the paper's order; ConfigError for an unknown name."""
     here = available()
     for name in only:
         if name not in here:
@@ -114,7 +113,6 @@ class Evaluation:
         return [result_of(one["result"]) for one in self.facts()["experiments"]]
 
     def facts(self) -> dict[str, Any]:
-        """The content of results.json; see results.schema.json."""
         kept = [self._entries[name] for name in EXPERIMENTS if name in self._entries]
         return {"format": FORMAT, "version": VERSION, "of": self.of, "experiments": kept}
 

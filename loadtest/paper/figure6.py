@@ -125,7 +125,6 @@ def _real(setup: Setup, costs: Costs, slotted: Slotted, servers: int) -> list[Ro
 
 
 def busiest_s(costs: Costs, routed: Routed, requests: NDArray[np.int64], balanced: bool) -> float:
-    """Expected processor seconds per request on the busiest server."""
     chosen = np.zeros(len(routed.asked), np.bool_)
     chosen[requests] = True
     of = np.repeat(np.arange(len(routed.asked)), np.diff(routed.first))

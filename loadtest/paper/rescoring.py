@@ -129,8 +129,6 @@ def row_of(
 
 
 class _Clock:
-    """An utterance whose calls are counted and timed."""
-
     def __init__(self, handle: Utterance) -> None:
         self._handle = handle
         self.calls = 0

@@ -38,5 +38,4 @@ class Setup:
 
     @property
     def kept(self) -> Path:
-        """Folder for measurements that experiments share; see `clusters.kept`."""
         return self.work / "kept"

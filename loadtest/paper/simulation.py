@@ -90,7 +90,6 @@ def run(setup: Setup) -> Result:
 
 
 def _pair(quantity: str, servers: int, unit: str, measured: float, simulated: float) -> list[Row]:
-    """A measured row, and the simulated one with its error."""
     row = {"quantity": quantity, "servers": servers, "unit": unit}
     off = 100 * (simulated / measured - 1) if measured else None
     return [

@@ -99,7 +99,6 @@ def transducer(arpa: Path) -> Transducer:
     begins = np.cumsum([0, *map(len, known)])
 
     def state_of(words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The longest suffix of each row that is a state."""
         found = np.zeros(len(words), np.int64)
         missing = np.ones(len(words), np.bool_)
         for length in range(min(words.shape[1], order - 1), 0, -1):

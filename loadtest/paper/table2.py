@@ -40,7 +40,6 @@ PAPER_US = {CODING: 60, SENDING: 130, SEARCH: 10}
 
 
 def stages_of(families: Iterable[Any], name: str) -> dict[str, tuple[float, float]]:
-    """Seconds and count of each stage of a metric."""
     found: dict[str, list[float]] = {}
     for model_info in families:
         if model_info.name == name:

@@ -10,7 +10,6 @@ PAPER = ((0.13, 0), (600, 18), (3600, 108), (2000, 66), (400, 15))  # millions, 
 
 
 def run(setup: Setup) -> Result:
-    """Counts and bytes, by order of the n-grams."""
     sizes = measured_sizes(setup)
     rows = []
     for order, (ngrams, size) in enumerate(zip(sizes.ngrams, sizes.arpa_by_order, strict=True), 1):

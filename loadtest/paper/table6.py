@@ -10,7 +10,6 @@ PAPER = (("ARPA", 200.0), ("dlm exact", 100.0), ("WFST", 200.0))  # GB
 
 
 def run(setup: Setup) -> Result:
-    """Bytes of each format."""
     sizes = measured_sizes(setup)
     ngrams, arpa = sum(sizes.ngrams), sum(sizes.arpa_by_order)
     rows = [

@@ -30,8 +30,6 @@ class Timing:
 
 
 class _Clock:
-    """A client whose calls are timed; after `until` calls it stops the replay."""
-
     def __init__(self, client: Any, until: int) -> None:
         self._client = client
         self._until = until

@@ -62,7 +62,6 @@ class Asked:
     audio_s: float
 
     def queries(self) -> Iterator[tuple[Call, np.ndarray]]:
-        """Each call, and the counts of its distinct queries."""
         for call in self.calls:
             yield call, np.bincount(call.place, minlength=len(call.words))
 

@@ -115,7 +115,6 @@ def _load_text(report: Report) -> str:
 
 
 def tiles(texts: Sequence[tuple[str, str]]) -> str:
-    """Large figures, each with what it is."""
     cells = [
         f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in texts
     ]
@@ -203,7 +202,6 @@ def _at(window: dict[str, Any], path: Sequence[str]) -> float | None:
 
 
 def _marks(report: Report) -> list[tuple[float, str]]:
-    """Times of faults, each with its commands."""
     found: dict[float, list[str]] = {}
     for one in report.get("faults", []):
         found.setdefault(one["at_s"], []).append(one["command"])
@@ -329,7 +327,6 @@ def section(title: str, content: str, note: str = "", *, wide: bool = False) -> 
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the first cell of a row is its heading."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names) if any(names) else ""
     lines = "".join(
         "<tr>"

@@ -287,7 +287,6 @@ def _target(ready: Record) -> Report:
 
 
 def _balance(shard_bytes: list[int], looks: list[Report]) -> Report:
-    """The balance of shard bytes and of messages that servers answered."""
     messages = [0.0] * len(shard_bytes)
     for look in looks:
         for row in look["servers"]:
@@ -314,7 +313,6 @@ def _driver(ready: list[Record], total: _Merged) -> Report:
 
 
 def _stability(windows: list[_Merged]) -> Report:
-    """How closely the last windows agree."""
     last = windows[-STABLE_WINDOWS:]
     delays = [w.histogram("latency").at_ms(99.0) for w in last]
     if len(last) < STABLE_WINDOWS or None in delays:
@@ -327,7 +325,6 @@ def _stability(windows: list[_Merged]) -> Report:
 
 
 def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
-    """The figures of each segment of a load with several."""
     segments = load["segments"]
     if len(segments) < 2:
         return []

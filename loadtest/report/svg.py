@@ -29,8 +29,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of values on a length of pixels."""
-
     least: float
     most: float
     begin: float

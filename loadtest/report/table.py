@@ -90,7 +90,6 @@ def _bytes(value: float | None) -> str:
 
 
 def rows_of(report: Report) -> list[tuple[str, str]]:
-    """The figures of a report, each with its name."""
     r, driver, balance = report["results"], report["driver"], report["balance"]
     rows = [
         ("messages per second of audio", number(r["messages_per_audio_s"])),
@@ -165,7 +164,6 @@ def tables_of(report: Report) -> list[Table]:
 
 
 def warnings_of(report: Report) -> list[str]:
-    """What a reader must know before the figures."""
     found = []
     driver = report["driver"]
     if not report["complete"]:

@@ -136,8 +136,7 @@ def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Comman
 def random_faults(
     seed: int, seconds: float, servers: int, *, kill: bool
 ) -> list[tuple[float, Command]]:
-    """Faults at random times, in order: one at a time per server, healed after a while, and all at
-    the end.
+    """Faults at random times, in order: one at a time per server, healed after a while.
 
     Args  kill  kill servers too: only if something restarts them
     """
@@ -177,8 +176,7 @@ class Chaos:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def do(self, command: Command) -> str:
-        """Carries out a command, and returns what was done; ConfigError if the server is not
-        here."""
+        """Carries out a command; what was done, or ConfigError if the server is not here."""
         verb, at, value = command.verb, command.server, command.value
         if verb == "list":
             return "list\n" + "\n".join(map(self._row, range(len(self._endpoints))))

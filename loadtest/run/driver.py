@@ -42,8 +42,7 @@ class RunSettings:
 
     processes  client processes, which share the load
     window_s   what is measured is kept per window
-    stability_percent  end as soon as the last windows agree this closely; None: only at the end of
-               the load
+    stability_percent  end as soon as the last windows agree this closely; None: never early
     """
 
     cluster: Path
@@ -81,7 +80,6 @@ class _Worker:
         self._listener.start()
 
     def tell(self, line: str) -> None:
-        """Sends a line of input; ignored if the process has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.write(line + "\n")
@@ -132,8 +130,7 @@ class Run:
     def run(self) -> None:
         """Runs until the load ends, the measurements are stable, or nothing answers any more.
 
-        Raises  ConfigError, UnavailableError, ...  nothing could be measured: a client did not
-                start
+        Raises  ConfigError, UnavailableError, ...  nothing could be measured
         """
         settings = self._settings
         # Before this process uses gRPC, which does not like to be forked.
@@ -239,7 +236,6 @@ class Run:
                 self._take(self._heard.get_nowait())
 
     def _wait_ended(self) -> None:
-        """Takes what the clients still report after an interruption."""
         limit = time.monotonic() + self._settings.client.deadline_s + KILL_S
         while len(self._ended) < self._settings.processes and time.monotonic() < limit:
             with contextlib.suppress(queue.Empty):
@@ -304,7 +300,6 @@ class Run:
         return ", ".join(cells)
 
     def _early(self) -> str:
-        """Why the run should end now; empty if it should not."""
         if is_gone(self._outcomes) and not self._is_breaking():
             return f"the cluster vanished: no server answered for {2 * self._settings.window_s:g} s"
         percent = self._settings.stability_percent

@@ -120,8 +120,7 @@ class Faults:
     def start(self, start: float, put: Callable[[Record], None]) -> None:
         """Carries the plan out in a thread of its own.
 
-        Args  start  time 0, by `time.monotonic`;  put  takes a record of each command, in that
-                     thread
+        Args  start  time 0, by `time.monotonic`;  put  takes a record of each command, in there
         """
         self._thread = threading.Thread(
             target=self._run, args=(start, put), name="loadtest-faults", daemon=True

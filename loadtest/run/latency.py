@@ -28,8 +28,6 @@ def check_installed() -> None:
 
 
 class Latencies:
-    """Counts of durations."""
-
     def __init__(self, seconds: Iterable[float] = ()) -> None:
         self._counts = _histogram_class()(LOWEST_US, HIGHEST_US, DIGITS)
         for one in seconds:

@@ -60,7 +60,6 @@ class _Frames:
         self._is_data = False
 
     def places(self, chunk: bytes) -> list[int]:
-        """The places of payload in the next chunk of the stream."""
         at, out = 0, list[int]()
         while at < len(chunk):
             if self._frame_left == 0:

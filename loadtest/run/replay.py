@@ -79,8 +79,6 @@ class Asked(Protocol):
 
 @dataclass
 class _Window:
-    """What was due in a window, and what became of it."""
-
     sent: int = 0
     ended: int = 0
     audio_s: float = 0.0
@@ -140,7 +138,6 @@ class Replay:
             self._asked(handle, request)
 
     def stop(self) -> None:
-        """Nothing more is sent; what is under way ends."""
         self._stopped.set()
 
     async def open_loop(self, plan: Schedule, start: float, until_s: float) -> None:
@@ -216,7 +213,6 @@ class Replay:
     # -- one request ---------------------------------------------------------------------------
 
     def _open(self) -> Any:
-        """An utterance; the error of a client that gives none."""
         try:
             return self._client.utterance()
         except DlmError as exc:

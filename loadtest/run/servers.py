@@ -69,7 +69,6 @@ class ServerWatch:
             self._look()
 
     def close(self) -> None:
-        """Ends it, after a last look."""
         self._closed.set()
         self._thread.join()
         self._look()

@@ -26,7 +26,6 @@ class Outcome:
 
 
 def is_gone(windows: Sequence[Outcome]) -> bool:
-    """Whether no server answered for a while, and requests failed for it."""
     last = windows[-SILENT_WINDOWS:]
     return len(last) == SILENT_WINDOWS and all(
         one.answered < one.requests and one.messages == 0 for one in last

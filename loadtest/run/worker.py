@@ -122,7 +122,6 @@ async def driver_cost_s(handle: Any, trace: Trace, requests: Sequence[int]) -> f
 
 
 async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
-    """Connects, waits for the start, sends its part, and says what came of it."""
     load, trace = settings.load, read_trace(Path(settings.trace))
     plan = order = None
     if load.is_open:

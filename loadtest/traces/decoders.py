@@ -82,7 +82,6 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
 
 
 def _as_utterance(handle: object) -> Utterance:
-    """A recording utterance has the methods of an utterance that a decoder asks."""
     return handle  # type: ignore[return-value]
 
 

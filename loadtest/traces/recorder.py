@@ -91,8 +91,7 @@ class Recorder:
         return self._client.stats
 
     def note(self, contexts: Sequence[Words], words: Sequence[Words], call: str = EXTEND) -> None:
-        """Adds a request; one that asks nothing is left out. QueryError if no utterance is being
-        spoken."""
+        """Adds a request, unless it asks nothing; QueryError if no utterance is being spoken."""
         if self.is_silent:
             return
         if self._noted is None:
@@ -106,7 +105,6 @@ class Recorder:
 
 
 def _timed(noted: list[tuple[float | None, Request]], seconds: float) -> list[Request]:
-    """The requests with their audio times; those without one are spread evenly."""
     return [
         replace(one, at_s=seconds * (n + 1) / len(noted) if at_s is None else min(at_s, seconds))
         for n, (at_s, one) in enumerate(noted)
@@ -176,7 +174,6 @@ class RecordingUtterance:
         return as_bytes(word) if isinstance(word, (str, bytes)) else self._table[int(word)]
 
     def _last(self, words: Sequence[Word]) -> Words:
-        """What an utterance keeps of a context."""
         first = max(len(words) - self._width, 0)
         return tuple(map(self._word, words[first:])) if self._width else ()
 

@@ -26,8 +26,6 @@ COLUMNS_TEXT = "seconds, speaker and text"
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said: a name, a speaker, the length of the audio, the words."""
-
     name: str
     speaker: str
     seconds: float
@@ -133,8 +131,7 @@ def rescore(
 ) -> None:
     """Walks a transcript with a beam, recorded as an utterance.
 
-    Args  contexts  K, hypotheses of distinct state that go on;  words  W, candidates of each
-                    position
+    Args  contexts  K, hypotheses of distinct state that go on;  words  W, candidates per position
     """
     with recorder.spoken(
         transcript.name,

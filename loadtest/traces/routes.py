@@ -57,8 +57,7 @@ class Slotted:
         return np.bincount(self.slot, self.queries, SLOTS).astype(np.int64)
 
     def to(self, table: NDArray[np.uint16], servers: int) -> Routed:
-        """The pieces of each request put together by server; `table` (4096,): server of each
-        slot."""
+        """The pieces of each request put together by server; `table` (4096,): each slot's."""
         key = self.request * servers + table[self.slot]
         pieces, place = np.unique(key, return_inverse=True)
         queries = np.bincount(place, self.queries, len(pieces)).astype(np.int64)
@@ -104,8 +103,7 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
 def _arrays(
     trace: Trace, number: int, ids: NDArray[np.uint32], order: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint32]]:
-    """A request as `Utterance.extend` plans it: contexts (K, order - 1), lengths, word counts,
-    words."""
+    """A request as `Utterance.extend` plans it: contexts (K, order - 1), lengths, counts, words."""
     width = order - 1
     first, last = trace.context_begin[number : number + 2].tolist()
     begins = trace.context_word_begin[first : last + 1]

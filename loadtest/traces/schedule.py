@@ -74,7 +74,6 @@ class Load:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are sent when they are due, whatever became of those before."""
         return self.concurrency == 0
 
     @property
@@ -132,13 +131,11 @@ class Schedule:
 
 
 def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
-    """The schedule of an open loop.
+    """The schedule of an open loop, stationary from the first moment on.
 
-    It is stationary from the first moment on: utterances that began earlier are in their middle
-    then. A draw of few utterances can miss the rate by a third, and a step is late by the length
-    of an utterance. So the rates of arrivals are corrected, with the same draw, until each segment
-    has the mean rate that was asked for within `RATE_ERROR`; a draw that does not settle is
-    replaced. The best of `MAX_TRIES` is taken.
+    A draw of few utterances can miss the rate by a third, and a step is late by the length of an
+    utterance. So the rates of arrivals are corrected, with the same draw, until each segment has
+    the mean rate that was asked for within `RATE_ERROR`. The best of `MAX_TRIES` draws is taken.
 
     Raises  ConfigError  a closed loop, or more than `MAX_PLANNED` requests
     """
@@ -224,7 +221,6 @@ def arrivals(
 
 
 def _intervals(load: Load, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Of mean 1."""
     if load.pattern == CONSTANT:
         return np.ones(count)
     shape = load.smoothness if load.pattern == GAMMA else 1.0

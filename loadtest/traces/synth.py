@@ -30,10 +30,8 @@ COMPARED = (
 class Scale:
     """What becomes of a trace; 0 utterances or speakers: as many as there are.
 
-    length    times the seconds of an utterance
-    contexts  times the contexts of a request
-    words     times the words asked of a context; requests for one word, as for the sentence end,
-              stay so
+    length    times the seconds of an utterance;  contexts  times the contexts of a request
+    words     times the words asked of a context; requests for one word stay so
     """
 
     utterances: int = 0
@@ -55,8 +53,6 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A number of both traces, and whether it was kept."""
-
     name: str
     recorded: float
     synthetic: float
@@ -77,7 +73,6 @@ def compare(recorded: Trace, synthetic: Trace) -> list[Statistic]:
 
 
 def about(trace: Trace, scale: Scale, seed: int, statistics: Sequence[Statistic]) -> dict[str, Any]:
-    """What the new trace says of itself."""
     inherited = {name: value for name, value in trace.about.items() if name != "version"}
     return {
         **inherited,
@@ -132,8 +127,7 @@ class _Synthesis:
         return f"{recorded}.{int(self._rng.integers(variants))}"
 
     def _laid_out(self, source: Spoken, seconds: float) -> list[Request]:
-        """Requests until the new length is full: the utterance's, then others' of its speaker;
-        the last is cut."""
+        """Requests until the new length is full: the utterance's, then others' of its speaker."""
         out: list[Request] = []
         begin, one = 0.0, source
         others = self._of_speaker[source.speaker]
@@ -167,7 +161,6 @@ class _Synthesis:
         return replace(request, contexts=tuple(contexts), words=tuple(rows))
 
     def _widened(self, rows: list[Words]) -> list[Words]:
-        """Rows of the new width, alike for all."""
         wanted = max(round(len(rows[0]) * self._scale.words), 1)
         if wanted <= len(rows[0]):
             kept = self._some(len(rows[0]), wanted)

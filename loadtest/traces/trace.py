@@ -74,8 +74,6 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An utterance: its name, who spoke it, its length in seconds, and what was asked for it."""
-
     name: str
     speaker: str
     seconds: float
@@ -115,7 +113,6 @@ class Trace:
 
     @property
     def audio_s(self) -> float:
-        """Seconds of audio of all utterances."""
         return float(self.seconds.sum(dtype=np.float64))
 
     @cached_property
@@ -178,7 +175,6 @@ class Trace:
         )
 
     def utterances(self) -> Iterator[Spoken]:
-        """All of it, utterance by utterance."""
         for number, (name, speaker, seconds) in enumerate(
             zip(self.names, self.speakers, self.seconds.tolist(), strict=True)
         ):
@@ -239,7 +235,6 @@ def read_trace(path: Path) -> Trace:
 
 
 def _trace_of(table: pa.Table, where: str) -> Trace:
-    """The arrays of a table, all of it checked."""
     about = _about(table, where)
     for field in SCHEMA:
         names = table.schema.names
@@ -340,8 +335,7 @@ def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> ND
 
 
 def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
-    """What the rows must be, beyond their types; raises `FormatError` with the first row, from
-    0."""
+    """What the rows must be, beyond their types; raises `FormatError` with the first row."""
     seconds = columns["utterance_s"].to_numpy(zero_copy_only=False)
     rows = np.diff(trace.row_begin)
     widths = np.diff(trace.row_word_begin)

@@ -1,8 +1,7 @@
 """One word after one state, in one call that takes only numbers.
 
-States are rows of a table (`row_kernels.py`). A step finds its answer in a cache, or searches the
-row's lists; the blocks of `index.search.kernels` take longer for one query. Tables are behind
-addresses, since taking an array costs as much as a step. The GIL is held, so threads need no lock.
+Tables are behind addresses, since taking an array costs as much as a step. The GIL is held, so
+threads need no lock.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -123,7 +122,6 @@ def enter_row(table):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
-    """The number of the state that is the last `length` words of a state and a word, or FULL."""
     stride = of(table, STRIDE)
     before = of(table, ROWS) + state * stride
     row = of(table, ROWS) + of(table, COUNT) * stride

@@ -83,7 +83,6 @@ class OpenedModel:
         self._looked_s = time.monotonic()
 
     def current(self) -> ModelTable:
-        """The table in which a new sentence begins."""
         if not self._is_fixed and time.monotonic() - self._looked_s > LOOK_S:
             self._look()
         return self.table
@@ -124,7 +123,7 @@ class OpenedModel:
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first, and its table: new if this is
+        """The row of a state with these ids, most recent first, and its table, new if this is
         full."""
         row = table.row_of(words)
         return (table, row) if row >= 0 else self._renewed(table, words)

@@ -93,8 +93,6 @@ def store64(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def bits_of_float32(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bits of a float32, as an int64 from 0 up."""
-
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.zext(builder.bitcast(args[0], ir.IntType(32)), ir.IntType(64))
 
@@ -109,7 +107,6 @@ def word_at(row, i):  # type: ignore[no-untyped-def]
 
 @inlined
 def put_word_at(row, i, word):  # type: ignore[no-untyped-def]
-    """Writes the word so many before the newest one."""
     store32(row + np.int64(HEAD_BYTES) + (i << _2), word)
 
 
@@ -178,8 +175,7 @@ def ask_ahead(view, row, contexts, word):  # type: ignore[no-untyped-def]
 def search(view, row, contexts, word):  # type: ignore[no-untyped-def]
     """One word after the words of a row.
 
-    Returns     (log10 P float32, length of the longest n-gram found with blanks, words that matter
-                on)
+    Returns     (log10 P float32, longest n-gram found with blanks, words that matter to the right)
     Guarantees  as `index.search.kernels.score_groups`, a list at a time
     Trusts      an id below the vocabulary's size
     """

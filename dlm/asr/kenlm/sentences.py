@@ -24,7 +24,6 @@ LENGTH_SHIFT = ROW_MASK.bit_length()
 def step(
     model: OpenedModel, table: ModelTable, row: int, word: int
 ) -> tuple[float, int, ModelTable, int]:
-    """log10 P of a word after a state, KenLM's ngram_length, and the next state."""
     log10_prob, answer = table.step(table.address, row, word)
     if answer < 0:
         table, log10_prob, answer = model.ask(table, row, word)
@@ -38,7 +37,6 @@ def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
 
 
 def score(model: OpenedModel, text: bytes, bos: bool, eos: bool) -> float:
-    """The sum over the words of a sentence, in float64."""
     table = model.current()
     if len(text) > TEXT_BYTES:
         return float(score_many(model, [text], bos, eos)[0])

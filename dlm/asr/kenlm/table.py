@@ -49,8 +49,6 @@ class WordIds(dict[str, int]):
 
 @dataclass(slots=True)
 class ModelCounts:
-    """Counts of queries to a model; see `KenlmModel.stats`."""
-
     queries: int = 0
     cached: int = 0
     cache_misses: int = 0
@@ -60,19 +58,15 @@ class ModelCounts:
 
 
 class ModelTable(ABC):
-    """States of the model that an utterance is pinned to, as row numbers.
+    """States of the model that an utterance is pinned to, as row numbers: one row per state.
+    Threads can share a table, since its kernels hold the GIL.
 
-    Args
-        counts    of the model; queries to servers are added
-        owner     of this table: states of its other tables can continue here
-        view      of the one shard, or of the low orders; see `TextScorer`
-    Attributes
-        is_whole  the whole model is in this process: no step is NEEDS_SHARD
-        step      compiled function that takes `address`: see `kernels.step`
-        begin     row of the state at the beginning of a sentence
-    Guarantees
-        one row per state: different rows of a table are different states. Threads can share a
-        table, since its kernels hold the GIL
+    Args        counts  of the model; queries to servers are added
+                owner   of this table: states of its other tables can continue here
+                view    of the one shard, or of the low orders; see `TextScorer`
+    Attributes  is_whole  the whole model is in this process: no step is NEEDS_SHARD
+                step    compiled function that takes `address`: see `kernels.step`
+                begin   row of the state at the beginning of a sentence
     """
 
     is_whole: bool
@@ -274,7 +268,6 @@ class StepTable(ModelTable):
 
 
 def _cleared(words: NDArray[np.uint32], lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Zeros past each length."""
     used = np.arange(words.shape[1])[None, :] < lengths[:, None]
     return np.where(used, words, 0).astype(np.uint32)
 

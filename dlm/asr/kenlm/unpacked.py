@@ -45,7 +45,6 @@ class UnpackedModel:
 
 
 def fits(model: LocalModel) -> bool:
-    """Whether unpacking fits into its share of the free memory."""
     ngrams = sum(model.manifest.counts) + sum(model.manifest.blanks)
     return ngrams < ROW_MASK and ngrams * PEAK_BYTES * SHARE <= available_bytes()
 

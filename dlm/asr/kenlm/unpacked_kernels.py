@@ -1,9 +1,9 @@
 """Steps in an unpacked model: a lookup in a hash table for each context length tried.
 
 The contexts that matter (those that n-grams extend, or that have a back-off weight) are numbered
-from 1; 0 is the context of no words. The table maps (context, word) to the probability of that
-n-gram and to the context after it. Where a word does not follow a context, it is looked up after
-the next shorter one, and the back-off weight is added: the back-off recursion itself.
+from 1; 0 is the empty one. The table maps (context, word) to the n-gram's probability and the
+context after it. Where there is no entry, the next shorter context is tried and the back-off weight
+is added.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -52,7 +52,6 @@ BLANK_BITS = np.int64(0x7FC00000)
 
 @inlined
 def slot_of(table, key):  # type: ignore[no-untyped-def]
-    """Address of the entry where the search for a key begins."""
     mixed = (key ^ (key >> _32)) * _MIX
     place = (((mixed >> _32) & _LOW_32) * of(table, SIZE)) >> _32
     return of(table, ENTRIES) + place * np.int64(ENTRY_BYTES)
@@ -170,7 +169,6 @@ def step_from(table, context, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step(table, context, word):  # type: ignore[no-untyped-def]
-    """See `kernels.step`; contexts are numbers of n-grams."""
     store64(table + (np.int64(ASKED) << _3), of(table, ASKED) + _1)
     log10_prob, answer = step_from(table, context, word)
     return np.float64(log10_prob), answer
@@ -209,11 +207,8 @@ LONGEST = 256  # words of a context, at most: an order is a uint8
 
 @kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint32[:, :]")
 def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-untyped-def]
-    """Scores words after contexts.
-
-    Most words of a batch follow no part of their context. So the shortest part is tried first: the
-    model is closed under suffixes (blanks included), so a word that does not follow it follows no
-    longer one.
+    """Scores words after contexts, the shortest part of each first: a word that does not follow it
+    follows no longer one, since the model is closed under suffixes (blanks included).
 
     Shapes      contexts (K,) int64;  words (1, W) for all contexts, or (K, W), uint32
                 log10_prob (K, W) float32  filled

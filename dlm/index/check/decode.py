@@ -132,7 +132,6 @@ def _raise(rule: str, file: str, message: str) -> None:
 
 
 def _words(opened: ShardSet, low: LowPlain) -> OrderTable:
-    """Order 1; the unknown word is a blank where the model lacks it."""
     size = len(low.log10_prob)
     blank = np.zeros(size, np.bool_)
     blank[UNK_ID] = not opened.manifest.unk_in_model

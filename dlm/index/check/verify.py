@@ -1,9 +1,6 @@
 """Checks that a shard set follows every rule of shards/FORMAT.md, and holds a given model.
 
-Opening a set checks what a kernel relies on; this checks that the answers can be right. Each file
-is decoded into n-grams; the rules are checked on those; last, the columns are compared with what
-the builder makes of the same n-grams. The rules share no code with the builder, and neither does
-the comparison with an ARPA file, so they reveal the builder's faults.
+Opening a set checks what a kernel relies on; this checks that the answers can be right.
 """
 
 from __future__ import annotations
@@ -71,7 +68,6 @@ class VerifyReport:
         return self.complete and not self.violations
 
     def add(self, rule: str, file: str, message: str) -> None:
-        """Notes a violation, once for each rule and file."""
         if not any((v.rule, v.file) == (rule, file) for v in self.violations):
             self.violations.append(Violation(rule, file, message))
 
@@ -160,8 +156,7 @@ def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
 def _open(
     report: VerifyReport, manifest: Manifest, only: Collection[int] | None = None
 ) -> ShardSet | None:
-    """The files (of shards `only`, if given), or None if one cannot be used; the rest is
-    checked."""
+    """The files (of shards `only`, if given), all checked; None if one cannot be used."""
     directory = report.directory
     vocabulary = low = None
     try:
@@ -225,7 +220,6 @@ class _Rules:
         return layout.file_name("shard", int(self.manifest.slots[slots_of(u, v)]))
 
     def bad(self, rule: str, k: int, broken: Mask, message: str) -> None:
-        """Notes the first n-gram of order `k` that is `broken`."""
         rows = np.flatnonzero(broken)
         if len(rows):
             ids = self.model.tables[k - 1].rows[rows[0]]

@@ -53,7 +53,6 @@ class Budget:
         return cls(True, max(usable // 2, MIN_MEMORY_BYTES), read, threads=threads)
 
     def sorter(self, folder: Path, name: str, width: int, key: int, most: int) -> Sorter:
-        """A sorter of at most `most` rows, whose runs can be read in read_bytes."""
         sorter = Sorter(folder, width, key, self.sort_bytes, self.threads, name=name)
         capacity, fan_in = sorter.plan.capacity_rows, sorter.plan.fan_in
         if self.durable:

@@ -159,7 +159,6 @@ def source_of(reader: ArpaReader) -> dict[str, Any]:
 
 
 def _files_problem(folder: Path, work: Work) -> str | None:
-    """Why the files that an earlier build wrote cannot be used; None if they can."""
     for entry in work.info.get("files", []):
         path = folder / Path(entry["name"]).name
         if not path.is_file() or layout.file_checksum(path) != entry["xxh3_128"]:
@@ -367,7 +366,6 @@ def _codes(table: NDArray[np.uint32], bits: NDArray[np.uint32]) -> NDArray[np.in
 def _pair_flags(
     c: Context, key: NDArray[np.uint32], bits: NDArray[np.uint32], extended: NDArray[np.bool_]
 ) -> NDArray[np.uint64]:
-    """The flags of 2-grams: the length of their state, STORED and BLANK."""
     second = extended[ids_of(key, c.key_bits)].astype(U64)
     flags = np.where(bits & U32(1), U64(2), second)
     flags |= np.where(bits & U32(2), U64(STORED), U64(0))
@@ -376,8 +374,6 @@ def _pair_flags(
 
 
 class ShardLevels:
-    """The levels of the shards, one shard after another."""
-
     def __init__(self, c: Context, shards: int, counts: list[NDArray[np.int64]]) -> None:
         self._c = c
         self._shards = shards

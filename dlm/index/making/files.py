@@ -1,7 +1,6 @@
 """Writes files of a shard set from columns that do not fit in memory.
 
-Arrow writes the file with placeholder columns of the right length. Where it passes one of them on
-to be written, the bytes of the real column are written instead.
+Arrow writes placeholders of the right length; the real column is written in place of each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Records the finished stages of a build on disk, so that a killed build can resume.
 
-`journal.json` in the build's folder records the input and the arguments, and lists everything that
-the finished stages left, with checksums. It is replaced atomically, after what it lists is synced.
+`journal.json` in the build's folder has the input, the arguments, and all that the finished stages
+left, with checksums. It is replaced atomically, after what it lists is synced.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def build_key(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for a build to resume."""
     return {
         "journal_version": VERSION,
         "format_version": FORMAT_VERSION,

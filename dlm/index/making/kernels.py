@@ -1,7 +1,7 @@
-"""The kernels of the streaming builder: blocks of rows in, blocks of rows out, state in an array.
+"""The kernels of the streaming builder: blocks of rows in, blocks of rows out.
 
-A kernel that runs out of a block, or of room, returns which one, and is called again with the next.
-Its progress is kept in `at` and in the arrays given for that.
+A kernel that runs out of a block, or of room, returns which one, and is called again with the next:
+`at` and other arrays keep its progress.
 """
 
 # mypy: disable-error-code="assignment,misc"

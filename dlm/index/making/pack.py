@@ -27,8 +27,6 @@ Rows = NDArray[np.uint32]
 
 
 class BitStream:
-    """A packed column that is written from front to back."""
-
     def __init__(self, column: Column) -> None:
         self.column = column
         self._bits = 0

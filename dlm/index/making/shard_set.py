@@ -221,7 +221,6 @@ def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]
 
 
 def _check_room(place: _Place, counts: Sequence[int], budget: Budget) -> None:
-    """Raises `ConfigError` if a disk has too little space for what is still to be written."""
     held = place.held_bytes()
     output = output_bytes(counts)
     spilled = spill_bytes(counts) if budget.durable else 0
@@ -240,7 +239,6 @@ _HEAD = {
 
 
 def check_destination(destination: Path) -> None:
-    """Raises `ConfigError` unless `destination` is free or an empty folder."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
             f"{destination} exists and is not an empty folder; "
@@ -284,7 +282,6 @@ class _Place:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def held_bytes(self) -> int:
-        """Bytes of the files that an earlier build left."""
         folders = {self.folder, self.spill}
         return sum(p.stat().st_size for f in folders for p in f.iterdir() if p.is_file())
 

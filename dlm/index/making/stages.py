@@ -66,7 +66,6 @@ class Context:
 
     @property
     def words(self) -> int:
-        """Words, the unknown one included."""
         return int(self.work.info["words"])
 
     @property
@@ -82,7 +81,6 @@ class Context:
 
 
 def check_header(reader: ArpaReader) -> None:
-    """Raises `ArpaError` for a model that no shard set can hold."""
     if reader.order > MAX_ORDER:
         raise ArpaError(
             f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}",
@@ -329,7 +327,6 @@ def join_order(c: Context, k: int) -> None:
 
 
 def _raw(c: Context, k: int, top: int, stack: ExitStack) -> Iterator[Rows]:
-    """Order k of the file in suffix order, its values quantised if they are to be."""
     blocks = stack.enter_context(closing(c.work.runs[f"suffix-{k}"].blocks(c.budget.block_rows)))
     return _quantised(c, k, blocks) if c.coding.bits is not None else blocks
 
@@ -384,7 +381,6 @@ def _count_blanks(c: Context, k: int) -> int:
 
 
 def _ids_of_rows(c: Context, rows: Rows) -> Rows:
-    """N-grams, oldest word first, of rows in suffix order."""
     k = rows.shape[1]
     out = np.empty((len(rows), k), U32)
     out[:, k - 2] = rows[:, 0]
@@ -395,7 +391,6 @@ def _ids_of_rows(c: Context, rows: Rows) -> Rows:
 
 
 def _listed(c: Context, k: int, stack: ExitStack) -> Iterator[Rows]:
-    """Order k in list order; its columns are kept along the way."""
     column = c.work.column(f"entries-{k}", U32, 3 if k == 3 else 2)
     blocks = stack.enter_context(closing(c.work.runs[f"list-{k}"].blocks(c.budget.block_rows)))
     for rows in blocks:

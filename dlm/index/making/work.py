@@ -35,7 +35,6 @@ class Work:
         return None if self.folder is None else self.folder / name
 
     def keep(self, name: str, array: Array) -> None:
-        """A finished column with a small array."""
         column = self.column(name, array.dtype, array.shape[1] if array.ndim == 2 else 0)
         column.append(array)
         column.finish()
@@ -79,7 +78,6 @@ class BlockStream:
             self.rows = block
 
     def close(self) -> None:
-        """Ends the iterator, and its threads."""
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()

@@ -1,7 +1,7 @@
 """What the kernels trust, checked when a file is opened.
 
-A view holds bare addresses: every offset, key and code that could lead a kernel out of its columns,
-or that no model can have, must be found here. Each function raises ValueError with the rule.
+Every offset, key and code that could lead a kernel out of its columns, or that no model can have,
+must be found here. Each function raises ValueError with the rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def _words(bits: int) -> int:
-    """Words of a packed column of `bits` bits, the spare one counted."""
     return (bits + 63) // 64 + 1
 
 
@@ -224,7 +223,6 @@ def check_tree(
 
 
 def _part(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
-    """The part of a column that belongs to one level."""
     begin = shape.level[depth][name]
     end = shape.level[depth + 1][name] if depth + 1 < shape.levels else len(a[name])
     return a[name][begin:end]

@@ -100,7 +100,6 @@ def code_values(values: NDArray[np.float32], raw_bits: int, largest_table: int) 
 def values_of(
     codes: NDArray[np.uint64], table: NDArray[np.float32], raw_bits: int
 ) -> NDArray[np.float32]:
-    """The inverse of `code_values`."""
     if len(table):
         return table[codes]
     bits = codes.astype(np.uint32)

@@ -38,8 +38,7 @@ def put(words, bit, width, value):  # type: ignore[no-untyped-def]
 
 @kernel("out uint64[:], int64, int64, int64, uint64[:]")
 def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
-    """Writes values[i], below 2**width each, at first_bit + i * stride of words that are 0
-    there."""
+    """Writes values[i], of `width` bits, at first_bit + i * stride of words that are 0 there."""
     bit = np.int64(first_bit)
     for i in range(len(values)):
         put(words, bit, width, values[i])
@@ -48,7 +47,6 @@ def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped
 
 @kernel("int64, int64, int64, int64, out uint64[:]")
 def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-def]
-    """out[i] = the field at first_bit + i * stride."""
     bit = np.int64(first_bit)
     for i in range(len(out)):
         out[i] = get(address, bit, width)
@@ -101,7 +99,6 @@ def directory_bits(entries):  # type: ignore[no-untyped-def]
 
 @inlined
 def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
-    """Bits of a list of keys with values."""
     leading = directory_bits(entries)
     directory = np.int64(0)
     if leading:
@@ -330,7 +327,6 @@ def put_rank_lists(words, bits, begin, parent_size, value_bits, low_bits, ranks,
 
 @kernel("int64, int64[:], int64[:], out int64[:]")
 def read_heads(address, bits, parent_size, out):  # type: ignore[no-untyped-def]
-    """out[i] = entries of rank list i."""
     for i in range(len(out)):
         n, _ = read_head((address << np.int64(3)) + np.int64(bits[i]), np.int64(parent_size[i]))
         out[i] = n

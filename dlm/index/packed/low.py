@@ -68,12 +68,8 @@ def multiplier_of(key_bits: int) -> int:
 
 
 def keys_of(ids: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
-    """Keys of word ids.
-
-    Multiplying by an odd number permutes the numbers below 2**key_bits, and this one spreads
-    neighbouring ids evenly (Knuth, vol. 3, 6.4): frequent words have neighbouring ids, and would
-    otherwise crowd the first buckets of every list.
-    """
+    """Keys of word ids: an odd multiple modulo 2**key_bits, which permutes them and spreads
+    neighbouring ids evenly (Knuth, vol. 3, 6.4)."""
     product = np.asarray(ids).astype(np.uint64) * np.uint64(multiplier_of(key_bits))
     return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
 

@@ -82,8 +82,6 @@ def root_key_bits_of(pairs: int, roots: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TreeShape:
-    """The column `shape` of a shard, by name."""
-
     levels: int
     pairs: int
     roots: int

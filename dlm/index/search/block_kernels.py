@@ -1,5 +1,4 @@
-"""What follows a context: the words of its list, and any word's answer from these and the low
-orders.
+"""What follows a context: the words of its list, and any word's answer from these.
 
 Plain searches, one after another: a block is read once, its words are queried many times.
 """
@@ -216,7 +215,6 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
 
 @inlined
 def find_word(words, word):  # type: ignore[no-untyped-def]
-    """Place of `word` among rising `words`, -1 where it is not."""
     low, high = _0, np.int64(len(words))
     while low < high:
         middle = (low + high) >> _1

@@ -1,14 +1,8 @@
-"""The search itself: arrays in, arrays out, no Python object, no GIL.
-
-Nothing here checks an index: a view holds bare addresses. The callers named under `Trusts` check
-first.
+"""The search itself. Nothing here checks an index: the callers named under `Trusts` check first.
 
 A block of contexts, then of words, goes through the stages together, and each stage asks for the
-cache lines that the next will read: a model is far larger than the caches, and one search alone
-would wait for memory at every step.
-
-A block of contexts is walked down (`ask_words` to `add_weights`); then the words asked of them are
-searched, a block at a time (`ask_lists` to `put_answers`).
+cache lines that the next will read. A block of contexts is walked down (`ask_words` to
+`add_weights`); then the words asked of them are searched (`ask_lists` to `put_answers`).
 """
 
 # mypy: disable-error-code="assignment"
@@ -85,7 +79,6 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 @inlined
 def put_list(lists, row, bit, size, step, keys, rest):  # type: ignore[no-untyped-def]
-    """Keeps an open list."""
     lists[row, L_BIT] = bit
     lists[row, L_SIZE] = size
     lists[row, L_STEP] = step
@@ -314,8 +307,7 @@ def add_weights(context_begin, block, here, total):  # type: ignore[no-untyped-d
 
 @inlined
 def ask_lists(low, word_begin, words, block, context, first, asked, lists, query):  # type: ignore[no-untyped-def]
-    """1. Asks for where each word should be in the list of its context's last word; that
-    context."""
+    """1. Asks for where each word should be in the list of its context's last word."""
     i = _0
     while i < asked:
         while word_begin[block + context + 1] <= first + i:
@@ -356,7 +348,6 @@ def ask_buckets(low, asked, lists, query):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_rank(lists, row, query, i, rank):  # type: ignore[no-untyped-def]
-    """Asks for where a rank should be in the list at `row`."""
     bit = lists[row, L_BIT] + (rank >> lists[row, L_REST]) * lists[row, L_STEP]
     prefetch(bit >> _3)
     query[i, Q_RANK] = rank

@@ -1,7 +1,7 @@
 """A whole shard set in one process: the path of a query without a network.
 
 The low orders answer what they can; other queries go to the shard that owns the context's last two
-words, as a client would send them. Tests, benchmarks and uses on one machine build on this.
+words, as a client would send them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A message for one shard, checked and searched in one call.
+"""A message for one shard, checked and searched in one call, which trusts nothing that it is sent.
 
-Anyone who can reach a shard server may query it, so it trusts nothing that it is sent. Nearly all
-messages are valid. For one that is not, this says only so; `server.kernels` finds what and where.
+It says only whether a message is valid; `server.kernels` finds what is wrong and where.
 """
 
 # mypy: disable-error-code="assignment"

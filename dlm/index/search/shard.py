@@ -1,7 +1,6 @@
 """One shard, mapped and ready to answer; and the low orders that every machine holds.
 
-Opening checks the checksum of each file and then every offset, key and value in it, so that neither
-damage nor a hostile file can make a kernel read where it should not, or become a score.
+Opening checks the checksum of each file and then every offset, key and value in it.
 """
 
 from __future__ import annotations
@@ -103,13 +102,11 @@ class LowOrders:
         return unpack_low(self.arrays)
 
     def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Entries of the list of the second word of each of `pairs`, which rise."""
         return sizes_after(self.arrays, pairs)
 
 
 @contextmanager
 def _breaks(path: Path) -> Iterator[None]:
-    """A ValueError inside becomes the `ShardFormatError` that names the file."""
     try:
         yield
     except ValueError as exc:
@@ -213,7 +210,6 @@ class Shard:
         return cls(directory, manifest, index, low, arrays)
 
     def plain(self) -> list[LevelPlain]:
-        """The levels of the tree unpacked, roots first."""
         return unpack_tree(self.arrays, self.low.sizes_after)
 
     @cached_property
@@ -291,8 +287,6 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardSet:
-    """All files of a shard set, mapped and checked."""
-
     directory: Path
     manifest: Manifest
     vocabulary: Vocabulary
@@ -330,7 +324,6 @@ class ShardSet:
 
 
 def check_types(groups: QueryGroups) -> None:
-    """Raises `QueryError` where an array of `groups` has a wrong type."""
     for array, dtype in (
         (groups.context_lengths, _U8),
         (groups.context_words, _U32),

@@ -1,11 +1,7 @@
 """The steps that every search is made of: reading a weight, opening a list, finding a child.
 
-`score_groups` and `score_tokens` take many queries through a step before the next; the KenLM module
-and `block_kernels` take one query through all. All are inlined; nothing here checks an index or
-keeps a column mapped.
-
-Two kinds of addresses: `view`, of the numbers that `search.view` names, and `level`, of those of
-one level of the tree.
+All are inlined; nothing here checks an index or keeps a column mapped. Two kinds of addresses:
+`view`, of the numbers that `search.view` names, and `level`, of those of one level of the tree.
 """
 
 # mypy: disable-error-code="assignment"
@@ -79,7 +75,6 @@ def address_of(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def of(numbers, place):  # type: ignore[no-untyped-def]
-    """The number at a place of an array of int64 behind an address."""
     return load64(numbers + (np.int64(place) << _3))
 
 
@@ -125,7 +120,6 @@ def first_level(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def below(level):  # type: ignore[no-untyped-def]
-    """The level of the children."""
     return level + np.int64(at.LEVEL_PLACES << 3)
 
 
@@ -134,7 +128,6 @@ def below(level):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
-    """The probability with this code; see `packed.columns`."""
     if table:
         return load_float32(table + (code << _2))
     return as_float32(code | _SIGN)
@@ -142,7 +135,6 @@ def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_backoff_of(code, table):  # type: ignore[no-untyped-def]
-    """The weight with this code."""
     if table:
         return load_float32(table + (code << _2))
     return as_float32(code)
@@ -287,7 +279,6 @@ def find_pair(low, size, bit, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def pair_code(low, value):  # type: ignore[no-untyped-def]
-    """The code of the weight of a pair as a context."""
     return field(value + low.near_bits, low.pair_backoff_bits)
 
 
@@ -298,7 +289,6 @@ def pair_backoff(low, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def pair_prob(low, near):  # type: ignore[no-untyped-def]
-    """The probability of a pair, from its flags and its code."""
     return log10_prob_of(near >> np.int64(PAIR_FLAG_BITS), low.pair_prob_table)
 
 
@@ -317,7 +307,6 @@ def root_bucket(low, pair):  # type: ignore[no-untyped-def]
 
 @inlined
 def find_root(low, pair):  # type: ignore[no-untyped-def]
-    """The root of a pair, -1 where the view holds none."""
     if low.roots == 0:
         return np.int64(-1)
     first, end = root_bucket(low, pair)
@@ -330,7 +319,6 @@ def find_root(low, pair):  # type: ignore[no-untyped-def]
 
 @inlined
 def ask_offset(address, base_bits, delta_bits, i):  # type: ignore[no-untyped-def]
-    """Prefetches offset i and the beginning of its block."""
     at_bit = (i >> np.int64(4)) * (base_bits + _1 + _15 * delta_bits)
     prefetch(address + (at_bit >> _3))
     prefetch(address + ((at_bit + base_bits + (i & _15) * delta_bits) >> _3))
@@ -365,7 +353,6 @@ def ask_node_backoff(level, node):  # type: ignore[no-untyped-def]
 
 @inlined
 def node_code(level, node):  # type: ignore[no-untyped-def]
-    """The code of the weight of a node below the roots."""
     bits = of(level, at.N_BACKOFF_BITS)
     return get(of(level, at.N_BACKOFF), node * bits, bits)
 

@@ -85,7 +85,6 @@ def low_view(a: Arrays) -> NDArray[np.int64]:
 
 
 def tree_view(low: NDArray[np.int64], a: Arrays) -> NDArray[np.int64]:
-    """The view of the low orders with the tree of a shard beside them."""
     s = tree_shape(a["shape"])
     at = {name: column.ctypes.data for name, column in a.items()}
     view = np.zeros(LEVEL + s.levels * LEVEL_PLACES, np.int64)

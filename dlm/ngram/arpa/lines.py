@@ -1,7 +1,5 @@
-"""The text of an ARPA file: its lines, blocks of whole lines, and the place of each in the text.
-
-The place (line, byte, section) belongs to every fault, and is kept by what moves through the text.
-"""
+"""The text of an ARPA file: its lines, blocks of whole lines, and the place (line, byte,
+section) of each for every fault."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ class LineReader:
     """Moves through the text of an ARPA file once, by lines or by blocks of whole lines.
 
     Guarantees  `line` is the number of the line that comes next, once a block that was taken is
-                given back or counted; memory is bounded by what is taken and a few steps of
-                CHUNK_BYTES
+                given back or counted; memory is bounded by what is taken
     """
 
     def __init__(self, path: str) -> None:
@@ -100,12 +97,10 @@ class LineReader:
 
     @property
     def at_hand_bytes(self) -> int:
-        """Bytes that were read and not taken yet."""
         return self._here.end - self._here.position
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing follows the text at hand."""
         return self._source_ended and not self._returned
 
     def head(self) -> bytes:
@@ -271,7 +266,6 @@ class LineReader:
         return step.pieces
 
     def _fill(self) -> None:
-        """Puts more text behind what is left at hand."""
         left = self._here
         rest = left.text[left.position : left.end]
         if not self._returned:

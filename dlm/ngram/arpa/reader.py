@@ -1,8 +1,4 @@
-"""A strict streaming reader of ARPA files, whose errors give the line and advice.
-
-`lines.py` moves through the text and keeps the place; rows are taken apart by `rows.py` and, in
-bulk, by the kernels.
-"""
+"""A strict streaming reader of ARPA files, whose errors give the line and advice."""
 
 from __future__ import annotations
 
@@ -177,7 +173,6 @@ class ArpaReader:
             pool.shutdown(cancel_futures=True)
 
     def _give_back(self, block: RowBlock, position: int) -> None:
-        """Has the text from `position` in `block` on read as lines."""
         for _, parsed in self._pending:
             if parsed is not None:
                 parsed.cancel()

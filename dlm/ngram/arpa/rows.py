@@ -1,7 +1,7 @@
 """Rows of an ARPA file: text to numbers and words, in bulk and one at a time.
 
-Kernels read rows in bulk and stop at an irregular row, which is then read on its own and either
-understood or reported as the fault. Both ways must agree; a test checks that.
+Kernels stop at an irregular row, which is then read on its own and either understood or reported as
+the fault. Both ways must agree; a test checks that.
 """
 
 from __future__ import annotations
@@ -96,7 +96,6 @@ class RowBlock:
     def put(
         self, ids: Sequence[int], log10_prob: float, log10_backoff: float, line_bytes: int
     ) -> None:
-        """Fills in a row that was read by itself."""
         self.ids[self.filled] = ids
         self.log10_prob[self.filled] = log10_prob
         self.log10_backoff[self.filled] = log10_backoff
@@ -158,7 +157,6 @@ class RowBlock:
         return self.begin + (int(ends[row - 1]) + 1 if row else 0)
 
     def next_line(self) -> bytes:
-        """The line after the rows that were read, without its newline."""
         return self.text[self.position : self.text.index(b"\n", self.position)]
 
     def _chars(self) -> NDArray[np.uint8]:

@@ -225,7 +225,6 @@ def compression_of(head: bytes) -> str:
 
 
 def _may_become_magic(head: bytes) -> bool:
-    """Whether more bytes are needed to know the compression."""
     return any(
         len(head) < len(magic) and magic.startswith(head)
         for magics in _MAGICS.values()
@@ -234,7 +233,6 @@ def _may_become_magic(head: bytes) -> bool:
 
 
 def text_command(path: str, compression: str) -> str:
-    """The shell command that prints the text of the file."""
     return f"{_UNPACK_COMMAND[compression]} {shlex.quote(path)}"
 
 
@@ -322,5 +320,4 @@ def guess(head: bytes) -> tuple[str, str] | None:
 
 
 def is_reopenable(path: str) -> bool:
-    """Whether reading `path` a second time gives the same bytes: false for pipes."""
     return Path(path).is_file()

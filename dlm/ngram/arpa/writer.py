@@ -1,8 +1,7 @@
-"""The writer of ARPA files: header, the rows of each order, and the end.
+"""The writer of ARPA files: all of dlm's ARPA text is made here.
 
-All of dlm's ARPA text is made here. `write_arpa` writes a model in memory. `ArpaWriter` takes one
-order after another, from code that makes its n-grams as it goes. `rows_text` makes the rows of a
-model's parts, which are written elsewhere.
+`write_arpa` writes a model in memory, `ArpaWriter` one order after another as its n-grams are made;
+`rows_text` makes the rows of a model's parts, which are written elsewhere.
 """
 
 from __future__ import annotations
@@ -273,13 +272,11 @@ def arpa_bytes(
 
 
 def _slices(vocabulary: Vocabulary, columns: SectionColumns) -> Iterator[Callable[[], RowColumns]]:
-    """An order, some rows at a time."""
     for begin in range(0, len(columns[0]), _WRITE_ROWS):
         yield partial(_slice, vocabulary, columns, slice(begin, begin + _WRITE_ROWS))
 
 
 def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowColumns:
-    """Some rows, their values checked."""
     ids, probs, backoffs = columns
     rows = RowColumns(ids[some], probs[some], None if backoffs is None else backoffs[some])
     order = ids.shape[1]
@@ -320,7 +317,6 @@ def _unwritable(message: str, order: int) -> ArpaError:
 
 
 def _checked_section(section: Section, order: int) -> SectionColumns:
-    """The three arrays of a section; ValueError if they do not match."""
     backoffs: NDArray[np.float32] | None
     if isinstance(section, NgramBatch):
         ids, probs, backoffs = section.ids, section.log10_prob, section.log10_backoff

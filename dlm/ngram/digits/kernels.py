@@ -252,7 +252,6 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
 
 
 def store64(text: Any, at: Any, value: Any) -> None:
-    """Puts a number as eight little-endian bytes into raw `text` from `at` on."""
     text[at : at + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
 
 

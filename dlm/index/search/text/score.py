@@ -20,8 +20,6 @@ from dlm.ngram.wordtable import WordTable
 
 
 class WholeModel(Protocol):
-    """What of `local.LocalModel` is used here."""
-
     @property
     def order(self) -> int:
         """N."""
