@@ -85,6 +85,8 @@ class ScoreSummary:
 
     def facts(self) -> dict[str, Any]:
         """The JSON object `summary`; a perplexity over no tokens is null."""
+        from dlm.units import finite
+
         return {
             "sentences": self.sentences,
             "tokens": self.tokens,
@@ -102,11 +104,6 @@ class ScoreSummary:
         from dlm.units import perplexity
 
         return perplexity(log10_total, tokens) if tokens and log10_total > -1e308 else None
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity: a probability of zero is null."""
-    return value if value > -1e308 else None
 
 
 def _added(total: float, values: NDArray[np.float64]) -> float:

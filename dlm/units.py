@@ -7,6 +7,8 @@ Serving and ARPA files use log10; training uses natural logarithms. A name that 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 LN_10 = math.log(10.0)
 
@@ -23,3 +25,12 @@ def perplexity(log10_total: float, tokens: int) -> float:
     if tokens == 0:
         return math.nan
     return float(10.0 ** min(-log10_total / tokens, 308.0))
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON, which has no infinity and no nan: null stands for them."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

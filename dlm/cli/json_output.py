@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from dlm.units import finite
+
 # Made once: json.dumps would make one per line of `dlm score --json`.
 _LINE = json.JSONEncoder(allow_nan=False)
 _INDENTED = json.JSONEncoder(allow_nan=False, indent=1)
@@ -17,8 +19,6 @@ def _encoded(facts: Mapping[str, Any], encoder: json.JSONEncoder) -> str:
     try:
         return encoder.encode(facts)
     except ValueError:
-        from dlm.federated.run_files import finite
-
         return encoder.encode(finite(facts))
 
 

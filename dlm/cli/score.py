@@ -29,10 +29,10 @@ from dlm.scoring import (
     SERVED_BYTES,
     Scored,
     ScoreSummary,
-    finite,
     scored_by_servers,
     scored_here,
 )
+from dlm.units import finite
 
 if TYPE_CHECKING:
     from dlm.client import SentenceScore

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT, Checkpoint
@@ -148,12 +147,3 @@ def journal_lines(texts: Iterable[str]) -> list[JournalLine]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
-
-
-def finite(value: Any) -> Any:
-    """JSON values, with null for infinity and nan."""
-    if isinstance(value, Mapping):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -37,7 +37,6 @@ from dlm.federated.run_files import (
     JournalLine,
     check_history,
     ended_part,
-    finite,
     journal_lines,
     journal_text,
     ledger_in,
@@ -51,6 +50,7 @@ from dlm.record.provenance import (
     Provenance,
     content_digest,
 )
+from dlm.units import finite
 
 _LOCK = ".lock"
 NOT_COUNTED = (
