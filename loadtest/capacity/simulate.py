@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dlm.client import ClientConfig
 from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.pace import Usual, late_after
+from dlm.client.deliver.replicas import Usual, late_after
 from dlm.errors import ConfigError
 from loadtest.traces.routes import Routed
 

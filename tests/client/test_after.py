@@ -26,8 +26,7 @@ from dlm.client.deliver.after import (
     after,
     after_stream,
 )
-from dlm.client.deliver.pace import LEAST_S
-from dlm.client.deliver.replicas import Heard, TokenBucket
+from dlm.client.deliver.replicas import LEAST_S, Heard, TokenBucket
 from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED
 from dlm.errors import (
     AuthenticationError,

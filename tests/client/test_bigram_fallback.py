@@ -15,7 +15,7 @@ from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.plan import bigram_fallback
+from dlm.client.plan import lowgrams
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
@@ -271,7 +271,7 @@ def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster
         np.full(len(contexts), size, np.uint32),
         np.tile(np.arange(size, dtype=np.uint32), len(contexts)),
     )
-    answers = bigram_fallback.score(grams, groups)
+    answers = lowgrams.bigram_score(grams, groups)
     expected = [files.oracle.score(c[-1:], w).log10_prob for c in contexts for w in range(size)]
     assert np.array_equal(answers.log10_prob, np.array(expected, np.float32))
     assert answers.matched_order.max() <= 2 and answers.ngram_length.max() <= 2
@@ -295,7 +295,7 @@ def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
     network = Network()
     client = connect(cluster.addresses, network, bigram_fallback=True, heartbeats=False)
     bad, well = queries_to(files, 1)[:5], queries_to(files, 0)[:5]
-    monkeypatch.setattr(bigram_fallback, "QUIET_S", 1e9)
+    monkeypatch.setattr(lowgrams, "QUIET_S", 1e9)
     # The first call of a process may take longer than any deadline: kernels are compiled.
     assert ask(client, bad + well, deadline_s=WAIT_S).source is None
     before = client.stats.bigram_fallback
@@ -312,7 +312,7 @@ def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
     error = "ShardDown" if how == "fails" else "DeadlineExceeded"
     began = ("client.bigram_fallback.started", 1, error)
     assert spells(caplog) == [began]
-    monkeypatch.setattr(bigram_fallback, "QUIET_S", 0.0)
+    monkeypatch.setattr(lowgrams, "QUIET_S", 0.0)
     given = client.stats.bigram_fallback - before
     until(lambda: ask(client, well).source is None and len(spells(caplog)) == 2)
     assert given >= 15
@@ -337,13 +337,13 @@ def test_partial_scores_that_begin_while_others_end_are_logged_apart(
         args=(submit(client.utterance(), bad, WAIT_S), 7, ShardDown("gone"), 1),
     )
 
-    def is_over(outage: bigram_fallback.Outage, now: float) -> bool:
+    def is_over(outage: lowgrams.Outage, now: float) -> bool:
         if late.ident is None:
             late.start()
             late.join(WAIT_S)
         return True
 
-    monkeypatch.setattr(bigram_fallback.Outage, "is_over", is_over)
+    monkeypatch.setattr(lowgrams.Outage, "is_over", is_over)
     until(lambda: ask(client, well).source is None and late.ident is not None)
     until(lambda: ask(client, well).source is None and len(spells(caplog)) == 4)
     began = ("client.bigram_fallback.started", 1, "ShardDown")
@@ -354,10 +354,10 @@ def test_partial_scores_that_begin_while_others_end_are_logged_apart(
 
 def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:
     """It is as long as from the first to the latest, whenever that is noticed."""
-    outage = bigram_fallback.Outage(5.0, 5.0, 3).extended(2, 9.0)
+    outage = lowgrams.Outage(5.0, 5.0, 3).extended(2, 9.0)
     assert (outage.seconds, outage.queries) == (4.0, 5)
-    assert not outage.is_over(9.0 + bigram_fallback.QUIET_S - 0.1)
-    assert outage.is_over(9.0 + bigram_fallback.QUIET_S)
+    assert not outage.is_over(9.0 + lowgrams.QUIET_S - 0.1)
+    assert outage.is_over(9.0 + lowgrams.QUIET_S)
     assert outage.extended(1, 20.0).seconds == 15.0
 
 

@@ -12,7 +12,7 @@ from client.scripted import Network
 from client.test_bigram_fallback import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, until
 from dlm.client.deliver.call import Call
-from dlm.client.plan import bigram_fallback, router
+from dlm.client.plan import lowgrams, router
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers, QueryGroups
 
@@ -107,7 +107,7 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     call = call_of(grams, np.array([context], np.uint32), words, 10, slots)
     call.fall_back(grams, lambda *_: None)
     (part,) = call.parts
-    score = bigram_fallback.score
+    score = lowgrams.bigram_score
 
     def late(*args) -> Answers:
         call.answer(part, answers_of(7.0, 1), slice(None))
@@ -116,7 +116,7 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     if when == "before":
         call.answer(part, answers_of(7.0, 1), slice(None))
     else:
-        monkeypatch.setattr(bigram_fallback, "score", late)
+        monkeypatch.setattr(lowgrams, "bigram_score", late)
     call.give_up(DeadlineExceeded("late"))
     result = call.result(0)
     if when == "before":

@@ -22,7 +22,7 @@ from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.call import Call, EndedCall
-from dlm.client.deliver.retries import LOST_S
+from dlm.client.deliver.delivery import LOST_S
 from dlm.client.deliver.transport import Reply
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
 

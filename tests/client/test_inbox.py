@@ -1,4 +1,4 @@
-"""dlm.client.deliver.inbox: what other threads leave for the loop is taken, whatever else fails."""
+"""dlm.client.deliver.lanes: what other threads leave for the loop is taken, whatever else fails."""
 
 from __future__ import annotations
 

@@ -12,8 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client import scenarios
-from dlm.client.deliver.lane import MAX_QUEUED_ITEMS, MAX_WAITING_MESSAGES, MIN_WAITING, Lane
-from dlm.client.deliver.pace import FIRST_ANSWERS
+from dlm.client.deliver.lane import (
+    FIRST_ANSWERS,
+    MAX_QUEUED_ITEMS,
+    MAX_WAITING_MESSAGES,
+    MIN_WAITING,
+    Lane,
+)
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("lane_*.txt"))
 

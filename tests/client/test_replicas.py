@@ -19,8 +19,17 @@ from dlm.client import Client, ClientConfig, Utterance
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
-from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
-from dlm.client.deliver.replicas import Heard, TokenBucket, choose, may_take_over
+from dlm.client.deliver.replicas import (
+    FORGET_S,
+    LEAST_S,
+    UNKNOWN_S,
+    Heard,
+    TokenBucket,
+    Usual,
+    choose,
+    late_after,
+    may_take_over,
+)
 from dlm.client.deliver.runtime import RETRIED, RETRY_BURST
 from dlm.client.deliver.transport import Reply
 from dlm.errors import AuthenticationError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown

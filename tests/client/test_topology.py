@@ -23,7 +23,7 @@ from dlm.client.config.cluster_file import (
     write_cluster_file,
 )
 from dlm.client.deliver.table import MAX_SHARD_SETS, take_census
-from dlm.client.health.topology import NO_LIMIT, Topology
+from dlm.client.health.membership import NO_LIMIT, Topology
 from dlm.client.plan.census import Census, dedupe_faults
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb

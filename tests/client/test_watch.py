@@ -15,9 +15,8 @@ import pytest
 from cluster import ModelFiles, build
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
-from dlm.client.health.membership import Liveness
+from dlm.client.health.membership import Liveness, Topology
 from dlm.client.health.modes import Mode
-from dlm.client.health.topology import Topology
 from dlm.errors import AuthenticationError, DlmError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal

@@ -12,7 +12,7 @@ from client.scripted import Clients, Network, free, settle
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client
 from dlm.client.api.core import Core
-from dlm.client.plan import bigram_fallback
+from dlm.client.plan import lowgrams
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.ngram.query import Answers
 from dlm.wire import codec
@@ -285,7 +285,7 @@ def test_a_broken_partial_model_leaves_nobody_waiting(
     def broken(*_: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr(bigram_fallback, "score", broken)
+    monkeypatch.setattr(lowgrams, "bigram_score", broken)
     client = connect(cluster.addresses, network, bigram_fallback=True)
     network.change = lambda data: b""
     with pytest.raises(ProtocolError) as caught:

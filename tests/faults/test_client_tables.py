@@ -16,7 +16,7 @@ from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.client.deliver.retries import MAX_REROUTES
+from dlm.client.deliver.delivery import MAX_REROUTES
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Snapshot
 from dlm.client.deliver.table import Table, take_census
 from dlm.errors import (

@@ -21,16 +21,15 @@ from dlm.client.config.cluster_file import Servers
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
-from dlm.client.deliver.call import BlockCall, Call
+from dlm.client.deliver.call import BlockCall, Call, Ending
 from dlm.client.deliver.counts import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.deliver.delivery import Delivery
-from dlm.client.deliver.ending import Ending
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.table import Table, other_model
 from dlm.client.deliver.transport import Connect, Connection, GrpcConnection
 from dlm.client.health.cascade import BeatReply, CascadeMonitor, CascadeStatus, Host, Steps
+from dlm.client.health.membership import Topology
 from dlm.client.health.modes import Mode
-from dlm.client.health.topology import Topology
 from dlm.client.plan import router
 from dlm.client.plan.router import probe_queries
 from dlm.errors import ConfigError, DlmError, ShardDown

@@ -23,8 +23,8 @@ from dlm.client.deliver.call import Call, EndedCall
 from dlm.client.deliver.counts import ClientMetrics, Stats
 from dlm.client.deliver.runtime import Snapshot, closed_error
 from dlm.client.health.cascade import CascadeStatus
+from dlm.client.health.membership import Topology
 from dlm.client.health.modes import Mode
-from dlm.client.health.topology import Topology
 from dlm.client.plan.lowgrams import LowGrams, check_queries
 from dlm.errors import ConfigError, DlmError
 from dlm.index.search.local import LocalModel

@@ -34,8 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from dlm.client.deliver.pace import LEAST_S
-from dlm.client.deliver.replicas import Heard, may_take_over
+from dlm.client.deliver.replicas import LEAST_S, Heard, may_take_over
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,

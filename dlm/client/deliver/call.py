@@ -1,4 +1,4 @@
-"""One caller's batch in progress: its queries, the parts that were sent, and how it ends.
+"""What a caller waits on: its batch in progress, the parts that were sent, and the end, once.
 
 Each side owns its own data. Only the loop records the outcome of a part, once; only the caller
 assembles the answers, when its call has ended or its time is up. So nothing here needs a lock, and
@@ -7,21 +7,125 @@ a late reply reaches a part that nobody reads any longer.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks, BlockPart
-from dlm.client.deliver.ending import Ending
-from dlm.client.plan import bigram_fallback, kernels
+from dlm.client.plan import kernels, lowgrams
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.client.plan.router import CallPlan, Piece
 from dlm.errors import DlmError, StaleShardSet, UnknownCall
+from dlm.logs import EventLog
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.tracing import Span
+
+log = EventLog(__name__)
+
+
+class Ending:
+    """Success, an error or cancellation, whichever comes first. Thread-safe."""
+
+    __slots__ = ("_callbacks", "_ends", "_gate")
+
+    def __init__(self) -> None:
+        # Appending is atomic, so all threads see the same first outcome.
+        self._ends: list[list[BaseException | None]] = []
+        self._gate = threading.Lock()  # free once it has ended
+        self._gate.acquire()
+        self._callbacks: deque[Callable[[Ending], object]] = deque()
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """Ends it, with success or an error; False if it had ended."""
+        mine = [error]
+        self._ends.append(mine)
+        if self._ends[0] is not mine:
+            return False
+        try:
+            self._gate.release()
+        finally:
+            if self._callbacks:
+                self._call_back()
+        return True
+
+    def cancel(self) -> bool:
+        """Ends it as cancelled; False if it had ended."""
+        return not self._ends and self.end(CancelledError())
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._ends)
+
+    def cancelled(self) -> bool:
+        """Whether it ended by being cancelled."""
+        return bool(self._ends) and isinstance(self._ends[0][0], CancelledError)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """The error it ended with; None for success.
+
+        Raises  TimeoutError, CancelledError
+        """
+        if not self._ends:
+            # A lock does not accept longer waits.
+            limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+            if not self._gate.acquire(timeout=limit_s):
+                raise TimeoutError
+            self._gate.release()  # for the next thread that waits
+        error = self._ends[0][0]
+        if isinstance(error, CancelledError):
+            raise error
+        return error
+
+    def result(self, timeout_s: float | None = None) -> None:
+        """Waits for it, and raises its error."""
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Waits on an event loop; returns whether it has ended."""
+        if self._ends:
+            return True
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def tell(_: Ending) -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(tell)
+        await asyncio.wait([woken], timeout=timeout_s)
+        return bool(self._ends)
+
+    def add_done_callback(self, call: Callable[[Ending], object]) -> None:
+        """Calls `call` when it has ended: now, or in the thread that ends it."""
+        self._callbacks.append(call)
+        if self._ends:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while True:
+            try:
+                call = self._callbacks.popleft()
+            except IndexError:
+                return
+            try:
+                call(self)
+            except Exception as exc:  # noqa: BLE001 - the other callbacks must still run
+                log.error("client.callback.failed", extra={"error": type(exc).__name__})
+
 
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
@@ -196,7 +300,7 @@ class Call:
 
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
-        return self._grams is not None and not moves_on and bigram_fallback.allows_fallback(error)
+        return self._grams is not None and not moves_on and lowgrams.allows_fallback(error)
 
     # -- in the caller's thread ---------------------------------------------------------------
 
@@ -259,7 +363,7 @@ class Call:
                     source = np.zeros(len(plan.log10_prob), np.uint8)
                 source[part.at] = BIGRAM_FALLBACK
                 assert self._grams is not None
-                answers, where = bigram_fallback.score(self._grams, part.groups), slice(None)
+                answers, where = lowgrams.bigram_score(self._grams, part.groups), slice(None)
             at, log10_prob, matched, ngram, state = columns
             at.append(part.at)
             log10_prob.append(answers.log10_prob[where])

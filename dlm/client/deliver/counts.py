@@ -99,10 +99,20 @@ class ClientMetrics:
             self.stats.local_hits += local_hits
             self.stats.duplicates += duplicates
 
-    def gathered(self, duplicates: int) -> None:
-        """Counts repeats among the calls of a message."""
-        with self._lock:
-            self.stats.duplicates += duplicates
+    def sent(self, queries: int, size: int, duplicates: int) -> None:
+        """On the loop: counts a message as it is sent.
+
+        Args
+            size        in bytes
+            duplicates  repeats among its calls
+        """
+        stats = self.stats
+        stats.messages += 1
+        stats.sent_queries += queries
+        stats.bytes_sent += size
+        if duplicates:
+            with self._lock:
+                stats.duplicates += duplicates
 
     def fell_back(self, queries: int) -> None:
         """Counts queries that the bigram fallback answered."""

@@ -1,33 +1,64 @@
-"""Delivery: calls come in, messages go to servers, and replies end them.
+"""Messages go to servers, and replies, errors and time end them.
 
-All of it runs on the loop, one step after another (`inbox`). Parts of calls wait in `lanes`,
-`sender` sends messages to servers, `retries` does what `after` decides about failed and late ones,
-and `message.Ends` ends them. This module joins them: it starts messages and handles their replies.
+All of it runs on the loop, one step after another (`lanes`). `lanes` gives the messages, and
+`replicas` the server to ask. Whatever happens to a message, `after` decides what is done about it,
+and `Delivery._do` does that, here and nowhere else. A message has ended when all of its parts have,
+and its place in the lane is free. If a step raises, `cut_off` starts over: ending anything twice
+changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Any
 
+from dlm.client.config.credentials import Metadata
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
-from dlm.client.deliver.after import is_moving
+from dlm.client.deliver.after import (
+    Decision,
+    Elsewhere,
+    Failed,
+    GiveUp,
+    Late,
+    Later,
+    Look,
+    Looked,
+    Move,
+    NotYet,
+    after,
+)
 from dlm.client.deliver.call import Call
 from dlm.client.deliver.counts import CANCELLED, result_of
-from dlm.client.deliver.inbox import Inbox
-from dlm.client.deliver.lanes import Lanes
-from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error
-from dlm.client.deliver.retries import LOST_S, Retries
-from dlm.client.deliver.runtime import Links, Runtime
-from dlm.client.deliver.sender import Outcomes, Sender
+from dlm.client.deliver.lanes import Inbox, Lanes
+from dlm.client.deliver.message import Attempt, Message, as_dlm_error, naming_shard
+from dlm.client.deliver.replicas import late_after
+from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
 from dlm.client.deliver.table import Table, other_model
-from dlm.client.plan.bigram_fallback import Outage
-from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, Overloaded, ShardDown
+from dlm.client.deliver.transport import Connection
+from dlm.client.plan.census import dedupe_faults
+from dlm.client.plan.lowgrams import Outage
+from dlm.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    DlmError,
+    ShardDown,
+    StaleShardSet,
+)
 from dlm.logs import EventLog
 from dlm.tracing import Tracer
 
 log = EventLog(__name__)
+
+AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
+MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
+# A message is lost this long after its deadline: connections end messages by their deadline, plus
+# the time that a busy machine needs.
+LOST_S = 1.0
+_LATE = DeadlineExceeded("a server has not answered yet")
 
 
 class Delivery:
@@ -55,12 +86,9 @@ class Delivery:
         self._links = links
         self._table = table
         self._clock = clock
-        self._ends = ends = Ends(config, links, clock)
-        self.inbox = inbox = Inbox(links, clock, home, ends.cut_off, self._send, self._look)
-        self._lanes = lanes = Lanes(config, links, table, clock, inbox, ends)
-        self._sender = sender = Sender(config, links, clock, inbox, tracer)
-        self._retries = Retries(config, links, table, clock, inbox, lanes, sender, ends)
-        sender.outcomes = Outcomes(self._replied, self._retries.failed)
+        self._tracer = tracer
+        self.inbox = inbox = Inbox(links, clock, home, self._cut_off, self._next, self._look)
+        self._lanes = lanes = Lanes(config, links, table, clock, inbox)
         self.tell = inbox.tell
         self.overload, self.max_queries = lanes.overload, lanes.max_queries
 
@@ -81,8 +109,6 @@ class Delivery:
         self._links.runtime.counts.fell_back(queries)
         self.tell(self._note_fallback, call.model, queries, error, shard)
 
-    # -- on the loop --------------------------------------------------------------------------
-
     def _note_fallback(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
         """Logs bigram-fallback scores once, when they begin, and once more if it turns out that
         they will not end."""
@@ -102,7 +128,9 @@ class Delivery:
             fields = {"shard": shard, "before": outage.error, "error": kind}
             log.warning("client.bigram_fallback.changed", extra=fields)
 
-    def _send(self, runtime: Runtime) -> None:
+    # -- to a server --------------------------------------------------------------------------
+
+    def _next(self, runtime: Runtime) -> None:
         message = self._lanes.next(runtime)
         if message is not None:
             self.inbox.step(self._begin, message)
@@ -113,57 +141,128 @@ class Delivery:
         self.inbox.look_by(message.deadline + LOST_S)
         runtime.retrying.earn()
         runtime.hedging.earn()
-        watched = watch is not None and self._table.known is message.snapshot
         if (
             watch is not None
-            and watched
             and message.shard in watch.gone
             and self._config.bigram_fallback
+            and self._table.known is message.snapshot
         ):
             # Better to spend the time left on a fallback.
-            self._ends.fail(message, ShardDown("no heartbeat was answered"))
+            self._fail(message, ShardDown("no heartbeat was answered"))
+        else:
+            self._send(message)
+
+    def _send(
+        self, message: Message, *, hedge: bool = False, among: Sequence[str] | None = None
+    ) -> None:
+        """Sends a message to one of the servers of its shard, or of those `among` them."""
+        runtime, replicas = message.runtime, message.replicas
+        try:
+            address = runtime.choose(
+                replicas if among is None else among,
+                frozenset(message.tried),
+                self._clock(),
+                self._config.heartbeat_config,
+            )
+            if address is None:
+                known = "; ".join(dedupe_faults(message.snapshot.topology.faults.items()))
+                raise ShardDown("no known server holds it" + (f" ({known})" if known else ""))
+        except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
+            self._failed(message, as_dlm_error(exc, message.shard))
             return
-        self._sender.send(message)
+        attempt = Attempt(message, address, self._clock(), hedge=hedge)
+        message.tried.append(address)
+        message.out.append(attempt)
+        runtime.outstanding[address] += len(message.groups.words)
+        connection = runtime.connections.get(address)
+        if connection is not None:
+            self._write(attempt, connection)
+        else:
+            step = partial(self.inbox.step, self._write, attempt)
+            self._links.reach(address, self.inbox.tell, step)
+        if len(replicas) > 1 and not (hedge or attempt.replied):
+            late_s = (message.soonest - attempt.since) / 2
+            if self._config.hedging:
+                late_s = min(late_s, self._late_after(message, attempt.since))
+            attempt.late_at = attempt.since + late_s
+            self.inbox.look_by(attempt.late_at)
+
+    def _late_after(self, message: Message, now: float) -> float:
+        usual = message.runtime.usual
+        return late_after((usual[address] for address in message.replicas), now)
+
+    def _write(self, attempt: Attempt, connection: Connection | Exception) -> None:
+        """Sends a message over a connection, if one could be made."""
+        message = attempt.message
+        runtime, queries = message.runtime, len(message.groups.words)
+        if message.ended or attempt.replied:  # while the connection was made
+            self._replied(attempt, None, DlmError("withdrawn before it was sent"))
+            return
+        try:
+            if isinstance(connection, Exception):
+                raise connection
+            attempt.since, attempt.since_s = self._clock(), time.perf_counter()
+            attempt.queue_s = attempt.since_s - message.queued
+            if not message.request:
+                message.encode()
+                message.encode_s = time.perf_counter() - attempt.since_s
+            attempt.sent = True
+            repeats = 0 if message.place_of is None else len(message.place_of) - queries
+            runtime.counts.sent(queries, len(message.request), repeats)
+            withdraw = message.asks.post(connection)(
+                message.request,
+                max(message.deadline - attempt.since, 0.0),
+                partial(self._reply, attempt),
+                *(() if self._tracer is None else (self._trace(self._tracer, message),)),
+            )
+        except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
+            self._reply(attempt, None, as_dlm_error(exc, message.shard))
+        else:
+            if not attempt.replied:
+                attempt.withdraw = withdraw
+
+    def _trace(self, tracer: Tracer, message: Message) -> Metadata:
+        """The trace context of the first sampled call in the message: a server's span has one
+        parent, so only one of the calls that share a message shows it."""
+        spans = []
+        for part in message.parts:
+            part.call.messages += 1
+            spans.append(part.call.span)
+        sampled = next((span for span in spans if span is not None and span.sampled), None)
+        return () if sampled is None else tracer.metadata(sampled)
+
+    # -- and back -----------------------------------------------------------------------------
+
+    def _reply(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
+        """Records a reply, from any thread; an error after a reply is ignored."""
+        self.inbox.carry_out(self._replied, attempt, data, error)
 
     def _replied(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
         if attempt.replied:
             return
         came, now = time.perf_counter(), self._clock()
         message, address = attempt.message, attempt.address
-        runtime, stats = message.runtime, message.runtime.counts.stats
+        runtime, counts = message.runtime, message.runtime.counts
         attempt.replied, attempt.withdraw = True, None
         message.out.remove(attempt)
         runtime.outstanding[address] -= len(message.groups.words)
         too_late = message.ended
         if data is not None:
-            stats.bytes_received += len(data)
+            counts.stats.bytes_received += len(data)
             if error is None:
                 runtime.usual[address].note(now - attempt.since, now)
         if error is None and not too_late:
             try:
-                manifest = message.snapshot.topology.manifest
-                answers = message.asks.decode(
-                    data or b"", manifest, message.shard, message.groups, message.checksum
-                )
+                answers = message.decode(data or b"")
             except Exception as exc:  # noqa: BLE001 - another server may do better
                 error = as_dlm_error(exc, message.shard)
                 error.add_note(f"from {address}")
             else:
-                self._ends.succeed(message, attempt, answers, now)
-        stats.failed += error is not None and attempt.sent and not too_late
-        watch = runtime.watch
-        if isinstance(error, (ShardDown, AuthenticationError)):
-            runtime.missed[address] = now
-            if is_moving(error):
-                runtime.moving[address] = now
-            if watch is not None:
-                watch.lost(address, error)
-        elif error is None:
-            runtime.missed.pop(address, None)
-        elif isinstance(error, (DeadlineExceeded, Overloaded)):
-            runtime.usual[address].miss(now)
+                self._succeed(message, attempt, answers, now)
+        runtime.note(address, error, now)
         if attempt.sent:
-            runtime.counts.message(
+            counts.stats.failed += error is not None and not too_late
+            counts.message(
                 CANCELLED if too_late else result_of(error),
                 len(message.groups.words),
                 len({id(part.call) for part in message.parts}) if len(message.parts) > 1 else 1,
@@ -173,9 +272,218 @@ class Delivery:
                 time.perf_counter() - came if data is not None else 0.0,
             )
         if error is not None and not too_late:
-            self._retries.failed(message, error)
-        self._ends.settle(message)
+            self._failed(message, error)
+        self._settle(message)
+
+    # -- what is done about a message that failed or is late ------------------------------------
+
+    def _failed(self, message: Message, error: DlmError) -> None:
+        """A server did not answer a message, or none could be asked."""
+        runtime, now = message.runtime, self._clock()
+        outcome = Failed(
+            error,
+            retries=runtime.retrying.saved,
+            moving=runtime.is_moving(message.replicas, now),
+            due=self._may_look(runtime),
+            closed=self._links.closed,
+        )
+        self._do(after(outcome, message, now), message, error)
+
+    def _may_look(self, runtime: Runtime) -> bool:
+        """Whether the last look for the servers is long enough ago."""
+        return self._clock() - runtime.looked >= LOOK_AGAIN_S
+
+    def _looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
+        """The servers were asked again, if they could be, or a pause is over."""
+        fresh = self._table.of(message.snapshot.model)
+        wanted = not (self._links.closed or all(part.call.done() for part in message.parts))
+        same = fresh is not None and fresh.shard_set == message.snapshot.shard_set
+        if fresh is not None and same and wanted and not (stale or message.ended):
+            message.snapshot = fresh
+        self._do(after(Looked(stale, same, wanted), message, self._clock()), message, error)
+
+    def _late(self, attempt: Attempt) -> None:
+        """A server has had a message for long; the first answer counts."""
+        message, now = attempt.message, self._clock()
+        runtime, watch = message.runtime, message.runtime.watch
+        _, avoided, slow = runtime.unwell(message.replicas, now, self._config.heartbeat_config)
+        outcome = Late(
+            since=attempt.since,
+            # A part whose time is over no longer waits.
+            until=min([p.deadline for p in message.parts if p.deadline > now], default=now),
+            hedges=runtime.hedging.saved if self._config.hedging else 0.0,
+            avoided=avoided,
+            slow=slow,
+            all_slow=watch is not None and message.shard in watch.slow_shards,
+            heard=lambda others: {one: runtime.heard(one, now) for one in others},
+            closed=self._links.closed,
+        )
+        self._do(after(outcome, message, now), message)
+
+    def _do(self, decision: Decision, message: Message, error: DlmError = _LATE) -> None:
+        """Carries out a decision of `after`: the only place where one is.
+
+        Args
+            error  why, if the message failed
+        """
+        runtime = message.runtime
+        match decision:
+            case Elsewhere():  # it keeps its place in the lane
+                if decision.limited:
+                    (runtime.hedging if decision.hedge else runtime.retrying).spend()
+                if decision.hedge:
+                    runtime.counts.stats.hedges += 1
+                else:
+                    runtime.counts.stats.retries += 1
+                message.taken_over = message.taken_over or decision.among is not None
+                self._send(message, hedge=decision.hedge, among=decision.among)
+            case NotYet():
+                message.out[0].late_at = decision.at  # one server has it
+            case Later():
+                message.tried, message.rounds = [], message.rounds + 1
+                self.inbox.later(decision.pause_s, self._ask_again, message, error)
+            case Move():
+                self._move(message, error)
+            case Look():
+                if not self._help(self._look_for, message, error):
+                    self._fail(message, error)
+            case GiveUp():
+                if decision.look:
+                    runtime.looked = self._clock()
+                    self._help(self._table.refresh_quietly, message.snapshot)
+                self._fail(message, error)
+
+    def _help(self, step: Callable[..., None], *args: Any) -> bool:
+        """Runs a step on the helper thread; False if no thread can be started, or it has ended."""
+        try:
+            self._links.runtime.helper.submit(step, *args)
+        except RuntimeError:
+            return False
+        return True
+
+    def _ask_again(self, message: Message, error: DlmError) -> None:
+        """After a pause: sends a message again, by the current table."""
+        if not message.ended and self._may_look(message.runtime):
+            self._table.refresh_later()
+        self._looked(message, error)
+
+    def _look_for(self, message: Message, error: DlmError) -> None:
+        """On the helper thread: fetches the table, and sends the parts by it."""
+        stale = isinstance(error, StaleShardSet)
+        try:
+            if self._table.of(message.snapshot.model) is message.snapshot and (
+                stale or self._may_look(message.runtime)
+            ):
+                # Half of the time left, so that the other half remains for asking again.
+                allowed = max((message.deadline - self._clock()) / 2, 0.05)
+                self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
+        except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
+            if type(exc) is not type(error):  # otherwise it says the same
+                error.add_note(f"looking for the servers again failed too: {exc}")
+            self.tell(self._fail, message, error)
+        else:
+            self.tell(self._looked, message, error, stale)
+
+    def _move(self, message: Message, error: DlmError) -> None:
+        """Frees the place of a message, and sends its parts by the current table."""
+        fresh = self._table.of(message.snapshot.model)
+        for part in message.parts:
+            try:
+                if fresh is None:
+                    found = self._table.snapshot().model
+                    part.call.miss(part, other_model(found, part.call.model))
+                elif part.reroutes >= MAX_REROUTES:
+                    part.call.miss(part, naming_shard(error, message))
+                elif not part.ended:
+                    part.reroutes += 1
+                    self._lanes.route(fresh, part)
+            except Exception as exc:  # noqa: BLE001 - the other parts must end, too
+                part.call.miss(part, as_dlm_error(exc, message.shard))
+        self._fail(message, error, counts=False)
+
+    # -- the end of a message -------------------------------------------------------------------
+
+    def _succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
+        """A server answered."""
+        runtime = message.runtime
+        message.ended = True
+        # Before its calls end: a waiting caller may read the counters at once.
+        if attempt.hedge:
+            runtime.counts.stats.hedges_won += 1
+        message.answer(answers)
+        for other in message.out:
+            if other.withdraw is not None:
+                other.withdraw()
+        outage = runtime.outage
+        if outage is not None and outage.is_over(now):
+            runtime.outage = None
+            fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
+            log.info("client.bigram_fallback.ended", extra=fields)
+        if runtime.watch is not None:
+            runtime.watch.count(failed=False)
+        message.lane.usual_s = self._late_after(message, now)
+        message.lane.done(message.number, self._clock(), answered=True)
+        self._free(message)
+
+    def _fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
+        """No server will answer; its unanswered parts are missed.
+
+        Args
+            counts  whether the cascade counts it; not if its parts were sent elsewhere
+        """
+        if message.ended:
+            return
+        message.ended = True
+        error = closed_error() if self._links.closed else naming_shard(error, message)
+        if counts:
+            self._lanes.count_failed(error, message.queued)
+        for part in message.parts:
+            part.call.miss(part, error)
+        gone = isinstance(error, (ShardDown, AuthenticationError))
+        message.lane.done(message.number, self._clock(), answered=False, gone=gone)
+        self._free(message)
+
+    def _cut_off(self, message: Message, error: DlmError) -> None:
+        """A step of it raised: whatever the step had done, the message is over."""
+        message.ended = True
+        for part in message.parts:
+            part.call.miss(part, error)
+        message.lane.drop(message.number)
+        self._free(message)
+
+    def _free(self, message: Message) -> None:
+        """Frees its place in the lane, so that waiting parts may be sent."""
+        if message.lane.waiting:
+            message.runtime.ready[message.place] = message.lane
+        self._settle(message)
+
+    def _settle(self, message: Message) -> None:
+        """Forgets a message that has ended, once no server has it any longer."""
+        if message.ended and not message.out:
+            message.runtime.under_way.discard(message)
 
     def _look(self) -> float:
+        """Finds what is to be sent, late or lost by now; returns the next time."""
         runtime, now = self._links.runtime, self._clock()
-        return min(self._lanes.look(runtime, now), self._retries.look(runtime, now))
+        next_at = self._lanes.look(runtime, now)
+        for message in list(runtime.under_way):
+            for attempt in list(message.out):
+                if attempt.late_at <= now:
+                    attempt.late_at = inf
+                    self.inbox.step(self._late, attempt)
+                next_at = min(next_at, attempt.late_at)
+            lost_at = message.deadline + LOST_S
+            if lost_at <= now:
+                self.inbox.step(self._lose, message)
+            else:
+                next_at = min(next_at, lost_at)
+        return next_at
+
+    def _lose(self, message: Message) -> None:
+        """Ends a message whose deadline is long past: a connection was silent, or took too long."""
+        lost = DeadlineExceeded(f"shard {message.shard}: a message got no reply and no error")
+        for attempt in list(message.out):
+            if attempt.withdraw is not None:
+                attempt.withdraw()
+            self._replied(attempt, None, lost)
+        self._fail(message, lost)

@@ -19,7 +19,7 @@ time       what waits is past its deadline         `expire` gives it
 =========  ======================================  =============================================
 
 The queue is bounded: in queries, by the size of a few messages; in time, by how fast the shard has
-answered lately (`pace.py`). If the queries ahead would take half of the time that a new call has
+answered lately (`Pace`). If the queries ahead would take half of the time that a new call has
 left, the call is refused at once: waiting would only use up everyone's deadlines, and its caller
 still has time for a fallback. A message is never refused while nothing else is in flight, so a
 shard that was slow is found to be fast again.
@@ -31,14 +31,19 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Generic, Protocol, TypeVar
-
-from dlm.client.deliver.pace import PATIENCE, Pace
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_QUEUED_ITEMS = 4096  # waiting parts, however small: each is a caller
 # Queries that may wait for a shard: a few messages' worth, and a minimum if messages are small.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
+# Busy seconds after which an observation counts half: much longer than one message, and much
+# shorter than the minute in which an operator reacts.
+HORIZON_S = 1.0
+# The first answers are ignored: they include connecting, and waking up.
+FIRST_ANSWERS = 8
+# By the estimate, waiting may take this share of the time left; the rest covers its error.
+PATIENCE = 0.5
 
 
 class Waiting(Protocol):
@@ -50,6 +55,48 @@ class Waiting(Protocol):
 
     queries: int
     deadline: float
+
+
+class Pace(NamedTuple):
+    """Decayed sums over the time in which anything was in flight.
+
+    answers  messages answered since the start
+    queries  queries in them, with older ones counting less
+    busy_s   how long anything was in flight, likewise
+    at       when that was last brought up to date
+    """
+
+    answers: int = 0
+    queries: float = 0.0
+    busy_s: float = 0.0
+    at: float = 0.0
+
+    def passed(self, now: float, busy: bool) -> Pace:
+        """The pace after time has passed; `busy` if something was in flight."""
+        answers, queries, busy_s, at = self
+        if not busy:
+            return Pace(answers, queries, busy_s, now)
+        busy_s += now - at
+        if busy_s > HORIZON_S:
+            # However long nothing came, keep half a horizon, and the queries in proportion.
+            keep = 0.5 * HORIZON_S / busy_s
+            return Pace(answers, queries * keep, busy_s * keep, now)
+        return Pace(answers, queries, busy_s, now)
+
+    def answered(self, queries: int) -> Pace:
+        """A message came back with answers."""
+        answers = self.answers + 1
+        if answers <= FIRST_ANSWERS:
+            return Pace(answers, 0.0, 0.0, self.at)
+        return Pace(answers, self.queries + queries, self.busy_s, self.at)
+
+    def seconds(self, queries: int, since_s: float = 0.0) -> float:
+        """How long `queries` queries will take; 0 while too little is known.
+
+        Args
+            since_s  seconds that were busy after `at`
+        """
+        return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
 T = TypeVar("T", bound=Waiting)

@@ -1,23 +1,18 @@
-"""A message, its attempts at servers, and its end; used only on the loop."""
+"""A message and its attempts at servers; used only on the loop."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.asks import Asks
 from dlm.client.deliver.call import Part, Place, own_copy
 from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.pace import late_after
-from dlm.client.deliver.runtime import Links, Runtime, Snapshot
+from dlm.client.deliver.runtime import Runtime, Snapshot
 from dlm.client.deliver.transport import Withdraw
 from dlm.client.plan import router
-from dlm.client.plan.bigram_fallback import allows_fallback
-from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ShardDown
+from dlm.errors import DlmError, ShardDown
 from dlm.logs import EventLog
 
 log = EventLog(__name__)
@@ -84,6 +79,23 @@ class Message:
         """The kind of its parts, which all have the same."""
         return self.parts[0].call.asks
 
+    def encode(self) -> None:
+        """Makes the bytes of its request."""
+        manifest = self.snapshot.topology.manifest
+        self.request, self.checksum = self.asks.encode(manifest, self.shard, self.groups)
+
+    def decode(self, data: bytes) -> Any:
+        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
+        manifest = self.snapshot.topology.manifest
+        return self.asks.decode(data, manifest, self.shard, self.groups, self.checksum)
+
+    def answer(self, answers: Any) -> None:
+        """Gives each part its own answers."""
+        begin, place_of = 0, self.place_of
+        for part in self.parts:
+            where = slice(begin, begin := begin + part.queries)
+            part.call.answer(part, answers, where if place_of is None else place_of[where])
+
 
 class Attempt:
     """A message at one server, or on its way to it; `hedge` if it is the second server.
@@ -105,91 +117,6 @@ class Attempt:
         self.late_at = inf
         self.sent = self.replied = False
         self.withdraw: Withdraw | None = None
-
-
-@dataclass(eq=False)
-class Ends:
-    """Ends messages; nothing else does.
-
-    A message has ended when all of its parts have, and its place in the lane is free. If something
-    here raises, `cut_off` starts over: ending anything twice changes nothing.
-    """
-
-    _config: ClientConfig
-    _links: Links
-    _clock: Callable[[], float]
-
-    def succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
-        """A server answered."""
-        runtime = message.runtime
-        message.ended = True
-        # Before its calls end: a waiting caller may read the counters at once.
-        if attempt.hedge:
-            runtime.counts.stats.hedges_won += 1
-        begin, place_of = 0, message.place_of
-        for part in message.parts:
-            where = slice(begin, begin := begin + part.queries)
-            part.call.answer(part, answers, where if place_of is None else place_of[where])
-        for other in message.out:
-            if other.withdraw is not None:
-                other.withdraw()
-        outage = runtime.outage
-        if outage is not None and outage.is_over(self._clock()):
-            runtime.outage = None
-            fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
-            log.info("client.bigram_fallback.ended", extra=fields)
-        if runtime.watch is not None:
-            runtime.watch.count(failed=False)
-        message.lane.usual_s = late_after((runtime.usual[a] for a in message.replicas), now)
-        self._close(message, answered=True)
-
-    def fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
-        """No server will answer; its unanswered parts are missed.
-
-        Args
-            counts  whether the cascade counts it; not if its parts were sent elsewhere
-        """
-        if message.ended:
-            return
-        message.ended = True
-        error = naming_shard(error, message)
-        if counts:
-            self.count_failed(error, message.queued)
-        for part in message.parts:
-            part.call.miss(part, error)
-        self._close(message, gone=isinstance(error, (ShardDown, AuthenticationError)))
-
-    def cut_off(self, message: Message, error: DlmError) -> None:
-        """A step of it raised: whatever the step had done, the message is over."""
-        message.ended = True
-        for part in message.parts:
-            part.call.miss(part, error)
-        message.lane.drop(message.number)
-        self._free(message)
-
-    def _close(self, message: Message, *, answered: bool = False, gone: bool = False) -> None:
-        message.lane.done(message.number, self._clock(), answered=answered, gone=gone)
-        self._free(message)
-
-    def _free(self, message: Message) -> None:
-        """Frees its place in the lane, so that waiting parts may be sent."""
-        if message.lane.waiting:
-            message.runtime.ready[message.place] = message.lane
-        self.settle(message)
-
-    def settle(self, message: Message) -> None:
-        """Forgets a message that has ended, once no server has it any longer."""
-        if message.ended and not message.out:
-            message.runtime.under_way.discard(message)
-
-    def count_failed(self, error: DlmError, queued: float) -> None:
-        """Reports an unanswered message to the cascade, unless it had no time."""
-        watch = self._links.runtime.watch
-        if watch is None:
-            return
-        had_s = time.perf_counter() - queued
-        if not isinstance(error, DeadlineExceeded) or had_s >= self._config.failover_config.fair_s:
-            watch.count(failed=allows_fallback(error))
 
 
 def naming_shard(error: DlmError, message: Message) -> DlmError:

@@ -1,14 +1,26 @@
-"""Chooses the server of a shard, and limits how many messages are sent again, or to two.
+"""Which server of a shard is asked, when its answer is late, and how many messages are sent twice.
 
-Plain data, owned by the loop; randomness is passed in.
+Plain data, owned by the loop; time (in seconds) and randomness are passed in.
+
+Paper: Dean and Barroso, The Tail at Scale, CACM 2013: a second request after the 95th percentile
+adds a few percent of load, and removes the tail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
-from dlm.client.deliver.pace import UNKNOWN_S
+KEPT = 64  # answers that are remembered
+EACH = 8  # answers after which the figures are recomputed
+FORGET_S = 5.0  # the figures of a server that is silent for this long are forgotten
+PERCENTILE = 0.95
+# Under this no message is late: threads that compute keep the loop from its replies for as long.
+LEAST_S = 0.005
+# What a server is taken for until enough of its answers came.
+UNKNOWN_S = 0.05
 
 
 class Chance(Protocol):
@@ -109,3 +121,62 @@ def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
         left_s  until the answer is needed
     """
     return [address for address, one in heard.items() if one.would_answer(left_s)]
+
+
+class Usual:
+    """The latest answers of one server.
+
+    Attributes
+        median_s, late_s  the median, and the percentile after which an answer is late; inf while
+                          too few came
+        at                when the last one came; -inf for never
+    """
+
+    __slots__ = ("_missed_at", "_new", "_times", "at", "late_s", "median_s")
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._new = 0
+        self.at = self._missed_at = -inf
+        self.median_s = self.late_s = inf
+
+    def note(self, took_s: float, now: float) -> None:
+        """Records the time of an answer."""
+        if now - self.at > FORGET_S:
+            self._times.clear()
+            self._new = 0
+            self.median_s = self.late_s = inf
+        self.at = now
+        self._times.append(took_s)
+        self._new += 1
+        if self._new >= EACH:
+            self._new = 0
+            rising = sorted(self._times)
+            self.median_s = rising[len(rising) // 2]
+            self.late_s = rising[int(PERCENTILE * (len(rising) - 1))]
+
+    def known(self, now: float) -> bool:
+        """Whether enough answers came lately."""
+        return self.late_s < inf and now - self.at <= FORGET_S
+
+    def miss(self, now: float) -> None:
+        """Records that it did not answer a message in time."""
+        self._missed_at = now
+
+    def misses(self, now: float) -> bool:
+        """Whether it lately missed a message and has answered none since."""
+        return self._missed_at > self.at and now - self._missed_at <= FORGET_S
+
+    def within_s(self, now: float) -> float | None:
+        """Seconds in which it answered nearly all of its latest messages, and the last one; None if
+        it answered none lately."""
+        if now - self.at > FORGET_S:
+            return None
+        return max(self.late_s, self._times[-1]) if self.late_s < inf else max(self._times)
+
+
+def late_after(servers: Iterable[Usual], now: float) -> float:
+    """Seconds after which a message to a shard with these servers is late: the percentile of the
+    fastest one."""
+    late_s = min((one.late_s for one in servers if one.known(now)), default=UNKNOWN_S)
+    return max(late_s, LEAST_S)

@@ -7,28 +7,37 @@ import random
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
+from dlm.client.config.settings import HeartbeatConfig
 from dlm.client.deliver import loop
+from dlm.client.deliver.after import is_moving
 from dlm.client.deliver.call import Part, Place
 from dlm.client.deliver.counts import ClientMetrics, Stats
 from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.pace import Usual
-from dlm.client.deliver.replicas import TokenBucket
+from dlm.client.deliver.replicas import Heard, TokenBucket, Usual, choose
 from dlm.client.deliver.transport import Connect, Connection
-from dlm.client.health.cascade import CascadeMonitor
-from dlm.client.health.topology import Topology
-from dlm.client.plan.bigram_fallback import Outage
-from dlm.client.plan.lowgrams import LowGrams
-from dlm.errors import ClientClosed
+from dlm.client.health.cascade import MOVING_S, CascadeMonitor
+from dlm.client.health.membership import Topology, behind
+from dlm.client.plan.lowgrams import LowGrams, Outage
+from dlm.errors import (
+    AuthenticationError,
+    ClientClosed,
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ShardDown,
+)
 from dlm.logs import EventLog
 
 log = EventLog(__name__)
 
+AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
 LOOK_AGAIN_S = 1.0  # seconds between searches for servers while a shard is down
 
 
@@ -121,6 +130,66 @@ class Runtime:
         self.before: CascadeMonitor | None = None
         self.looking = False  # quietly, on the helper thread
         self.ended = False
+
+    # -- on the loop: what is known of servers ------------------------------------------------
+
+    def choose(
+        self, replicas: Sequence[str], tried: frozenset[str], now: float, config: HeartbeatConfig
+    ) -> str | None:
+        """The server of a message, see `replicas.choose`."""
+        if len(replicas) == 1:
+            return replicas[0]
+        missed, avoided, slow = self.unwell(replicas, now, config)
+        load, chance = self.outstanding, self.chance
+        return choose(replicas, load, avoided, chance, slow, missed=missed, tried=tried)
+
+    def unwell(
+        self, replicas: Sequence[str], now: float, config: HeartbeatConfig
+    ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Servers that were not reached lately; these and all others to avoid; and those that are
+        far slower than another of these replicas."""
+        missed = avoided = frozenset(a for a, at in self.missed.items() if now - at < AVOID_S)
+        usual = {a: self.usual[a] for a in replicas}
+        medians = {a: one.median_s for a, one in usual.items() if one.known(now)}
+        least = min(medians.values(), default=0.0)
+        slow = frozenset(a for a, median in medians.items() if behind(median, least, config))
+        if self.watch is not None:
+            avoided, slow = avoided | self.watch.avoided, slow | self.watch.slow
+        return missed, avoided, slow
+
+    def heard(self, address: str, now: float) -> Heard:
+        """What is known about the answers of a server."""
+        usual = self.usual[address]
+        within_s = usual.within_s(now)
+        if within_s is None:
+            within_s = inf if self.watch is None else self.watch.delay_s(address)
+        oldest = min(
+            (a.since for m in self.under_way for a in m.out if a.sent and a.address == address),
+            default=now,
+        )
+        return Heard(within_s, now - max(oldest, usual.at), usual.misses(now))
+
+    def is_moving(self, replicas: Sequence[str], now: float) -> bool:
+        """Whether one of them is draining or warming up, or was lately."""
+        moving = {a for a, at in self.moving.items() if now - at < MOVING_S}
+        if self.watch is not None:
+            moving |= self.watch.moving
+        return not moving.isdisjoint(replicas)
+
+    def note(self, address: str, error: DlmError | None, now: float) -> None:
+        """What the outcome of a message shows about its server."""
+        if error is None:
+            self.missed.pop(address, None)
+        elif isinstance(error, (ShardDown, AuthenticationError)):
+            self.missed[address] = now
+            if is_moving(error):
+                self.moving[address] = now
+            if self.watch is not None:
+                self.watch.lost(address, error)
+        elif isinstance(error, (DeadlineExceeded, Overloaded)):
+            self.usual[address].miss(now)
+
+    # -- its life -----------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:

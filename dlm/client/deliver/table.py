@@ -23,7 +23,7 @@ from dlm.client.deliver.download import fetch
 from dlm.client.deliver.runtime import Links, Snapshot
 from dlm.client.deliver.transport import Connect
 from dlm.client.deliver.warm import warm_up
-from dlm.client.health.topology import Topology
+from dlm.client.health.membership import Topology
 from dlm.client.plan.census import Census
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, StaleShardSet

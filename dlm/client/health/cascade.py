@@ -23,9 +23,8 @@ from typing import Any, Protocol
 
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
 from dlm.client.health import membership, modes
-from dlm.client.health.membership import Liveness, Member, behind
+from dlm.client.health.membership import Liveness, Member, Topology, behind
 from dlm.client.health.modes import Cascade, Mode
-from dlm.client.health.topology import Topology
 from dlm.errors import AuthenticationError, DlmError
 from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb

@@ -40,12 +40,14 @@ Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import expm1, inf
 from typing import Literal, NamedTuple, TypeAlias
 
 from dlm.client.config.settings import HeartbeatConfig
+from dlm.index.layout import Manifest
 
 
 class Liveness(StrEnum):
@@ -275,3 +277,21 @@ def measured(state: Member, trip_s: float, now: float, config: HeartbeatConfig) 
     return state._replace(
         beats=beats, trips=trips, delay_s=delay, baseline_s=baseline, measured=now
     )
+
+
+NO_LIMIT = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A shard set and the addresses of its shards.
+
+    addresses    shard -> addresses of its replicas; a shard without a known server is missing
+    faults       address -> what is wrong with a server that is not in it
+    max_queries  queries that each of its servers accepts in one message
+    """
+
+    manifest: Manifest
+    addresses: Mapping[int, tuple[str, ...]]
+    faults: Mapping[str, str]
+    max_queries: int = NO_LIMIT

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from dlm.client.config.cluster_file import Endpoint
-from dlm.client.health.topology import NO_LIMIT, Topology
+from dlm.client.health.membership import NO_LIMIT, Topology
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
