@@ -78,19 +78,15 @@ class Timeline(Network):
 
 
 class Inline:
-    """A home whose steps run at once, in the thread that drives the line; see `loop.Home`."""
+    """A home whose steps run in the thread that drives the line; see `loop.Home`."""
 
     def __init__(self, line: Timeline) -> None:
         self._line = line
         self._thread = threading.get_ident()
 
-    def post(self, call: Callable[[], None]) -> bool:
-        """As soon as the line comes to it, from another thread."""
-        if self.is_here():
-            call()
-        else:
-            self._line.at(0.0, call)
-        return True
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """As soon as the line comes to it."""
+        self._line.at(self._line.now, partial(call, *args))
 
     def is_here(self) -> bool:
         """Whether this is that thread."""

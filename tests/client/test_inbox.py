@@ -1,13 +1,16 @@
-"""dlm.client.deliver.lanes: what other threads leave for the loop is taken, whatever else fails."""
+"""dlm.client.deliver.loop: what other threads leave for the loop is taken, whatever else fails."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from math import inf
 
+import pytest
+
 from client.scripted import Network, Scripted, settle
-from cluster import WAIT_S, until
-from dlm.client.deliver import fork
+from cluster import WAIT_S
+from dlm.client.deliver import loop
 
 
 def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, connect) -> None:
@@ -15,9 +18,9 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
     client, taken = connect(cluster, heartbeats=True), threading.Event()
     client.utterance()
     settle(client)
-    runtime = client._core._runtime
-    runtime.woken_until = inf
-    runtime.inbox.append((taken.set, ()))
+    home = loop.running()
+    home._woken_until = inf
+    loop._posted.append((taken.set, ()))
     assert taken.wait(WAIT_S)
 
 
@@ -46,32 +49,21 @@ def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, conne
     assert heard.wait(WAIT_S)
 
 
-class Resumed:
-    """Streams that count how often they were resumed."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def suspend(self) -> None:
-        """See `fork.Streams`."""
-
-    def resume(self) -> None:
-        """See `fork.Streams`."""
-        self.times += 1
-
-    def give_up(self, cause: Exception) -> None:
-        """See `fork.Streams`."""
-        raise cause
+@pytest.fixture
+def suspended() -> Iterator[None]:
+    """No loop runs, as during a fork."""
+    loop.suspend(lambda: None)
+    yield
+    loop.resume()
 
 
-def test_a_loop_that_many_wait_for_is_started_by_one_thread() -> None:
-    """While a fork lasts, which none of them waits for; and again when it is needed again."""
-    streams = Resumed()
-    with fork.inside():
-        before = threading.active_count()
-        for _ in range(20):
-            fork.wake(streams)
-        assert threading.active_count() <= before + 1
-    until(lambda: streams.times == 1)
-    fork.wake(streams)
-    until(lambda: streams.times == 2)
+def test_what_is_posted_while_no_loop_may_run_is_done_by_the_next(suspended: None) -> None:
+    """By many threads; one loop is started for all of it."""
+    done = [threading.Event() for _ in range(20)]
+    for one in done:
+        loop.post(one.set)
+    assert not any(one.is_set() for one in done) and not loop.leave(done[0].set)
+    loop.resume()
+    assert all(one.wait(WAIT_S) for one in done)
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("dlm-client") == 1

@@ -20,7 +20,6 @@ from dlm.client.config.cluster_file import (
 )
 from dlm.client.config.security import PLAIN, ClientSecurity
 from dlm.client.config.settings import ClientConfig
-from dlm.client.deliver.channels import open_channel
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import ConfigError
 
@@ -101,14 +100,14 @@ def test_a_token_leaves_this_machine_over_tls_alone(tmp_path, address, local):
     authority = Authority(tmp_path)
     for given in ({"token": TOKEN}, {"token_file": path}):
         if local:
-            open_channel(address, (), ClientSecurity(**given)).close()
+            GrpcConnection(address, security=ClientSecurity(**given)).close()
         else:
             with pytest.raises(ConfigError, match="another machine") as caught:
-                open_channel(address, (), ClientSecurity(**given))
+                GrpcConnection(address, security=ClientSecurity(**given))
             assert TOKEN not in str(caught.value)
-        open_channel(address, (), ClientSecurity(**given, insecure=True)).close()
-        open_channel(address, (), ClientSecurity(**given, ca=str(authority.ca))).close()
-    open_channel(address, (), PLAIN).close()
+        GrpcConnection(address, security=ClientSecurity(**given, insecure=True)).close()
+        GrpcConnection(address, security=ClientSecurity(**given, ca=str(authority.ca))).close()
+    GrpcConnection(address, security=PLAIN).close()
 
 
 @pytest.mark.parametrize("which", ["token", "token_file"])
@@ -126,7 +125,7 @@ def test_a_token_is_shown_nowhere(tmp_path, which):
     connection.close()
 
 
-def test_files_are_read_when_the_channel_is_made(tmp_path):
+def test_files_are_read_when_the_connection_is_made(tmp_path):
     """So that what is missing is told at once, and not as a server that does not answer."""
     authority = Authority(tmp_path)
     for settings, fault in (
@@ -139,11 +138,11 @@ def test_files_are_read_when_the_channel_is_made(tmp_path):
         ),
     ):
         with pytest.raises(ConfigError, match=fault):
-            open_channel("127.0.0.1:1", (), ClientSecurity(**settings))
+            GrpcConnection("127.0.0.1:1", security=ClientSecurity(**settings))
     mine = {"cert": authority.client.cert, "key": authority.client.key}
     authority.client.cert.write_bytes(b"")  # gRPC itself would end the process
     with pytest.raises(ConfigError, match=f"{authority.client.cert}.*PEM"):
-        open_channel("127.0.0.1:1", (), ClientSecurity(ca=authority.ca, **mine))
+        GrpcConnection("127.0.0.1:1", security=ClientSecurity(ca=authority.ca, **mine))
 
 
 def test_cluster_toml_says_whom_to_trust(tmp_path):

@@ -102,7 +102,7 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
         ["dlm.wire.codec:encode_score_request"],
         ["dlm.wire.codec:decode_score_reply"],
         ["dlm.client.deliver.counts:ClientMetrics.message"],
-        ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.retries:Retries.failed"],
+        ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.delivery:Delivery._failed"],
     ],
     ids=lambda places: places[-1].rpartition(":")[2],
 )

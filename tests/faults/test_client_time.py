@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ import numpy as np
 import pytest
 
 import forked
-from client.questions import ask, assert_equal, random_queries, random_sentences, save_queries
+from client.questions import assert_equal, random_queries, random_sentences, save_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer
 from dlm.client import AsyncClient, Utterance
-from dlm.client.deliver import fork
+from dlm.client.deliver import loop
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL
 
@@ -29,23 +28,20 @@ SOON_S = 60.0  # a call with a deadline far below that has hung
 
 
 @contextmanager
-def gate_held() -> Iterator[None]:
-    """Another thread is inside gRPC, and stays there."""
+def loop_held() -> Iterator[None]:
+    """The client's loop does nothing meanwhile."""
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with fork.inside():
-            held.set()
-            done.wait(WAIT_S)
+        held.set()
+        done.wait(WAIT_S)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
+    loop.post(hold)
     assert held.wait(WAIT_S)
     try:
         yield
     finally:
         done.set()
-        thread.join(WAIT_S)
 
 
 def client_calls(utterance: Utterance) -> int:
@@ -63,19 +59,6 @@ def bits(found: Any) -> Any:
 
 
 # -- what callers wait for ------------------------------------------------------------------------
-
-
-def test_the_first_call_is_answered_while_another_thread_is_inside_grpc(
-    files, cluster, connect
-) -> None:
-    """It opens its streams without waiting for that thread."""
-    client = connect(cluster)
-    queries = random_queries(files.oracle, 3, 60)
-    with ThreadPoolExecutor(1) as caller:
-        with gate_held():
-            call = caller.submit(ask, client.utterance(), files.oracle, queries)
-            call.result(SOON_S)
-        assert client.stats.messages
 
 
 FORKING = """
@@ -257,7 +240,7 @@ def test_a_copy_of_an_asyncio_client_connects_while_its_loop_goes_on(
         for unknown in (lambda: called.vocabulary, called.utterance().begin):
             with pytest.raises(ConfigError, match=r"await client\.utterance\(\)"):
                 unknown()
-        with gate_held():  # so it cannot connect yet
+        with loop_held():  # so it cannot connect yet
             handle = called.utterance(deadline_s=0.05)
             with pytest.raises(DeadlineExceeded, match="connected"):
                 await handle.score(contexts, words)

@@ -12,6 +12,8 @@ import grpc
 import numpy as np
 
 from cluster import WAIT_S
+from dlm.client.config.credentials import Metadata, certificates_of, read_token
+from dlm.client.config.security import ClientSecurity
 from dlm.index.search.shard import FoundBlocks
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
@@ -75,6 +77,36 @@ class Outcome:
     reason: Reason | None
     details: str
     data: bytes
+
+
+class Carrying:
+    """A channel, or a method of it, whose calls carry these metadata."""
+
+    def __init__(self, inner: Any, metadata: Metadata) -> None:
+        self._inner, self._metadata = inner, metadata
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in ("future", "with_call"):
+            return Carrying(found, self._metadata)
+        if name.startswith(("unary_", "stream_")):
+            return lambda *args, **more: Carrying(found(*args, **more), self._metadata)
+        return found
+
+    def __call__(self, *args: Any, metadata: Any = (), **more: Any) -> Any:
+        return self._inner(*args, metadata=(*(metadata or ()), *self._metadata), **more)
+
+
+def open_channel(address: str, options: dict[str, int], security: ClientSecurity) -> Any:
+    """A channel with the certificates and the token of a client."""
+    certificates, token = certificates_of(security), read_token(security)
+    given = tuple(options.items())
+    if certificates is None:
+        channel = grpc.insecure_channel(address, options=given)
+    else:
+        credentials = grpc.ssl_channel_credentials(*certificates())
+        channel = grpc.secure_channel(address, credentials, options=given)
+    return channel if token is None else Carrying(channel, token())
 
 
 class Caller:

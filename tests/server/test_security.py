@@ -17,14 +17,13 @@ from grpc_health.v1 import health_pb2
 from certificates import Authority
 from cluster import WAIT_S, until
 from dlm.client.config.security import ClientSecurity
-from dlm.client.deliver.channels import open_channel
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import PUSHBACK_KEY, REASON_KEY, Reason, reason_of
 from http2 import Peer, wait_ended
-from server.calls import Outcome, outcome, outcome_of
+from server.calls import Outcome, open_channel, outcome, outcome_of
 
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
 METHODS = (
@@ -65,7 +64,7 @@ def channels() -> Iterator[Any]:
         address: str, token: str = "", options: dict[str, int] | None = None, **security: Any
     ) -> grpc.Channel:
         common = {"grpc.enable_retries": 0, "grpc.use_local_subchannel_pool": 1}
-        chosen = tuple((common | (options or {})).items())
+        chosen = common | (options or {})
         made.append(open_channel(address, chosen, ClientSecurity(token=token, **security)))
         return made[-1]
 

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.loop import LoopThread
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.logs import EventLog
@@ -69,14 +70,18 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
 class Sent:
     """A message in flight; its bytes are kept, so that it can be sent again after a fork.
 
-    alone   the same request as a separate call: the method, its bytes, and the reply's callback
-    wanted  whether anybody waits for its answer
+    alone     the same request as a separate call: the method, its bytes, and the reply's callback
+    metadata  the trace context for the server; if there is any, it is sent as a separate call
+    lost      a stream lost it, so it is sent as a separate call, which will show what is wrong
+    wanted    whether anybody waits for its answer
     """
 
     request: bytes
     deadline: float
     reply: Reply
     alone: tuple[str, bytes, Reply]
+    metadata: Metadata = ()
+    lost: bool = False
     wanted: bool = True
 
     def withdraw(self) -> None:
@@ -221,7 +226,7 @@ class Exchange:
                         if self.ended:
                             self._close_if_done()
                 finally:
-                    # Nothing may reference the channel once this ends: see `loop.stop`.
+                    # Nothing may reference the channel once this ends: see `loop.suspend`.
                     writer.cancel()
                     await asyncio.wait([writer])
         except grpc.RpcError as exc:

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from dlm.client.config.settings import ClientConfig
-from dlm.client.deliver import fork, loop
+from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
 from dlm.client.deliver.call import Call, Part, Place
 from dlm.client.deliver.lane import PATIENCE, Lane
@@ -51,49 +51,20 @@ class Inbox:
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
         """Makes the loop carry out a step."""
-        runtime = self._links.runtime
-        runtime.inbox.append((step, args))
-        now = time.monotonic()
-        # A thread that should wake the loop may be interrupted by a signal handler: then the next
-        # one does, in a moment.
-        if now >= runtime.woken_until:
-            runtime.woken_until = now + loop.WAKE_S
-            if not self._home.post(self._open):
-                fork.wake(self)
+        try:
+            self._home.post(self._take, step, args)
+        except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
+            if args and isinstance(args[0], Call):
+                args[0].give_up(as_dlm_error(exc))
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
         """See `cascade.Steps`."""
         (self.step if self._home.is_here() else self.tell)(step, *args)
 
-    # -- across forks -------------------------------------------------------------------------
-
-    def suspend(self) -> None:
-        """See `fork.Streams`: connections keep messages in flight, and the inbox its steps."""
-
-    def resume(self) -> None:
-        """See `fork.Streams`."""
-        self._home.post(self._open)  # if False, the loop is ending for another fork
-
-    def give_up(self, cause: Exception) -> None:
-        """See `fork.Streams`: calls end; the rest waits for the next loop."""
-        runtime = self._links.runtime
-        runtime.woken_until = 0.0  # first: later steps wake the loop again
-        inbox = runtime.inbox
-        for _ in range(len(inbox)):
-            try:
-                step, args = inbox.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            if args and isinstance(args[0], Call):
-                args[0].give_up(as_dlm_error(cause))
-            else:
-                inbox.append((step, args))
-
     # -- on the loop --------------------------------------------------------------------------
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
         """See `cascade.Steps`."""
-        fork.add(self)  # its loop is started again after a fork
         self._home.later(delay_s, self.step, step, *args)
 
     def look_by(self, at: float) -> None:
@@ -114,32 +85,34 @@ class Inbox:
         finally:
             self.look_by(next_at)
 
-    def _open(self) -> None:
+    def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Carries out a step of another thread. What it made ready is sent after all steps that
+        wait in the mailbox now: so simultaneous parts are sent together."""
         runtime = self._links.runtime
-        runtime.woken_until = 0.0  # first, as above
-        if not runtime.busy:
-            self._run(runtime)
+        runtime.busy = True
+        self._try(step, args)
+        runtime.busy = False
+        if runtime.ready and not runtime.flushing:
+            runtime.flushing = True
+            self._home.post(self._flush)
 
     def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step. If steps nest, the outermost then handles all new steps and sends
-        what it can: so simultaneous parts are sent together, and immediate failures do not deepen
-        the stack."""
+        """Carries out a step, and sends what it made ready. If steps nest, the outermost does:
+        immediate failures do not deepen the stack."""
         runtime = self._links.runtime
         if runtime.busy:
             self._try(step, args)
         else:
-            runtime.inbox.appendleft((step, args))
-            self._run(runtime)
+            runtime.busy = True
+            self._try(step, args)
+            self._flush()
 
-    def _run(self, runtime: Runtime) -> None:
-        inbox, ready = runtime.inbox, runtime.ready
-        runtime.busy = True
+    def _flush(self) -> None:
+        runtime = self._links.runtime
+        runtime.busy, runtime.flushing = True, False
         try:
-            while inbox or ready:
-                if inbox:
-                    self._try(*inbox.popleft())
-                else:
-                    self._send(runtime)
+            while runtime.ready:
+                self._send(runtime)
         finally:
             runtime.busy = False
 

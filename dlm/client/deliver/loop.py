@@ -1,7 +1,8 @@
-"""The thread with the event loop on which a process's clients have their grpc.aio streams.
+"""The thread with the event loop on which the clients of a process do everything, and its mailbox.
 
-All streams of all clients share one thread: a message crosses to it once, and messages that many
-threads send at the same time cross together.
+All streams of all clients share this thread. Other threads leave calls in the mailbox; calls that
+many threads leave at the same time cross together. Mailbox and timers outlive a loop: what is left
+while a fork suspends it is done by the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any, Protocol
 
 import uvloop
@@ -40,8 +42,11 @@ class Home(Protocol):
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Only there: calls `call` after `delay_s` seconds, even after a fork."""
 
-    def post(self, call: Callable[[], None]) -> bool:
-        """Runs `call` there; from any thread. False if nothing runs there any longer."""
+    def post(self, call: Callable[..., None], *args: Any) -> None:
+        """Runs `call` there, after what was posted before; from any thread.
+
+        Raises  ConfigError, RuntimeError  it could not be started; it runs `call` once it can
+        """
 
 
 class LoopThread:
@@ -49,25 +54,27 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
-        self._posted: deque[Callable[[], None]] = deque()
         self._woken_until = 0.0  # a thread has woken it, until then at the latest
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = float("inf")
+        self._alarm_at = inf
         self.ending = False  # nothing that is posted or started runs any longer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop.call_soon(self._begin)
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
-        self.thread.start()
 
     def _run(self) -> None:
         _here.loop = True
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def post(self, call: Callable[[], None]) -> bool:
-        """Runs `call` on the loop; from any thread. False if the loop has ended."""
+    def _begin(self) -> None:
+        self.arm()
+        self._run_posted()
+
+    def wake(self) -> bool:
+        """Makes it run what was posted; from any thread. False if it has ended."""
         if self.ending:
             return False
-        self._posted.append(call)
         now = time.monotonic()
         if now < self._woken_until:
             return True  # the thread that set it wakes the loop, which then runs everything posted
@@ -79,16 +86,12 @@ class LoopThread:
         return True
 
     def _run_posted(self) -> None:
-        self._woken_until = 0.0  # first: later posts wake the loop again
-        while self._posted:
-            try:
-                self._posted.popleft()()
-            except Exception as exc:  # noqa: BLE001 - the others that were posted must still run
-                log.error("client.loop.failed", extra={"error": type(exc).__name__})
-
-    def is_here(self) -> bool:
-        """Whether this thread is it."""
-        return threading.get_ident() == self.thread.ident
+        while _posted and not self.ending:
+            self._woken_until = inf  # what is posted meanwhile is run here
+            while _posted:
+                _try(*_posted.popleft())
+            self._woken_until = 0.0  # first: later posts wake the loop again
+        self._woken_until = 0.0
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """On the loop: runs `work`, which ends with the loop at the latest."""
@@ -113,18 +116,16 @@ class LoopThread:
             self._alarm = self._loop.call_at(when, self._run_timers)
 
     def _run_timers(self) -> None:
-        self._alarm, self._alarm_at = None, float("inf")
+        self._alarm, self._alarm_at = None, inf
         # A millisecond early is fine: a loop's clock is no better.
         due = time.monotonic() + 0.0005
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
-            try:
-                call(*args)
-            except Exception as exc:  # noqa: BLE001 - the others that are due must still run
-                log.error("client.loop.failed", extra={"error": type(exc).__name__})
+            _try(call, args)
+        self._run_posted()  # the thread that should have woken the loop may have been interrupted
         self.arm()
 
-    def stop(self, before: Callable[[], None] = lambda: None) -> None:
+    def stop(self, before: Callable[[], None]) -> None:
         """Calls `before`, cancels all tasks, lets them end, and ends the thread.
 
         Args
@@ -141,7 +142,6 @@ class LoopThread:
             # Those of gRPC too, which end with ours; they reference what `stop` must free.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
-            self._run_posted()  # calls posted just before the end
             self._loop.stop()
 
         def begin() -> None:
@@ -161,33 +161,44 @@ class LoopThread:
             self._loop.close()
 
 
+def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    try:
+        call(*args)
+    except Exception as exc:  # noqa: BLE001 - the others that were posted or are due must still run
+        log.error("client.loop.failed", extra={"error": type(exc).__name__})
+
+
 _here = threading.local()
-_lock = threading.RLock()
+_lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
 _running: LoopThread | None = None
-# The timers; only the loop touches them, and the next loop after a fork continues them.
+_suspended = False  # during a fork, and while the interpreter exits
+_posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+# The timers; only the loop touches them.
 _timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 _order = itertools.count()
 
 
 def running() -> LoopThread:
-    """The loop of this process, started on first use; call it inside `fork.inside`.
-
-    Raises  ConfigError  the process may open too few files: gRPC would abort it
-    """
-    global _running
-    with _lock:
-        if _running is None or not _running.thread.is_alive():
-            check_open_files()
-            _running = LoopThread()
-            if _timers:
-                _running.post(_running.arm)
-        return _running
+    """On the loop: the loop of this process."""
+    assert _running is not None
+    return _running
 
 
-def post(call: Callable[[], None]) -> bool:
-    """Runs `call` on the loop; does not wait. False if no loop runs, or it is ending."""
+def post(call: Callable[..., None], *args: Any) -> None:
+    """See `Home.post`; does not wait for a fork, after which `call` runs."""
+    _posted.append((call, args))
     home = _running
-    return home is not None and home.thread.is_alive() and home.post(call)
+    if home is None or not home.wake():
+        _start()
+
+
+def leave(call: Callable[..., None], *args: Any) -> bool:
+    """As `post`, but False if no loop runs now: then nothing of the loop's is open."""
+    home = _running
+    if home is None or home.ending:
+        return False
+    _posted.append((call, args))
+    return home.wake()
 
 
 def is_here() -> bool:
@@ -203,31 +214,62 @@ def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
         _running.arm()
 
 
-def stop(before: Callable[[], None] = lambda: None) -> None:
-    """Ends the loop, if one runs; the next use starts another."""
+def _start() -> None:
     global _running
+    with _lock:
+        if not (_suspended or (_running is not None and _running.thread.is_alive())):
+            check_open_files()  # gRPC would abort the process
+            _running = LoopThread()  # before its thread looks for it
+            try:
+                _running.thread.start()
+            except RuntimeError:  # no thread can be started
+                _running = None
+                raise
+
+
+def suspend(before: Callable[[], None]) -> None:
+    """Ends the loop, see `LoopThread.stop`; none starts until `resume`."""
+    global _running, _suspended
+    # Whoever is starting a loop has it; a process that cannot fork well is better than one that
+    # hangs.
+    got = _lock.acquire(timeout=STOP_S)
+    _suspended = True
     ended = _running
+    if got:
+        _lock.release()
     if ended is None:
         before()
-    else:
-        ended.stop(before)
-        _running = None  # only now: tasks that still run on it must not start another
-        del ended
-        # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold
-        # one. It continues if the program itself uses grpc.aio, which does not survive forks.
-        pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
-        if pollers:
-            gc.collect()
-        for poller in pollers:
-            poller.join(POLLER_S)
+        return
+    ended.stop(before)
+    _running = None  # only now: tasks that still run on it must not start another
+    del ended
+    # gRPC's own thread for event loops ends with the last channel; a reference cycle may hold one.
+    # It continues if the program itself uses grpc.aio, which does not survive forks.
+    pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
+    if pollers:
+        gc.collect()
+    for poller in pollers:
+        poller.join(POLLER_S)
+
+
+def resume() -> None:
+    """In the parent, after a fork: starts a loop again if it has anything to do."""
+    global _suspended
+    _suspended = False
+    if _posted or _timers:
+        try:
+            _start()
+        except Exception as exc:  # noqa: BLE001 - the next post tries again
+            log.error("client.resume.failed", extra={"error": type(exc).__name__})
 
 
 def _after_fork_in_child() -> None:
-    global _here, _lock, _running
+    global _here, _lock, _running, _suspended
     _timers.clear()
+    _posted.clear()
     _here = threading.local()
     _lock = threading.RLock()
-    _running = None
+    _running, _suspended = None, False
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,4 +1,7 @@
-"""A client's state in each process: connections, lanes, counters; made anew after a fork."""
+"""What the loop owns: a client's state in each process (connections, lanes, servers, counters).
+
+It is made anew after a fork.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import random
 import threading
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,14 +110,12 @@ class Runtime:
         self.fetching: Future[None] | None = None  # low orders of the next model
         self.fetched: dict[str, LowGrams] = {}  # those fetched, until they are in use
         self.counts = ClientMetrics()
-        # Steps for the loop; a thread has woken it, until then at the latest.
-        self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.woken_until = 0.0
         # of the loop:
         self.lanes: dict[Place, Lane[Part]] = {}
         self.ready: dict[Place, Lane[Part]] = {}  # lanes that may have something to send
         self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
         self.busy = False  # a step is running, which looks at these at its end
+        self.flushing = False  # they are looked at after the steps that wait now
         self.under_way: set[Any] = set()  # messages that have not ended, or that a server still has
         self.alarms: list[float] = []  # when lanes and messages are checked; the next is last
         self.chance = random.Random()
@@ -197,14 +198,14 @@ class Runtime:
         return not self.connections and (self.watch is None or self.ended)
 
     def end(self) -> None:
-        """Releases everything; may wait for gRPC."""
+        """Releases everything."""
         with self.lock:
             self.ended = True
             if self.watch is not None:
                 self.watch.stop()
             connections = list(self.connections.values())
             self.connections.clear()
-        if not loop.post(self.end_waiting):
+        if not loop.leave(self.end_waiting):
             self.end_waiting()
         for connection in connections:
             connection.close()
@@ -227,9 +228,8 @@ class Runtime:
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
-# closing their channels would wait for threads that a fork does not copy.
+# their helper threads were not copied.
 _INHERITED: list[Runtime] = []
-_DROPPED: list[Runtime] = []  # of clients that nobody closed, while no loop ran
 _making = threading.Lock()
 
 
@@ -239,8 +239,6 @@ _process = object()  # another in each process
 def _after_fork() -> None:
     global _making, _process
     _making, _process = threading.Lock(), object()
-    _INHERITED.extend(_DROPPED)
-    _DROPPED.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -248,19 +246,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _let_go(runtime: Runtime) -> None:
     """Ends a runtime that nobody can use any longer. The garbage collector may call this in any
-    thread, with any lock held, so it waits for nothing, and the loop starts the thread that ends
-    it."""
+    thread, with any lock held, so it waits for nothing. If no loop runs, nothing is open."""
     if runtime.process is not _process:
         _INHERITED.append(runtime)
-    elif not runtime.is_idle and not loop.post(lambda: _end_later(runtime)):
-        _DROPPED.append(runtime)
-
-
-def _end_later(runtime: Runtime) -> None:
-    try:
-        threading.Thread(target=runtime.end, name="dlm-close", daemon=True).start()
-    except RuntimeError:  # no thread can be started now
-        _DROPPED.append(runtime)
+    elif not runtime.is_idle:
+        loop.leave(runtime.end)
 
 
 class Links:
@@ -274,9 +264,6 @@ class Links:
         self.closed = False
         self._connect = connect
         self._runtime = self._begin()
-        dropped, _DROPPED[:] = list(_DROPPED), []
-        for old in dropped:
-            _let_go(old)
 
     def _begin(self) -> Runtime:
         """A runtime that ends when these links are collected without being closed."""
@@ -360,17 +347,12 @@ class Links:
     def renew(self, address: str) -> None:
         """On the loop: gives up the connection to `address`; later messages use another."""
         found = self.runtime.connections.pop(address, None)
-        if found is None:
-            return
-        try:  # closing a channel may wait for the thread that opens it
-            threading.Thread(target=found.close, name="dlm-close", daemon=True).start()
-        except RuntimeError:  # no thread can be started
+        if found is not None:
             found.close()
 
     def forget_lanes(self, shard_sets: Set[str]) -> None:
         """Forgets the idle lanes of all other shard sets."""
-        runtime = self.runtime
-        loop.post(lambda: runtime.forget(shard_sets))
+        loop.leave(self.runtime.forget, shard_sets)
 
     def close(self) -> None:
         """Closes every connection; parts that wait and messages in flight fail."""

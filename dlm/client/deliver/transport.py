@@ -1,39 +1,33 @@
 """Bytes to a shard server and back.
 
-Scores travel on streams that stay open (`exchange`), on an event loop in a thread; rare calls use
-gRPC's synchronous stack. Both survive forks (`fork`).
-
-Sending a score never waits here: it does not enter gRPC, whose gate may be held for long, as by a
-fork. A stream that is not open yet is opened on the loop, and the message waits for it.
-
-This file exceeds 500 lines: both ways to a server share a connection, its credentials and forks.
+Scores travel on streams that stay open (`exchange`), everything else as separate calls (`calls`):
+both on the event loop of the process, which alone enters gRPC, and both survive forks (`fork`).
+Sending never waits: a stream that is not open yet is opened on the loop, and the message waits for
+it.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
-
-import grpc
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
 
 from dlm.client.config.credentials import Metadata, certificates_of, read_token
 from dlm.client.config.security import PLAIN, ClientSecurity
 from dlm.client.deliver import fork, loop
 from dlm.client.deliver.after import Alone, GiveUp, after_stream
-from dlm.client.deliver.beats import Beats, SentBeat
-from dlm.client.deliver.channels import open_aio_channel, open_channel
-from dlm.client.deliver.exchange import SERVICE, Exchange, Reply, Sent, error_of_call, tell
-from dlm.client.deliver.fork import inside
+from dlm.client.deliver.calls import Calls, Download, SentCall, closed_error, failed, open_channel
+from dlm.client.deliver.exchange import Exchange, Reply, Sent, tell
 from dlm.client.health.cascade import BeatReply
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.secret import digest
 
-MAX_REPLY_BYTES = 64 << 20
 # Pause before a server that was not reached is tried again: each attempt costs a connection, and
 # beside another live connection a message, too.
 PAUSE_S = 0.1
@@ -46,22 +40,9 @@ END_S = 5.0
 # their own files within a second, and one that does not know it yet still knows the old one.
 TOKEN_SETTLE_S = 2.0
 
-OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # A server that comes back is found again within two seconds. Despite its name, "min" is the
-    # time allowed for one attempt: a handshake with a busy server takes a while.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    # A host that vanished silently is noticed within 20 s while messages are sent (servers permit a
-    # ping every 5 s); only then is a new connection made.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-)
+BEAT = "Heartbeat"
 
+Came: TypeAlias = SimpleQueue[tuple[bytes | None, DlmError | None]]
 Chunks = Generator[pb.DownloadChunk, None, None]
 Withdraw = Callable[[], None]
 Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
@@ -130,60 +111,30 @@ class GrpcConnection:
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
         # Checked once: a name that later resolves to another machine is not looked up again.
-        self._target = security.target(address)
-        self._security = security
+        target, certificates = security.target(address), certificates_of(security)
+        self._open_channel = partial(open_channel, target, security, certificates)
         self._token = read_token(security)
-        self._certificates = certificates_of(security)
         self._most = streams
         self._closed = False
-        self._streams: list[Exchange | None] = [None]  # of the loop, as the next
-        self._retired: list[Exchange] = []  # with a token that is no longer the file's
+        self._held: deque[Sent | SentCall] = deque()  # to be sent by the loop
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
-        self._held: deque[Sent] = deque()  # to be sent once there is a stream
-        self._beats = Beats(address, self._open_for_beats)  # of the loop
-        self._held_beats: list[SentBeat] = []  # to be sent again after a fork
-        self._opening = threading.RLock()  # reentrant, as a signal handler may fork anywhere
-        self._channel: grpc.Channel | None = None
-        self._methods: dict[str, Callable[..., Any]] = {}
+        # of the loop:
+        self._streams: list[Exchange | None] = [None]
+        self._retired: list[Exchange] = []  # with a token that is no longer the file's
+        # Of two channels: descriptions are large, and must not delay heartbeats.
+        self._beats = Calls(address, self._open_channel)
+        self._calls = Calls(address, self._open_channel)
 
-    def _open(self) -> dict[str, Callable[..., Any]]:
-        """Functions that start the rare calls, by name; the first opens their channel.
-
-        Call it inside the gate.
-        """
-        with self._opening:
-            if self._closed:
-                raise self._closed_error()
-            if not self._methods:
-                channel = open_channel(
-                    self._target, OPTIONS, self._security, self._token, self._certificates
-                )
-                self._channel = channel
-                fork.register()
-                loop.running()
-                describe, download, beat = (
-                    kind.SerializeToString
-                    for kind in (pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
-                )
-                at = f"/{SERVICE}"
-                # As futures: gRPC's blocking form would wait inside gRPC.
-                self._methods = {
-                    "Score": channel.unary_unary(f"{at}/Score").future,
-                    "ContextBlock": channel.unary_unary(f"{at}/ContextBlock").future,
-                    "Describe": channel.unary_unary(f"{at}/Describe", describe).future,
-                    "Download": channel.unary_stream(f"{at}/Download", download),
-                    "Heartbeat": channel.unary_unary(f"{at}/Heartbeat", beat).future,
-                }
-            return self._methods
+    # -- in any thread ------------------------------------------------------------------------
 
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
         """See `Connection.score`."""
         deadline = time.monotonic() + timeout_s
-        sent = Sent(request, deadline, reply, ("Score", request, reply))
-        self._post(sent, metadata)
+        sent = Sent(request, deadline, reply, ("Score", request, reply), metadata)
+        self._post(sent)
         return sent.withdraw
 
     def context_block(
@@ -201,62 +152,179 @@ class GrpcConnection:
 
         deadline = time.monotonic() + timeout_s
         carried = codec.carry_block_request(request)
-        alone = ("ContextBlock", request, reply)
-        sent = Sent(carried, deadline, unpacked, alone)
-        self._post(sent, metadata)
+        sent = Sent(carried, deadline, unpacked, ("ContextBlock", request, reply), metadata)
+        self._post(sent)
         return sent.withdraw
 
-    def _post(self, sent: Sent, metadata: Metadata) -> None:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """See `Connection.describe`."""
+        request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
+        message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
+        if message.checksum != codec.describe_checksum(message):
+            raise ProtocolError(f"{self.address}: its description was damaged in transit")
+        return message
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        """See `Connection.heartbeat`."""
+        data = self._wait("Heartbeat", request.SerializeToString(), timeout_s)
+        return self._read_beat(request, data)
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `Connection.heartbeat_later`."""
+
+        def came(data: bytes | None, error: DlmError | None) -> None:
+            if data is None:
+                reply(None, error)
+                return
+            try:
+                found = self._read_beat(request, data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, None)
+
+        deadline = time.monotonic() + timeout_s
+        self._post(SentCall(BEAT, request.SerializeToString(), deadline, self._metadata(), came))
+
+    def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
+        message = codec.parse(pb.HeartbeatReply(), data)
+        if message.checksum != codec.heartbeat_checksum(message):
+            raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
+        if message.sequence != request.sequence:
+            raise ProtocolError(f"{self.address}: its heartbeat reply belongs to another heartbeat")
+        return message
+
+    def _wait(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """The reply to a call, for the thread that waits for it."""
+        came: Came = SimpleQueue()
+        deadline = time.monotonic() + timeout_s
+
+        def reply(data: bytes | None, error: DlmError | None) -> None:
+            came.put((data, error))
+
+        self._post(SentCall(method, request, deadline, self._metadata(), reply))
+        return self._take(came, timeout_s)
+
+    def _take(self, came: Came, left_s: float) -> bytes:
+        try:
+            # It ends at its deadline, unless the loop is suspended.
+            data, error = came.get(timeout=max(left_s, 0.0) + END_S)
+        except Empty:
+            raise DeadlineExceeded(f"{self.address} did not answer before the deadline") from None
+        if error is not None:
+            raise error
+        return data or b""
+
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        """See `Connection.download`."""
+        deadline = time.monotonic() + timeout_s
+        request_bytes, metadata = request.SerializeToString(), self._metadata()
+        file = Download(self.address, request_bytes, deadline, metadata)
+        self._check_open()
+        try:
+            loop.post(self._begin, file)
+        except Exception as exc:
+            raise failed(self.address, exc) from exc
+        try:
+            while data := self._take(file.chunks, deadline - time.monotonic()):
+                loop.leave(file.go_on)
+                yield codec.parse(pb.DownloadChunk(), data)
+        finally:
+            loop.leave(file.end)
+
+    def close(self) -> None:
+        """See `Connection.close`."""
+        self._closed = True
+        if not loop.leave(self._end):  # none runs: no stream is open
+            self._drop_held()
+
+    def _check_open(self) -> None:
         if self._closed:
-            raise self._closed_error()
-        if metadata:
-            arguments = (sent, metadata)
-            threading.Thread(target=self._send_alone, args=arguments, daemon=True).start()
-        elif not loop.is_here():
-            self._held.append(sent)
-            if not loop.post(self._send_held):
-                fork.wake(self)
-        elif (stream := self._stream()) is not None:
-            stream.send(sent)
-        else:
-            self._held.append(sent)
+            raise closed_error(self.address)
+
+    def _post(self, sent: Sent | SentCall) -> None:
+        self._check_open()
+        if loop.is_here():
+            self._send(sent)
+            return
+        self._held.append(sent)
+        try:
+            loop.post(self._send_held)
+        except Exception as exc:  # no loop can be started
+            with contextlib.suppress(ValueError):  # by another thread, which has sent it
+                self._held.remove(sent)
+                raise failed(self.address, exc) from exc
+
+    def _drop_held(self) -> None:
+        while self._held:
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            tell(sent.reply, None, closed_error(self.address))
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """See `fork.Streams`."""
+        for stream in self._all_streams():
+            self._held += stream.suspend()
+        self._held += [*self._beats.suspend(), *self._calls.suspend()]
+        if self._held:
+            loop.post(self._send_held)
 
     def _send_held(self) -> None:
-        """On the loop."""
-        while self._held:
-            sent = self._held.popleft()
-            if not sent.wanted:
+        for _ in range(len(self._held)):
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # it was closed meanwhile
+                return
+            if isinstance(sent, Sent) and not sent.wanted:
                 sent.drop()
                 continue
             try:
-                stream = self._stream()
+                self._send(sent)
             except Exception as exc:  # noqa: BLE001 - those that wait must get it
-                tell(sent.reply, None, self._unsent(exc))
-                continue
-            if stream is None:
-                self._held.appendleft(sent)
+                tell(sent.reply, None, failed(self.address, exc))
+
+    def _send(self, sent: Sent | SentCall) -> None:
+        """Sends a message, or holds it if the loop is ending for a fork."""
+        if isinstance(sent, Sent) and not (sent.metadata or sent.lost):
+            stream = self._stream()
+            if stream is not None:
+                stream.send(sent)
                 return
-            stream.send(sent)
-
-    def _unsent(self, cause: Exception) -> DlmError:
-        if isinstance(cause, DlmError):
-            return cause
-        error = DlmError(f"{self.address}: a message could not be sent: {cause!r}")
-        error.__cause__ = cause
-        return error
-
-    def _send_alone(self, sent: Sent, metadata: Metadata) -> None:
-        """Sends a message as a separate call, since a stream's metadata are sent when it opens.
-
-        For the few messages whose trace is sampled: it costs three times a message on a stream.
-        """
-        method, request, reply = sent.alone
-        try:
-            data = self._call(method, request, sent.deadline - time.monotonic(), metadata)
-        except Exception as exc:  # noqa: BLE001 - those that wait must get it
-            reply(None, self._unsent(exc))
         else:
-            reply(data, None)
+            self._check_open()
+            fork.add(self)
+            home = loop.running()
+            if not home.ending:
+                if isinstance(sent, Sent):
+                    sent = self._alone(sent)
+                (self._beats if sent.method == BEAT else self._calls).send(home, sent)
+                return
+        self._held.append(sent)
+        loop.post(self._send_held)
+
+    def _alone(self, sent: Sent) -> SentCall:
+        """A message as a separate call, since a stream's metadata are sent when it opens. For the
+        few whose trace is sampled, and those that a stream lost."""
+        method, request, reply = sent.alone
+        metadata = (*self._metadata(), *sent.metadata)
+        return SentCall(method, request, sent.deadline, metadata, reply)
+
+    def _begin(self, file: Download) -> None:
+        fork.add(self)
+        file.begin(loop.running(), self._open_channel)
+
+    def _metadata(self) -> Metadata:
+        return self._token() if self._token else ()
+
+    def _mark(self) -> bytes:
+        """Distinguishes tokens without showing them."""
+        return digest(repr(self._metadata()).encode())
 
     def _stream(self) -> Exchange | None:
         """On the loop: the stream with the least load; None if the loop is ending for a fork, after
@@ -268,8 +336,7 @@ class GrpcConnection:
             and (self._most == 1 or not first.load)
         ):
             return first
-        if self._closed:
-            raise self._closed_error()
+        self._check_open()
         now = time.monotonic()
         self._retire_old(now)
         lives = any(stream is not None and not stream.ended for stream in self._streams)
@@ -295,32 +362,21 @@ class GrpcConnection:
         found = self._streams[best]
         if found is not None and not found.ended:
             return found
-        self._open()  # gRPC's own part in forks comes before ours
         fork.add(self)
         home = loop.running()
         if home.ending:
             return None
         if found is not None:
             self._retire(found)  # takes nothing new, but may still answer
-        token = self._token() if self._token else ()
+        token, mark = self._metadata(), self._mark()
         found = Exchange(
-            home,
-            lambda: self._open_for_loop(token),
-            self.address,
-            _mark(token),
-            self._ask_again,
+            home, lambda: (self._open_channel(), token), self.address, mark, self._ask_again
         )
         self._streams[best] = found
         return found
 
     def _retire(self, stream: Exchange) -> None:
         self._retired = [old for old in (*self._retired, stream) if old.pending]
-
-    def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
-        return self._open_for_beats(), token
-
-    def _open_for_beats(self) -> grpc.aio.Channel:
-        return open_aio_channel(self._target, OPTIONS, self._security, self._certificates)
 
     def _retire_old(self, now: float) -> None:
         """Retires streams whose token is no longer in its file: the server ends them when that
@@ -338,9 +394,6 @@ class GrpcConnection:
                 stream.retire()
                 self._retire(stream)
 
-    def _mark(self) -> bytes:
-        return _mark(self._token() if self._token else ())
-
     def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
         """Whether it sends a message again after the server ended its stream."""
         left_s = sent.deadline - time.monotonic()
@@ -348,10 +401,9 @@ class GrpcConnection:
         if isinstance(how, GiveUp):
             return False
         if isinstance(how, Alone):
-            threading.Thread(target=self._send_alone, args=(sent, ()), daemon=True).start()
-            return True
+            sent.lost = True
         try:
-            self._post(sent, ())
+            self._send(sent)
         except DlmError:
             return False
         return True
@@ -359,155 +411,9 @@ class GrpcConnection:
     def _all_streams(self) -> list[Exchange]:
         return [*self._retired, *(s for s in self._streams if s is not None)]
 
-    def suspend(self) -> None:
-        """See `fork.Streams`."""
+    def _end(self) -> None:
         for stream in self._all_streams():
-            self._held += stream.suspend()
-        self._held_beats += self._beats.suspend()
-
-    def resume(self) -> None:
-        """See `fork.Streams`: sends the messages that were in flight."""
-        loop.post(self._send_held)  # if False, the loop is ending for another fork
-        loop.post(self._send_beats)
-
-    def give_up(self, cause: Exception) -> None:
-        """See `fork.Streams`."""
-        while self._held:
-            try:
-                sent = self._held.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            tell(sent.reply, None, self._unsent(cause))
-        held, self._held_beats = self._held_beats, []
-        for beat in held:
-            tell(beat.reply, None, self._unsent(cause))
-
-    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """See `Connection.describe`."""
-        request = pb.DescribeRequest(shard_set=shard_set)
-        message = codec.parse(pb.DescribeReply(), self._call("Describe", request, timeout_s))
-        if message.checksum != codec.describe_checksum(message):
-            raise ProtocolError(f"{self.address}: its description was damaged in transit")
-        return message
-
-    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
-        """See `Connection.download`."""
-        call = self._start("Download", request, timeout_s)
-        try:
-            for data in call:
-                yield codec.parse(pb.DownloadChunk(), data)
-        except grpc.RpcError as exc:
-            raise self._error(exc) from exc
-        finally:
-            with inside():
-                call.cancel()  # a reader that stops early must not keep the server busy
-
-    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """See `Connection.heartbeat`."""
-        return self._read_beat(request, self._call("Heartbeat", request, timeout_s))
-
-    def heartbeat_later(
-        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
-    ) -> None:
-        """See `Connection.heartbeat_later`."""
-
-        def came(data: bytes | None, error: DlmError | None) -> None:
-            if data is None:
-                reply(None, error)
-                return
-            try:
-                found = self._read_beat(request, data)
-            except DlmError as exc:
-                reply(None, exc)
-            else:
-                reply(found, None)
-
-        token = self._token() if self._token else ()
-        deadline = time.monotonic() + timeout_s
-        self._held_beats.append(SentBeat(request.SerializeToString(), deadline, token, came))
-        self._send_beats()
-
-    def _send_beats(self) -> None:
-        """On the loop."""
-        home = loop.running()
-        while self._held_beats and not home.ending:  # otherwise after the fork
-            beat = self._held_beats.pop()
-            try:
-                self._open()  # gRPC's own part in forks comes before ours
-                fork.add(self)
-                self._beats.send(home, beat)
-            except Exception as exc:  # noqa: BLE001 - those that wait must get it
-                tell(beat.reply, None, self._unsent(exc))
-
-    def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
-        message = codec.parse(pb.HeartbeatReply(), data)
-        if message.checksum != codec.heartbeat_checksum(message):
-            raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
-        if message.sequence != request.sequence:
-            raise ProtocolError(f"{self.address}: its heartbeat reply belongs to another heartbeat")
-        return message
-
-    def close(self) -> None:
-        """See `Connection.close`."""
-        self._closed = True
-        with inside(), self._opening:
-            if self._channel is not None:
-                self._channel.close()
-        loop.post(self._close_streams)  # if False, the loop has ended, and these with it
-        self.give_up(self._closed_error())
-
-    def _close_streams(self) -> None:
-        """On the loop."""
-        for stream in self._all_streams():
-            stream.close(self._closed_error())
+            stream.close(closed_error(self.address))
         self._beats.close()
-
-    def _start(
-        self,
-        method: str,
-        request: object,
-        timeout_s: float,
-        metadata: Metadata = (),
-    ) -> Any:
-        """The call, in progress."""
-        try:
-            with inside():
-                return self._open()[method](request, timeout=timeout_s, metadata=metadata or None)
-        except ValueError as exc:
-            raise self._closed_error() from exc
-        except RuntimeError as exc:
-            # No thread can be started, so gRPC would no longer notice replies on this channel.
-            with self._opening:
-                self._methods = {}
-            raise self._unsent(exc) from exc
-
-    def _call(
-        self,
-        method: str,
-        request: object,
-        timeout_s: float,
-        metadata: Metadata = (),
-    ) -> bytes:
-        call = self._start(method, request, timeout_s, metadata)
-        try:
-            # It ends at its deadline, unless gRPC's thread for it has ended.
-            return self._bytes(call.result(timeout_s + END_S))
-        except grpc.FutureTimeoutError as exc:
-            with inside():
-                call.cancel()
-            raise DeadlineExceeded(f"{self.address} did not answer before the deadline") from exc
-        except grpc.RpcError as exc:
-            raise self._error(exc) from exc
-        except grpc.FutureCancelledError as exc:
-            raise self._closed_error() from exc
-
-    def _bytes(self, data: Any) -> bytes:
-        if data is None:  # a success for gRPC, but the message's frame was damaged
-            raise ProtocolError(f"{self.address} answered without a message")
-        return bytes(data)
-
-    def _error(self, exc: grpc.RpcError) -> DlmError:
-        return error_of_call(exc, self.address)
-
-    def _closed_error(self) -> DlmError:
-        return ShardDown(f"the connection to {self.address} was closed")
+        self._calls.close()
+        self._drop_held()
