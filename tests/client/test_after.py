@@ -10,6 +10,7 @@ import pytest
 
 from dlm.client.deliver.after import (
     MAX_PAUSE_S,
+    Again,
     Alone,
     Decision,
     Done,
@@ -24,6 +25,9 @@ from dlm.client.deliver.after import (
     NotYet,
     Outcome,
     after,
+    after_call,
+    after_file,
+    after_files,
     after_stream,
 )
 from dlm.client.deliver.replicas import LEAST_S, Heard, TokenBucket
@@ -37,6 +41,7 @@ from dlm.errors import (
     QueryError,
     ShardDown,
     StaleShardSet,
+    UnavailableError,
 )
 from dlm.wire.status import Reason, error_from_refusal
 
@@ -177,4 +182,54 @@ def test_a_message_of_a_stream_that_ended_is_sent_again_if_that_may_help(
 ) -> None:
     """With another token, or because nobody knows why it ended."""
     found = after_stream(wanted, left_s, changed=changed, lost=lost)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("settled", "calls", "left_s", "expected"),
+    [
+        (False, 1, 1.0, Move()),
+        (True, 1, 1.0, GiveUp()),
+        (False, 2, 1.0, GiveUp()),
+        (False, 1, 0.0, GiveUp()),
+    ],
+)
+def test_a_new_utterance_moves_to_the_model_that_replaced_its_own(
+    settled: bool, calls: int, left_s: float, expected: Decision
+) -> None:
+    """Unless its caller has anything of the old one, another call needs it, or no time is left."""
+    found = after_call(settled, calls, left_s)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("tries", "wrong", "resumed", "expected"),
+    [
+        (1, False, False, Again()),  # it broke: resumed where it stopped
+        (1, True, True, Again()),  # its beginning was another server's
+        (1, True, False, Elsewhere()),
+        (2, False, True, Elsewhere()),
+        (2, True, True, Elsewhere()),
+    ],
+)
+def test_a_server_is_asked_for_a_file_once_more_if_that_may_help(
+    tries: int, wrong: bool, resumed: bool, expected: Again | Elsewhere
+) -> None:
+    """Then the next one is."""
+    assert type(after_file(tries, wrong=wrong, resumed=resumed)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "left_s", "expected"),
+    [
+        (Overloaded("too many downloads"), 2.0, Later(0.5)),
+        (Overloaded("too many downloads"), 0.5, GiveUp()),
+        (StaleShardSet("another model"), 2.0, GiveUp()),
+    ],
+)
+def test_all_servers_are_asked_for_a_file_once_more_if_time_may_help(
+    error: UnavailableError, left_s: float, expected: Decision
+) -> None:
+    """After the pause, if that leaves any time."""
+    found = after_files(error, 0.5, left_s)
     assert found == expected and type(found) is type(expected)

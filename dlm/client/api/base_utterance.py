@@ -35,6 +35,7 @@ from dlm.client.api.states import (
     States,
 )
 from dlm.client.config.settings import MAX_DEADLINE_S
+from dlm.client.deliver.after import GiveUp, after_call
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.health.modes import Mode
@@ -405,8 +406,9 @@ class BaseUtterance:
 
     def _check_may_move(self, error: StaleShardSet, asking: Asking) -> None:
         with self._lock:
-            if self._inputs.settled or self._calls > 1 or asking.left_s <= 0.0:
-                raise error
+            then = after_call(self._inputs.settled, self._calls, asking.left_s)
+        if isinstance(then, GiveUp):
+            raise error
 
     def _submit(
         self,

@@ -1,7 +1,9 @@
 """What is done about a message after something has happened to it: decided here, and only here.
 
-Pure: `after(outcome, message, now)` reads what it is given; `retries` carries its decision out.
-Below messages, `after_stream` decides about those that were on a stream when its server ended it.
+Pure: `after(outcome, message, now)` reads what it is given; `delivery` carries its decision out.
+Beside messages, `after_stream` decides about those that were on a stream when its server ended it,
+`after_call` about a call whose model no server holds any longer, and `after_file` and `after_files`
+about a download.
 
 =======  ================================================  ========================================
 outcome  while                                             then
@@ -160,6 +162,10 @@ class Move(NamedTuple):
     """Its parts are routed anew, by the current table."""
 
 
+class Again(NamedTuple):
+    """The same server is asked once more."""
+
+
 class Alone(NamedTuple):
     """It is sent once more as a separate call, which will show what is wrong."""
 
@@ -256,6 +262,41 @@ def after_stream(
     if wanted and changed:
         return Elsewhere()
     return Alone() if wanted and lost and left_s > 0 else GiveUp()
+
+
+def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
+    """What is done with a call of an utterance whose model no server holds any longer.
+
+    Args
+        settled  whether its caller has states, ids or scores of that model
+        calls    of the utterance that are in progress
+        left_s   until the call's deadline
+    """
+    return GiveUp() if settled or calls > 1 or left_s <= 0.0 else Move()
+
+
+def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
+    """What is done after a server sent a file wrong, or not all of it. A broken download is resumed
+    where it stopped; and if the beginning from another server turns out to be wrong, the same
+    server is asked for the whole file.
+
+    Args
+        tries    of this server
+        wrong    all of it came, but it is not the file
+        resumed  its beginning had come before
+    """
+    return Elsewhere() if tries > 1 or (wrong and not resumed) else Again()
+
+
+def after_files(error: UnavailableError, pause_s: float, left_s: float) -> Later | GiveUp:
+    """What is done after all servers failed to send a file, the last with `error`: some may have
+    had too many downloads.
+
+    Args
+        pause_s  before they would be tried again
+        left_s   until the time is over
+    """
+    return Later(pause_s) if error.retryable and pause_s < left_s else GiveUp()
 
 
 def is_moving(error: DlmError) -> bool:

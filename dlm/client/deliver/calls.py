@@ -170,7 +170,7 @@ class Calls:
                 tell(call.reply, *((None, error) if data is None else (data, None)))
 
 
-class Download:
+class ReceivedFile:
     """A file being received, over a channel of its own: it must not delay heartbeats.
 
     The loop reads a chunk ahead of the thread that takes them.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from dlm.client.deliver.after import Again, Elsewhere, GiveUp, after_file, after_files
 from dlm.client.deliver.transport import Connection
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import (
@@ -168,7 +169,7 @@ class _Download:
                 return
             except UnavailableError as exc:
                 rest_s = pause_s * (0.5 + random.random())
-                if not exc.retryable or self.clock() + rest_s >= self.until:
+                if isinstance(after_files(exc, rest_s, self.until - self.clock()), GiveUp):
                     entry = self.manifest.file(kind)
                     path = part / entry.name
                     exc.add_note(
@@ -194,10 +195,10 @@ class _Download:
         )
         if path.exists() and _is_whole(path, entry):
             return
-        # Each server twice: a broken stream resumes where it stopped; and if the beginning from
-        # another server turns out to be wrong, the same server is asked for the whole file.
         for place, (shard, connection) in enumerate(self.sources):
-            for _ in range(2):
+            then: Again | Elsewhere = Again()
+            tries = 0
+            while isinstance(then, Again):
                 left_s = self.until - self.clock()
                 if left_s <= 0:
                     raise last
@@ -205,12 +206,14 @@ class _Download:
                 if path.exists() and path.stat().st_size > entry.bytes:
                     path.unlink()
                 resumed = path.exists() and path.stat().st_size > 0
+                tries += 1
                 try:
                     self._receive(kind, shard, connection, path, share_s)
                 except DlmError as exc:
                     # Trying again makes sense only if some server may do better later.
                     if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
                         last = exc
+                    then = after_file(tries, wrong=False, resumed=resumed)
                     continue
                 if _is_whole(path, entry):
                     return
@@ -219,8 +222,7 @@ class _Download:
                     f"{connection.address} sent a {kind} file that does not match the manifest; "
                     "the server's files are damaged (run `dlm verify DIR` there)"
                 )
-                if not resumed:
-                    break
+                then = after_file(tries, wrong=True, resumed=resumed)
         raise last
 
     def _receive(

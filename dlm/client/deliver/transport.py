@@ -20,7 +20,14 @@ from dlm.client.config.credentials import Metadata, certificates_of, read_token
 from dlm.client.config.security import PLAIN, ClientSecurity
 from dlm.client.deliver import fork, loop
 from dlm.client.deliver.after import Alone, GiveUp, after_stream
-from dlm.client.deliver.calls import Calls, Download, SentCall, closed_error, failed, open_channel
+from dlm.client.deliver.calls import (
+    Calls,
+    ReceivedFile,
+    SentCall,
+    closed_error,
+    failed,
+    open_channel,
+)
 from dlm.client.deliver.exchange import Exchange, Reply, Sent, tell
 from dlm.client.health.cascade import BeatReply
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
@@ -221,7 +228,7 @@ class GrpcConnection:
         """See `Connection.download`."""
         deadline = time.monotonic() + timeout_s
         request_bytes, metadata = request.SerializeToString(), self._metadata()
-        file = Download(self.address, request_bytes, deadline, metadata)
+        file = ReceivedFile(self.address, request_bytes, deadline, metadata)
         self._check_open()
         try:
             loop.post(self._begin, file)
@@ -315,7 +322,7 @@ class GrpcConnection:
         metadata = (*self._metadata(), *sent.metadata)
         return SentCall(method, request, sent.deadline, metadata, reply)
 
-    def _begin(self, file: Download) -> None:
+    def _begin(self, file: ReceivedFile) -> None:
         fork.add(self)
         file.begin(loop.running(), self._open_channel)
 
