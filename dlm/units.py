@@ -16,7 +16,9 @@ LN_10 = math.log(10.0)
 def counted(number: int, noun: str) -> str:
     """A number and what it counts: "1 line", "1,200 lines"."""
     if number != 1:
-        noun = noun[:-1] + "ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else noun + "s"
+        if noun.endswith("y") and noun[-2] not in "aeiou":
+            noun = noun[:-1] + "ie"
+        noun += "es" if noun.endswith("ss") else "s"
     return f"{number:,} {noun}"
 
 

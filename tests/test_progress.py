@@ -205,6 +205,14 @@ def test_a_command_says_at_once_on_a_terminal_that_it_works(tmp_path: Path) -> N
     assert out.startswith(b"WER\t0.00 %")
 
 
+def test_a_line_and_its_end_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else lines of threads that report at the same time are joined."""
+    written: list[str] = []
+    monkeypatch.setattr(sys.stderr, "write", written.append)
+    stage_printer(timed=False)("counting")
+    assert written == ["counting\n"]
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_first_stage_or_a_pipe_makes_it_say_nothing(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool

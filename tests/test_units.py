@@ -16,6 +16,7 @@ from dlm.units import counted
         (1200, "n-gram", "1,200 n-grams"),
         (1, "query", "1 query"),
         (3, "query", "3 queries"),
+        (2, "process", "2 processes"),
         (3, "day", "3 days"),
     ],
 )

@@ -45,7 +45,8 @@ def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str],
         stop_waiting()
         if not quiet:
             stamp = f"[{time.monotonic() - began:6.1f} s] " if timed else ""
-            print(f"{stamp}{line}", file=sys.stderr)
+            # In one write: threads that report at the same time would mix lines and their ends.
+            sys.stderr.write(f"{stamp}{line}\n")
 
     compiling_notice.use(tell, every_s=COUNT_S)
     return tell

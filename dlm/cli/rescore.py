@@ -261,4 +261,4 @@ class _Totals:
             print_json_line({"summary": named})
         else:
             for name, value in facts.items():
-                print(f"{name[0].upper()}{name[1:]}:\t{value}", file=sys.stderr)
+                print(f"{name[0].upper()}{name[1:].replace('_', ' ')}:\t{value}", file=sys.stderr)

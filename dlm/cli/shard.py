@@ -48,19 +48,20 @@ def shard(
         dlm shard model.arpa.zst --shards 2 --output shards/model
         dlm shard model.arpa.zst -B 1 --encoding compact -o shards/small
     """
+    from dlm.cli.paths import check_folder, check_reads, check_writes
+
+    check_reads("MODEL", model, folders=True)
     if estimate:
         _estimate(model, shards, bits, as_json)
         return
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.inspect import facts_of, summary
-    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.index.making.shard_set import KERNELS, build_shard_set
     from dlm.resources import parse_size
 
     if output is None:
         raise ConfigError("--output is missing; name the folder to create, or pass --estimate")
-    check_reads("MODEL", model, folders=True)
     check_writes("--output", output, folder=True)
     check_folder("--tmp", tmp)
     tell = stage_printer(quiet=quiet)

@@ -59,11 +59,12 @@ def capacity(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
 ) -> None:
-    """Find the highest rate before p99 or CPU crosses its limit, or requests fail.
+    """Find the highest rate that a cluster takes.
 
-    The rate doubles until a limit is crossed, then the range is halved; each rate is a run of its
-    own. Ctrl-C, or a cluster that vanishes, ends the search; --resume goes on. Exit status 1 where
-    the search did not end, 130 after Ctrl-C.
+    At higher rates, p99 or CPU crosses its limit, or requests fail. The rate doubles until a limit
+    is crossed, then the range is halved; each rate is a run of its own. Ctrl-C, or a cluster that
+    vanishes, ends the search; --resume goes on. Exit status 1 where the search did not end, 130
+    after Ctrl-C.
 
     Example: python -m loadtest capacity --cluster cluster.toml --p99 30
     """
@@ -87,6 +88,7 @@ def capacity(
         write_report,
     )
     from loadtest.run.driver import RunSettings
+    from loadtest.run.latency import check_installed
     from loadtest.run.local_cluster import local_cluster
     from loadtest.run.worker import ClientSettings
     from loadtest.traces.schedule import Load, Segment
@@ -121,6 +123,7 @@ def capacity(
 
     load_at(first_rate)  # what is wrong with it, or with the trace, is told before servers start
     read_trace(used)
+    check_installed()
     points: list[Point] = []
     known: dict[str, Any] = {}
     if resume is not None:
@@ -139,8 +142,9 @@ def capacity(
             tell(f"{folder}: {exc.strerror}; the search continues, with its points in memory")
         if points and ended == "running":
             newest = points[-1]
-            what = f"crossed {newest.crossed}: {newest.why}" if newest.crossed else "well"
-            tell(f"{newest.rate:g} requests/s: {what}")
+            what = f"crossed {newest.crossed}: {newest.why}"
+            said = what if newest.crossed else "within the limits"
+            tell(f"{newest.rate:g} requests/s: {said}")
 
     with contextlib.ExitStack() as stack:
         folder = resume or stack.enter_context(new_results(output, "capacity-"))

@@ -42,7 +42,9 @@ app.command()(paper)
 def report(
     results: Annotated[Path, typer.Argument(help="Folder of a run, or its report.json.")],
 ) -> None:
-    """Print a report again, and write its files; also of a run that was killed.
+    """Print the report of a run again, and write its files.
+
+    Also of a run that was killed.
 
     Example: python -m loadtest report loadtest-results/2026-11-22T10-00-00
     """
@@ -64,7 +66,7 @@ def compare(
         float, typer.Option(help="Percent by which a figure may get worse.")
     ] = 10.0,
 ) -> None:
-    """Compare two reports; exit status 1 where a figure got worse beyond the threshold.
+    """Compare two reports; exit status 1 where a figure got worse.
 
     A figure counts as worse if its ratio is beyond the threshold and its 95 % interval, from the
     windows of both runs, leaves out 1.
@@ -118,10 +120,11 @@ def record(
     limit: Annotated[int, typer.Option(min=0, help="Maximum number of utterances; 0: all.")] = 0,
     audio: Annotated[str, typer.Option(help="Source and licence of the audio, to store.")] = "",
 ) -> None:
-    """Record what a decoder asks: of audio word by word, of lattices and text by position.
+    """Record what a decoder asks of a model.
 
-    Audio is decoded as dlm transcribe does, lattices as dlm rescore does. Of text, candidates are
-    the words that are spelled most alike, and times follow the letters.
+    That is word by word for audio, and by position for lattices and text. Audio is decoded as dlm
+    transcribe does, lattices as dlm rescore does. Of text, candidates are the words that are
+    spelled most alike, and times follow the letters.
 
     Example: python -m loadtest record audio/ --model shards/model --output t.parquet
     """
@@ -171,7 +174,9 @@ def synth(
     words: Annotated[float, typer.Option(help="Factor for words per context (W).")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 1,
 ) -> None:
-    """Make a larger or wider trace from a recorded one, and say which statistics it keeps.
+    """Make a larger or wider trace from a recorded one.
+
+    It prints which statistics the new trace keeps.
 
     Example: python -m loadtest synth t.parquet --utterances 10000 --contexts 2 --output big.parquet
     """
@@ -214,7 +219,7 @@ def _describe(path: Path) -> None:
         if isinstance(value, dict):
             shown = ", ".join(f"{number(count)} {what}" for what, count in value.items())
         else:
-            shown = number(value) if isinstance(value, (int, float)) else value
+            shown = number(value) if isinstance(value, (int, float)) else value or "not stated"
         print(f"{name.replace('_', ' '):22} {shown}")
 
 

@@ -41,7 +41,8 @@ def paper(
         typer.Option(help="Its shard set, exact, with one shard; default: it is built."),
     ] = None,
     trace: Annotated[
-        Path, typer.Option(help="Trace of requests; default: recorded from speech.")
+        Path,
+        typer.Option(help="Trace of requests.  [default: the packaged one]", show_default=False),
     ] = TRACE,
     held_out: Annotated[
         Path | None, typer.Option(help="Text for perplexities, a sentence per line.")
@@ -58,11 +59,11 @@ def paper(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the tables.")] = False,
 ) -> None:
-    """Make the tables and figures of the DLM paper's section 4, beside its own numbers.
+    """Make the tables and figures of the DLM paper's evaluation.
 
-    Every row says whether it was measured, simulated or computed. What has a result in --output is
-    not run again. KenLM's sizes need its build_binary: name its folder in DLM_KENLM_BIN. Exit
-    status 1 where an experiment failed.
+    They are those of its section 4, beside its own numbers. Every row says whether it was measured,
+    simulated or computed. What has a result in --output is not run again. KenLM's sizes need its
+    build_binary: name its folder in DLM_KENLM_BIN. Exit status 1 where an experiment failed.
 
     Example: python -m loadtest paper --arpa model.arpa.zst --held-out text.txt
     """

@@ -39,7 +39,7 @@ def plan(
     cpu: Annotated[float, typer.Option(help="Percent of its cores to use.")] = 75.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Size a cluster: servers, memory, messages per second, CPU of clients.
+    """Size a cluster: servers, memory, messages per second, CPU.
 
     Needs no servers. Messages are counted request by request with --model; with --ngrams they are
     those of the measured trace. What the plan assumes is printed with it.

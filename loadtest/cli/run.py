@@ -84,7 +84,7 @@ def run(
         str,
         typer.Option(
             help="Faults during the run: replica-killed, shard-gone, slow-network, stalled-server, "
-            "or a file of lines `at SECONDS command` (CHAOS.md)."
+            "or a file of lines `at SECONDS command` (run/CHAOS.md)."
         ),
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and utterance order.")] = 1,
@@ -106,6 +106,7 @@ def run(
     from loadtest.run.driver import RunSettings
     from loadtest.run.faults import REPLICA_KILLED, check_named, read_plan
     from loadtest.run.faults import faults as breaking
+    from loadtest.run.latency import check_installed
     from loadtest.run.local_cluster import local_servers
     from loadtest.run.worker import ClientSettings
     from loadtest.traces.trace import read_trace
@@ -123,6 +124,7 @@ def run(
         check_named(faults)
     used = trace or DEMO_TRACE
     read_trace(used)
+    check_installed()
     settings = RunSettings(
         cluster or Path(),
         used,

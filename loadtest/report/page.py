@@ -312,7 +312,7 @@ def _origin(report: Report) -> list[tuple[str, str]]:
         ("client processes", str(report["clients"]["processes"])),
         ("warm-up, not measured", f"{number(report['warmup']['seconds'], 's')}, "
                                   f"{report['warmup']['requests']:,} requests"),
-        ("trace made by", str(trace["made_by"])),
+        ("trace made by", trace["made_by"] or "not stated"),
         ("trace asks", f"{number(trace['requests_per_audio_s'])} requests per second of audio, "
                        f"{number(trace['contexts_per_request'])} contexts x "
                        f"{number(trace['words_per_context'])} words"),

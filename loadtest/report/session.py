@@ -19,7 +19,6 @@ from loadtest.report.report import Report, build
 from loadtest.report.table import csv_of
 from loadtest.run.driver import Run, RunSettings
 from loadtest.run.faults import Faults
-from loadtest.run.latency import check_installed
 from loadtest.run.replay import Record
 from loadtest.traces.statistics import describe
 from loadtest.traces.trace import read_trace
@@ -94,7 +93,6 @@ def measure(
 
     Raises  DlmError  nothing could be measured
     """
-    check_installed()
     trace = read_trace(settings.trace)
     journal = Journal(folder / JOURNAL, tell)
     journal.keep(

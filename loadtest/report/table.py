@@ -177,8 +177,8 @@ def warnings_of(report: Report) -> list[str]:
     if (late["p99_ms"] or 0.0) > max(LATE_MS, service["p50_ms"] or 0.0):
         found.append(
             f"1 % of the requests were sent more than {number(late['p99_ms'], 'ms')} late, which "
-            "their latency includes: the client processes had no CPU in time; give more "
-            "--processes, or another machine"
+            "their latency includes: the load generator did not get CPU in time; give more "
+            "--processes, or use another machine"
         )
     for outcome, text in report["errors"].items():
         count = report["results"]["outcomes"][outcome]

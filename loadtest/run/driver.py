@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dlm.client.deliver.counts import OK
 from dlm.errors import ConfigError, DlmError
+from dlm.units import counted
 from loadtest.children import start_child
 from loadtest.run.faults import Faults
 from loadtest.run.latency import Latencies
@@ -136,7 +137,7 @@ class Run:
         # Before this process uses gRPC, which does not like to be forked.
         workers = [_Worker(self._part(index), self._heard) for index in range(settings.processes)]
         try:
-            self._tell(f"{settings.processes} client processes connect and plan")
+            self._tell(f"starting {counted(settings.processes, 'client process')}")
             self._wait_ready()
             config = settings.client.config()
             watch = ServerWatch(

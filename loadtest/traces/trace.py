@@ -1,6 +1,6 @@
 """Traces: what decoders asked of a language model, and when, in seconds of their audio.
 
-The file format is TRACE.md. In memory a trace is flat arrays, so that a driver, a baseline or a
+The file format is README.md. In memory a trace is flat arrays, so that a driver, a baseline or a
 simulation reads a request without touching the others.
 """
 
@@ -184,7 +184,7 @@ class Trace:
 
 
 def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) -> None:
-    """Writes a trace whole, or not at all; FormatError for what TRACE.md does not allow.
+    """Writes a trace whole, or not at all; FormatError for what README.md does not allow.
 
     Args  about  what the reader should know: the model, the decoder, the licence of the audio
     """
@@ -219,7 +219,7 @@ def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace and checks it against TRACE.md.
+    """Reads a trace and checks it against README.md.
 
     Raises  FormatError  it is not a trace, of another version, damaged, or contradicts itself
     """
@@ -228,8 +228,9 @@ def read_trace(path: Path) -> Trace:
         try:
             table = pq.ParquetFile(file, page_checksum_verification=True).read()
         except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+            why = str(exc).rstrip(".")
             raise FormatError(
-                f"{path} is not a trace: {exc}. Create one with `python -m loadtest record`"
+                f"{path} is not a trace: {why}. Create one with `python -m loadtest record`"
             ) from exc
     return _trace_of(table, str(path))
 

@@ -578,6 +578,7 @@ def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path
     prob = expected(files, "w1", True, False)[0][0]
     runs: list[tuple[list[str], int]] = [
         (["program.py", folder, "-x"], 0), (["-m", "program", folder, "-x"], 0), ([], 2),
+        (["programme.py"], 2),
     ]  # fmt: skip
     for arguments, status in runs:
         done = subprocess.run(

@@ -56,6 +56,7 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("merge model.arpa other.arpa --weights 0.5,0.5 --output out.7z", "out.7z"),
         ("prune model.arpa --threshold 0.1 --history none --output out", "none"),
         ("prune model.arpa --threshold 0.1 --output out --tmp words", "words"),
+        ("shard none --estimate", "none"),
         ("reduce none --order 1 --output out", "none"),
         ("reduce model.arpa --order 1 --output words/out", "words"),
         ("reduce model.arpa --order 1 --output folder", "folder"),

@@ -100,6 +100,7 @@ def test_a_folder_of_lattices_is_rescored_by_servers_and_by_shards_alike(
     assert all(row[3:] == ["0", "0"] for row in rows[1:4])
     assert len(rows) == 4  # rows alone, for a pipe
     assert "Utterances:\t3\n" in done.stderr
+    assert "Bigram fallback:\t0\n" in done.stderr
     assert "rescoring" in done.stderr
     here = dlm_rescore(lattices, "--lm", files.directory, *SCALES, "-q", "-o", tmp_path / "here")
     assert succeeded(here).splitlines()[:4] == done.stdout.splitlines()[:4]

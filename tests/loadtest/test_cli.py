@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import forked
 from cluster import ModelFiles
-from dlm.errors import DlmError, TextError
+from dlm.errors import ConfigError, DlmError, TextError
 from loadtest.cli.main import app
 from loadtest.cli.run import DEMO_TRACE
 from loadtest.traces.rescoring import read_transcripts
-from loadtest.traces.trace import read_trace
+from loadtest.traces.trace import Request, Spoken, read_trace, write_trace
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "loadtest/README.md").read_text(encoding="utf-8")
@@ -48,6 +48,7 @@ def test_every_command_is_on_the_page_and_shows_an_example() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     commands = re.findall(r"^  (\w+)  ", shown.split("Commands:")[1], re.M)
     assert commands
+    assert "..." not in shown.split("Commands:")[1]  # no line is cut at 80 columns
     for command in commands:
         assert f"loadtest {command}" in README, command
         text = CliRunner().invoke(app, [command, "--help"], terminal_width=300).output
@@ -55,6 +56,15 @@ def test_every_command_is_on_the_page_and_shows_an_example() -> None:
         for line in re.findall(rf"python -m loadtest {command} (.*)", README):
             for option in re.findall(r"--[a-z-]+", line.split("#")[0]):
                 assert option in text, line
+
+
+def test_a_trace_that_does_not_say_who_made_it_is_shown(tmp_path: Path) -> None:
+    """A recorder of one's own need not say it."""
+    request = Request(0.5, "frame", ((),), ((b"the",),))
+    said = [Spoken("u", "ada", 1.0, (request,))]
+    write_trace(tmp_path / "mine.parquet", said, {"decoder": "mine"})
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine.parquet")]).output
+    assert re.search(r"^made by +not stated$", shown, re.M)
 
 
 @pytest.mark.slow
@@ -143,6 +153,20 @@ def test_mistakes_are_told_before_anything_is_started(arguments: list[str], mess
     done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, DlmError)
     assert str(done.exception).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("command", "servers"), [("run", "local_servers"), ("capacity", "local_cluster")]
+)
+def test_a_missing_package_is_told_before_anything_is_started(
+    command: str, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are compiled, and servers started, only for figures that can be had."""
+    monkeypatch.setitem(sys.modules, "hdrh.histogram", None)
+    monkeypatch.setattr(f"loadtest.run.local_cluster.{servers}", pytest.fail)
+    done = CliRunner().invoke(app, [command])
+    assert isinstance(done.exception, ConfigError)
+    assert "hdrhistogram" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_other_tools_read_the_columns(tmp_path: Path) -> None:
-    """By their names, as TRACE.md gives them."""
+    """By their names, as the page of the format gives them."""
     write_trace(tmp_path / "t.parquet", SPOKEN, {})
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert rows[1]["contexts"] == [[b"a"], [b"b"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 from dlm.asr.kenlm import install
 
@@ -18,6 +19,9 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stderr.write(USAGE)
         sys.exit(0 if arguments else 2)
+    if not is_module and not Path(arguments[0]).exists():
+        sys.stderr.write(f"python -m dlm.asr.kenlm: no such file: {arguments[0]}\n{USAGE}")
+        sys.exit(2)
     install()
     sys.argv = arguments
     if is_module:
