@@ -16,6 +16,12 @@ SAME_S = 0.5  # `timeout` sends its signal twice at once: that is one request to
 RAISE_AGAIN_S = 0.05
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask a server to finish and end: SIGHUP too, unless `nohup` started it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in END_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
 class EndSignals:
     """Raises the first end signal in the main thread; the second ends the process at once.
 

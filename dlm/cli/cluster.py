@@ -15,6 +15,7 @@ from dlm.cli.json_output import print_json_line
 from dlm.cli.options import Ca, Cert, Key, LogLevel, TokenFile, option
 from dlm.cli.serve import TlsCert, TlsClientCa, TlsKey, Tokens
 from dlm.server.config import ServerConfig
+from dlm.signals import stop_signals
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def cluster(
         asked_to_stop = True
 
     with claim(cluster_file):
-        previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, stop) for number in stop_signals()}
         try:
             with running_servers(
                 directories,

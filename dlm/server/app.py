@@ -52,6 +52,7 @@ from dlm.server.restarts import BEAT_S
 from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
 from dlm.server.service import ShardService
 from dlm.server.workers import Supervisor
+from dlm.signals import stop_signals
 from dlm.wire import codec
 
 logger = EventLog(__name__)
@@ -73,7 +74,7 @@ def serve(
     on_ready: OnReady | None = None,
     ready_file: Path | None = None,
 ) -> int:
-    """Serves shard `index` of the shard set in each of `directories` until SIGTERM or SIGINT.
+    """Serves shard `index` of the shard set in each of `directories` until one of `stop_signals`.
 
     Args     directories  one or more; a call that names no shard set means the first
              on_ready     called once, when every worker can answer its first query
@@ -140,7 +141,7 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
         if worker:
             loop.add_signal_handler(signal.SIGTERM, server.drain)
         else:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in stop_signals():
                 loop.add_signal_handler(number, server.post, Event.STOP)
         return await server.run()
 

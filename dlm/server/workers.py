@@ -39,6 +39,7 @@ from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S, Pulse, pause_after
 from dlm.server.trouble import SharedText
 from dlm.server.watch import POLL_S
+from dlm.signals import END_SIGNALS, stop_signals
 
 logger = EventLog(__name__)
 
@@ -47,7 +48,6 @@ WorkerMain = Callable[[int, Process, OnReady], int]
 
 # Seconds beyond drain_grace_s and shutdown_timeout_s for a worker to end by itself.
 END_GRACE_S = 15.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Stopped(BaseException):
@@ -120,7 +120,7 @@ class Supervisor:
         self._wake, self._woken = socket.socketpair()
 
     def run(self) -> int:
-        """Serves until SIGTERM or SIGINT; a second one ends the workers at once.
+        """Serves until one of `stop_signals`; a second one ends the workers at once.
 
         Returns  0 if every worker answered all of its messages, 1 if one was cut off
         Raises   ConfigError  the port cannot be bound, or a worker ended before all were ready
@@ -161,7 +161,7 @@ class Supervisor:
         for end in (self._wake, self._woken):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._signalled) for number in stop_signals()}
         wakes = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -295,7 +295,7 @@ class Supervisor:
         parent = os.getpid()
         sys.stdout.flush()
         # A signal must find either our handler or the child's own, never ours in the child.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         try:
             worker.pid = os.fork()
             if not worker.pid:
@@ -323,8 +323,9 @@ class Supervisor:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is in flight yet
-            # Ctrl-C reaches every process of a terminal; the supervisor's SIGTERM follows.
+            # These reach every process of a terminal; the supervisor's SIGTERM follows.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._selector.close()

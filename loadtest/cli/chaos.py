@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlm.errors import ConfigError
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from loadtest.run.chaos import Chaos, Command
@@ -86,7 +87,10 @@ def chaos(
         try:
             write_through(through, cluster, proxies.addresses)
             written = through.read_text()
-            print(f"wrote {through}: {len(endpoints)} servers, through this process", flush=True)
+            print(
+                f"wrote {through}: {counted(len(endpoints), 'server')}, through this process",
+                flush=True,
+            )
             with contextlib.suppress(KeyboardInterrupt):
                 _run(chaos, plan, len(endpoints), ends_with_input=script is None and seed is None)
         finally:

@@ -19,6 +19,7 @@ from dlm.index.layout import read_manifest
 from dlm.index.making import build_shard_set
 from dlm.index.making.shard_set import KERNELS as BUILDING
 from dlm.server.compiling import KERNELS as SERVING
+from dlm.units import counted
 
 DEMO = "books20k.arpa.zst"
 KILLED_S = 5.0  # until a process that was killed has ended
@@ -70,7 +71,7 @@ def local_servers(
             with as_file(files("dlm") / "data" / DEMO) as arpa:
                 build_shard_set(arpa, folder, shards)
         manifest = read_manifest(folder)
-        tell(f"starting {manifest.shards * replicas} servers on this machine")
+        tell(f"starting {counted(manifest.shards * replicas, 'server')} on this machine")
         with running_servers([folder], workers=workers, replicas=replicas) as servers:
             found = LocalServers(scratch / "cluster.toml", manifest.shard_set, servers)
             found.write()

@@ -27,16 +27,28 @@ def _wait_gone(pids: list[int]) -> None:
     until(lambda: all(map(gone, pids)))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_stops_every_server_and_removes_the_file(
-    folder: Path, tmp_path: Path, environ: dict[str, str]
+    folder: Path, tmp_path: Path, environ: dict[str, str], number: signal.Signals
 ) -> None:
-    """Exit status 0, no server left, no cluster.toml that names nothing."""
+    """Exit status 0, no server left, no cluster.toml that names nothing; as if it closed."""
     with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready() as process:
         servers = process.children()
         assert len(servers) == 2
-        assert process.stop(signal.SIGINT) == 0
+        assert process.stop(number) == 0
         _wait_gone(servers)
     assert not (tmp_path / "cluster.toml").exists()
+
+
+def test_a_server_drains_if_its_terminal_closes(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """As after SIGTERM, whatever it was started from."""
+    arguments = ("serve", folder / "shards", "--shard", 0, "--ready-file", "ready.json")
+    started = CommandServer(*arguments, cwd=tmp_path, env=environ, ready_file="ready.json")
+    with started.ready() as process:
+        assert process.stop(signal.SIGHUP) == 0
+        assert json.loads(process.errors.splitlines()[-1])["event"] == "server.stopped"
 
 
 def test_a_server_that_is_killed_leaves_the_others_running(

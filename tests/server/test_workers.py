@@ -224,8 +224,9 @@ def test_workers_end_when_the_supervisor_is_killed(two):
     until(lambda: all(map(gone, pids)))
 
 
-def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path):
-    """A message in flight is answered; SIGTERM sent to the whole group counts once."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path, number):
+    """A message in flight is answered; a signal sent to the whole group counts once."""
     ready_file = tmp_path / "ready.json"
     server = start(0, workers=2, inline_queries=0, shutdown_timeout_s=60.0, ready_file=ready_file)
     server.ready()
@@ -238,7 +239,7 @@ def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path
         ]
         until(lambda: all(caller.beat().messages for caller in callers.values()))
         for pid in (server.process.pid, *children(server.process.pid)):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         for one, future in sent:
             found = outcome_of(future)
             assert found.code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
