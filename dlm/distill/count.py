@@ -82,8 +82,7 @@ class NgramCounts:
     Shapes, n_k n-grams of order k
         ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; 0 for `<s>`, never predicted
         contexts[k]    (n_k,)  float64  of the contexts of length k, 0 to N - 1; n_0 is 1
-    Guarantees
-        counts of parts of the samples add up to the counts of all samples
+    Guarantees  counts of parts of the samples add up to the counts of all samples
     """
 
     ngrams: list[NDArray[np.float64]]

@@ -191,13 +191,11 @@ class Evaluation:
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
         """Each model's figures by name, and for all but the first the difference from the first.
 
-        Args
-            draws  resamples of all users, with replacement; 0 for no intervals
+        Args  draws  resamples of all users, with replacement; 0 for no intervals
         Returns
             "perplexity" and so on, and "perplexity_difference". All models get the same resampled
             users, so differences have intervals too
-        Paper
-            Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
+        Paper  Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
         """
         values = self._values(self.sums.sum(axis=1))
         users = self.sums.shape[1]

@@ -44,8 +44,7 @@ def distill_files(
 ) -> DistilledModel | None:
     """Writes the model on a topology that is nearest to a source, or only counts for it.
 
-    Returns
-        what was written; None if only counts were requested
+    Returns  what was written; None if only counts were requested
     Raises
         ConfigError   models too big for the memory; words that do not match; counts of other inputs
         SourceError   a Python object that does not return distributions

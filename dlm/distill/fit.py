@@ -104,8 +104,7 @@ def fit(
                    some probability. 0 for exact counts; 1e-3 to 1 for samples
         tolerance  when to stop: the largest difference of expected and given counts, as a share
                    of the context's counts
-    Raises
-        ConfigError  no counts; a prior below 0
+    Raises  ConfigError  no counts; a prior below 0
     """
     if not counts.words > 0:
         raise ConfigError("there are no counts: the source returned no sentences")

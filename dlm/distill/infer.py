@@ -45,10 +45,8 @@ def infer_topology(
         ngrams        over all orders, including words; None keeps all that were sampled
         scratch       folder for temporary text and model files
         memory_bytes  for estimation, on top of what the process already uses; 256 MiB or more
-    Returns
-        closed under prefixes and suffixes; if the source says `<unk>`, it is an ordinary word
-    Raises
-        ConfigError   an order outside 1 to 5; fewer n-grams than words
+    Returns  closed under prefixes and suffixes; if the source says `<unk>`, it is an ordinary word
+    Raises   ConfigError   an order outside 1 to 5; fewer n-grams than words
     """
     tell = progress or (lambda _: None)
     words = check_inferred(vocabulary, order, ngrams)

@@ -114,8 +114,7 @@ def count_source(
         sampling  None with `added`
         folder    of `--work`: counting is saved there, and resumed
         added     counts of several workers to add up; nothing is counted then
-    Raises
-        ConfigError, FormatError  as `work.count_all` and `work.add_parts`
+    Raises  ConfigError, FormatError  as `work.count_all` and `work.add_parts`
     """
     counting = source.counting(topology, sampling)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}

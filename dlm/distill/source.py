@@ -297,10 +297,7 @@ def is_object_name(name: str) -> bool:
 
 def load_object(name: str) -> Source:
     """The source that `module:factory` names: the object, or what it returns without arguments.
-
-    Raises  ConfigError  no such module or object, or it has no `log_probs`
-            SourceError  its code raises, now or when it is called later
-    """
+    ConfigError if it does not exist or has no `log_probs`, SourceError if its code raises."""
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):
         try:

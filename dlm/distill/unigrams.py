@@ -57,11 +57,8 @@ class Unigrams:
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
     """Reads counts written by `dlm unigrams`, and the record beside them, or the word of `public`.
-
-    Raises  FormatError   no counts
-            PrivacyError  the record belongs to other counts; or they are declared public, have no
-                          record, and files beside them come from users
-    """
+    Raises FormatError, and PrivacyError if the record is of other counts, or if they have none, are
+    declared public, and files beside them come from users."""
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
     if record is None:

@@ -73,8 +73,7 @@ def count_all(
     Raises
         ConfigError    `file` has other settings; another process is counting into it
         FormatError    it is damaged
-    Guarantees
-        the same sums to the bit, whenever it was killed
+    Guarantees  the same sums to the bit, whenever it was killed
     """
     reporter = reporter or ProgressReporter(lambda _: None)
     with contextlib.nullcontext() if file is None else _only_one(file):

@@ -58,10 +58,8 @@ def list_record(
     setting: str = "--public-attested-by",
 ) -> Provenance | None:
     """The record of the list of words, or somebody's word, by `setting`, that it is public.
-
-    Raises  PrivacyError  the counts should have a guarantee, but neither is given or the record has
-                          none; the key has not signed the list
-    """
+    PrivacyError if the counts should have a guarantee and neither is given or the record has none,
+    or if the key has not signed the list."""
     record = read_counts(wordlist, content).provenance if sidecar(wordlist).exists() else None
     if settings.public_key is not None:
         record = require_signed(wordlist, settings.public_key, content)

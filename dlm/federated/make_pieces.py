@@ -40,11 +40,8 @@ def make_pieces(
         max_length  most characters in a piece
         public      who says that the counts are of public text
         public_key  the key that must have signed the counts
-    Raises
-        ConfigError  an output that cannot be written; users' counts that are declared public; both
-                     `public` and `public_key`
-        FormatError, PrivacyError  as `read_counts`, `require_signed`
-        EstimationError  as `build_inventory`
+    Raises as `read_counts`, `require_signed` and `build_inventory`; ConfigError, too, for users'
+    counts that are declared public, and for both `public` and `public_key`.
     """
     # Checked before the long estimation, and before any output is replaced.
     PieceSettings(size, max_length)

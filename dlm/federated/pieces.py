@@ -105,11 +105,8 @@ class Inventory:
 
     @classmethod
     def load(cls, path: str | Path, content: bytes | None = None) -> Inventory:
-        """Reads what `save` wrote, or its `content`; without a record there is no guarantee.
-
-        Raises  FormatError   not a model, or a record file that is not a record
-                PrivacyError  the record is of another model, or was changed
-        """
+        """Reads what `save` wrote, or its `content`; without a record there is no guarantee. Raises
+        FormatError, and PrivacyError if the record is of another model, or was changed."""
         model = Path(path).read_bytes() if content is None else content
         try:
             found = cls(model, Provenance.none("not said yet"))
@@ -140,16 +137,14 @@ def build_inventory(
 
     Nobody's text is looked at again, so the inventory has the guarantee of the counts, or none.
 
-    Args
-        threads   of the estimation; the result may depend on their number in its last bits
+    Args  threads   of the estimation; the result may depend on their number in its last bits
     Guarantees
         every character of every word is a piece, so that no word is partly unknown; words come back
         from their pieces as they were, since nothing is normalised
     Raises
         ConfigError       a word that could not come back: with white space or a mark of wordpieces
         EstimationError   the words do not give so many pieces, or have more characters than that
-    Paper
-        FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
+    Paper  FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
     """
     import sentencepiece
 

@@ -60,11 +60,9 @@ def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
-    """Held while the rounds after `done` are written to disk; then they are counted here.
-
-    Yields  whether they can be counted: the state folder is writable
-    Raises  PrivacyError  another copy of the folder did them meanwhile, or is doing them
-    """
+    """Held while the rounds after `done` are written to disk; then they are counted here, which it
+    yields: False if the state folder is not writable. PrivacyError if another copy of the folder
+    did them meanwhile, or is doing them."""
     try:
         place = state_folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -262,8 +262,7 @@ def build(
         at           time of the report
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
-    Raises
-        PrivacyError  as `check_stage`
+    Raises  PrivacyError  as `check_stage`
     """
     if not stages:
         raise ConfigError("a report needs at least one stage that used users' data")

@@ -117,8 +117,7 @@ class RunFolder:
                   that an older folder was restored *as a whole*
         reports   paths of the privacy report, as text and as JSON
         private   whether only its owner can read the whole folder
-    Raises
-        ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
+    Raises  ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
     Guarantees
         a folder whose run has ended is left without a copy of users' text, and so is one in which
         no run has begun, which is removed if it was created here; where a run is refused that was
@@ -202,11 +201,8 @@ class RunFolder:
     def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
         """The state to resume from; None if a new run may begin.
 
-        Raises
-            ConfigError   a run with other settings, users or vocabulary
-            PrivacyError  a ledger or noise that is not the checkpoint's; released rounds that the
-                          checkpoint lacks
-            FormatError   a damaged or missing file
+        Raises ConfigError for a run with other settings, users or vocabulary; PrivacyError if a
+        ledger or noise is not the checkpoint's, or that lacks released rounds; FormatError.
         """
         lines = journal_lines(journal_text(self.journal))
         parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
@@ -359,10 +355,8 @@ class RunFolder:
 
     def end(self) -> ErasedRun:
         """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
-
-        Raises  ConfigError   no run has begun here
-                PrivacyError  the private part is not the checkpoint's
-        """
+        ConfigError if none has begun here, PrivacyError if the private part is not the
+        checkpoint's."""
         if not self.has_begun:
             raise ConfigError(
                 f"{self.path} contains no {CHECKPOINT}: give the folder of a run of `dlm federate`"

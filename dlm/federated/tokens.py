@@ -82,8 +82,7 @@ def pack(
     Args
         max_batches  what a device does at most in a round; the rest of the text waits for another
         shuffle      order of the utterances (stream) or rows; None keeps that of the text
-    Raises
-        ConfigError  the user has no text at all
+    Raises  ConfigError  the user has no text at all
     """
     kept = [ids for ids in utterances if len(ids)]
     if not kept:

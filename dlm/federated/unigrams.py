@@ -244,9 +244,8 @@ class UserCounts:
 
 def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
     """The words of a list (or of its `content`): the first field of each line, in order.
-
-    Raises  FormatError  an empty list, a word twice, a line without a word, text that is not UTF-8
-    """
+    FormatError for an empty list, a word twice, a line without a word, or text that is not
+    UTF-8."""
     words: list[str] = []
     content = Path(path).read_bytes() if content is None else content
     try:

@@ -37,12 +37,7 @@ class WordList:
     @classmethod
     def read(cls, path: Path, content: bytes | None = None) -> WordList:
         """A file, or its `content`, with one word per line, or counts of words with their record.
-
-        Raises
-            ConfigError   the file cannot be read or is empty, a line is not one word or comes twice
-            FormatError   counts that cannot be read
-            PrivacyError  counts that are not those of the record beside them
-        """
+        ConfigError, for counts FormatError, and PrivacyError if the record is of other counts."""
         try:
             content = path.read_bytes() if content is None else content
             lines = content.decode("utf-8-sig").splitlines()

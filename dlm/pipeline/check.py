@@ -30,10 +30,7 @@ PLAIN = ("", ".txt", ".tsv", ".arpa")
 
 def check(settings: PipelineSettings) -> None:
     """Checks that inputs can be read, those that must be vouched for are, and the disk has room.
-
-    Raises  ConfigError, PrivacyError, FormatError  what a stage would have raised
-            ModuleNotFoundError                     the extra `train` is not installed
-    """
+    Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 
     import dlm.federated.train  # noqa: F401

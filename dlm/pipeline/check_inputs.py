@@ -20,11 +20,8 @@ from dlm.record.provenance import Provenance, is_record_line
 def check_inputs(settings: PipelineSettings) -> None:
     """Checks that all inputs are complete, and that the topology's n-grams have words of the users.
 
-    Raises
-        ConfigError             users without the columns; text or a topology without any of the
-                                words; held-out users who are the users
-        PrivacyError            users' text, or a file with a record of users, is declared public
-        FormatError, ArpaError  a damaged file
+    Raises what reading them raises; ConfigError, too, for held-out users who are the users, and
+    PrivacyError for users' text, or a file with a record of users, that is declared public.
     """
     inputs = settings.inputs
     _check_apart(settings)

@@ -55,9 +55,7 @@ class PipelineJournal:
 
 def recorded_files(folder: Path) -> list[Path]:
     """The file with a privacy record of each stage of a finished pipeline, the shard set last.
-
-    Raises  ConfigError   the pipeline is not finished
-            PrivacyError  a file is not the one that its stage wrote
+    ConfigError if it is not finished, PrivacyError if a file is not the one that its stage wrote.
     """
     entries = PipelineJournal(folder / PIPELINE_JOURNAL).entries
     left = [name for name, entry in entries.items() if entry.wrote is None]

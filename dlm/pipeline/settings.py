@@ -73,12 +73,7 @@ class PipelineSettings:
 
     @classmethod
     def read(cls, file: Path) -> PipelineSettings:
-        """Settings of a TOML file.
-
-        Raises  ConfigError   the file cannot be read, names an unknown table or setting, lacks one
-                              without a default, or a value is out of bounds
-                PrivacyError  as `TrainingSettings.read`
-        """
+        """Settings of a TOML file; raises as `TrainingSettings.read`."""
         found = config.read_toml(file)
         known = [*_TABLES, "federate"]
         if unknown := sorted(set(found) - set(known)):

@@ -69,12 +69,8 @@ def write_counts(path: str | Path, counts: WordCounts) -> None:
 
 
 def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
-    """Reads counts, or their `content`, with their record; without a record, they promise nothing.
-
-    Raises
-        FormatError   a line that is not a word and a count over 0, a word twice, no words
-        PrivacyError  the record is of other counts, or was changed
-    """
+    """Reads counts, or their `content`, with their record; without one, they promise nothing.
+    Raises FormatError, and PrivacyError if the record is of other counts, or was changed."""
     words: list[str] = []
     values: list[float] = []
     first: dict[str, int] = {}

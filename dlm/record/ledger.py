@@ -73,10 +73,8 @@ class ParticipationLedger:
         self._chain = b""
 
     def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
-        """Records who took part in a round; the last round may be repeated, with the same users.
-
-        Raises  PrivacyError  a user twice, too early or too often; a round out of order
-        """
+        """Records who took part in a round; the last may be repeated, with the same users. Raises
+        PrivacyError for a user twice, too early or too often, and a round out of order."""
         self._record(round, [self._hash(user) for user in user_ids])
 
     def _record(self, round: int, names: list[str]) -> None:  # noqa: A002

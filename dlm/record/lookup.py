@@ -55,12 +55,8 @@ class FileSnapshot:
 
 
 def record_of_file(snapshot: FileSnapshot) -> Provenance:
-    """A file's record.
-
-    Raises  FormatError   it has none
-            PrivacyError  it has two, or one that is of another file, was changed, or differs from
-                          the one beside it
-    """
+    """A file's record; FormatError if it has none, PrivacyError if it has two, or one that is of
+    another file, was changed, or differs from the one beside it."""
     path = snapshot.path
     inside = _inside(snapshot)
     if len(inside) > 1:
@@ -85,11 +81,8 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
 
 
 def record_in(found: Checkpoint) -> Provenance:
-    """The record of a run that its checkpoint carries; without one, no promise.
-
-    Raises  FormatError   what stands there is no record
-            PrivacyError  it is of other parameters or another vocabulary, or was changed
-    """
+    """The record of a run that its checkpoint carries; without one, no promise. Raises FormatError,
+    and PrivacyError if it is of other parameters or another vocabulary, or was changed."""
     body = found.facts.get("record")
     if body is None:
         return Provenance.none("the checkpoint carries no privacy record")
@@ -108,10 +101,8 @@ def record_in(found: Checkpoint) -> Provenance:
 
 
 def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
-    """The file names in a shard set's manifest; None for any other file.
-
-    Raises  FormatError  a manifest without them, or with a file elsewhere
-    """
+    """The file names in a shard set's manifest; None for any other file. FormatError for a manifest
+    without them, or with a file elsewhere."""
     body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
     if body.get("format") != SHARD_SET:
         return None

@@ -252,11 +252,8 @@ class Provenance:
 
     @classmethod
     def from_json(cls, text: str | bytes, place: str = "the record") -> Provenance:
-        """Reads a record, or a `line`; it is unverified.
-
-        Raises  FormatError   not a record, or one of another version
-                PrivacyError  its digest does not match its content
-        """
+        """Reads a record, or a `line`; it is unverified. Raises FormatError, for another version
+        too, and PrivacyError if its digest does not match its content."""
         try:
             if isinstance(text, bytes):
                 text = text.decode("utf-8")

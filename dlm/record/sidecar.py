@@ -65,11 +65,8 @@ def read_beside(path: Path, sha256: str) -> Provenance:
 
 
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
-    """The record beside a file of this content, a `kind` in words; without one, no promise.
-
-    Raises  FormatError   what stands there is no record
-            PrivacyError  it is of another file, or was changed
-    """
+    """The record beside a file of this content, a `kind` in words; without one, no promise. Raises
+    FormatError, and PrivacyError if it is of another file, or was changed."""
     side = sidecar(path)
     if not side.exists():
         return Provenance.none(f"no provenance record stood beside the {kind}")

@@ -252,12 +252,8 @@ class _Seal:
 
 
 def require_signed(path: Path, public_key: Path, content: bytes | None = None) -> Provenance:
-    """The record of a file that the key in a PEM file has signed; `content` as of `look_at`.
-
-    Raises  ConfigError   no key
-            FormatError   the file has no record
-            PrivacyError  it is wrong or unverified
-    """
+    """The record of a file that the key in a PEM file has signed; `content` as of `look_at`. Raises
+    ConfigError without a key, FormatError without a record, PrivacyError if wrong or unverified."""
     found = look_at(path, read_public_key(public_key), content)
     if found.standing != "verified" or found.record is None:
         raise PrivacyError(f"{found.standing}: {found.text}")

@@ -247,8 +247,7 @@ def adjusted(
 ) -> Iterator[pa.RecordBatch]:
     """The n-grams of all orders with their adjusted counts.
 
-    Args
-        batches  of `counted`, sorted; all keys with the same two last words are in one partition
+    Args  batches  of `counted`, sorted; all keys with the same two last words are in one partition
     Returns
         of orders 2 and above: an n-gram, its adjusted count and PRUNED; of order 1: a word, how
         many words come before it here, and how often it occurs here; and one row of order 0, whose

@@ -88,10 +88,8 @@ def grow(  # type: ignore[no-untyped-def]
         known       (words,)       uint8   or empty: all are
         thresholds  (N,)           int64   n-grams that occur at most this often are left out
         statistics  (N, STATISTICS) int64  added to
-    Returns
-        (the first key that was not added, how many nodes are open)
-    Paper
-        Heafield et al. 2013, section 3.2; Chen and Goodman 1998
+    Returns  (the first key that was not added, how many nodes are open)
+    Paper    Heafield et al. 2013, section 3.2; Chen and Goodman 1998
     """
     order = np.int64(words.shape[0])
     room = np.int64(words.shape[1])

@@ -160,8 +160,7 @@ def link_suffixes(  # type: ignore[no-untyped-def]
         shorter_child   (l + 1,)    uint32  of the n-grams of order k - 2, among those of k - 1
         suffix          (n,)        uint32  filled; NO_ROW where it is missing
         begin, end      int64       rows of order k - 1
-    Guarantees
-        the suffix of an n-gram extends the suffix of its context, so only that is searched
+    Guarantees  the suffix of an n-gram extends the suffix of its context, so only that is searched
     """
     last = ids.shape[1] - 1
     for context in range(begin, end):

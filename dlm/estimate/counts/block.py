@@ -47,8 +47,7 @@ def counted_keys(
     Returns
         arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram, the
         most recent first and `<s>` beyond the beginning of its sentence, and how often it occurs
-    Guarantees
-        a pure function of the block: parts of a text can be counted anywhere and merged
+    Guarantees  a pure function of the block: parts of a text can be counted anywhere and merged
     """
     workplaces = local()
     bits = id_bits(words)

@@ -246,10 +246,8 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
         places   (2 * n,)            uint32
         starts   (6 << RADIX_BITS,)  int64
         rows     (n, order + 1)      uint32  a key and its count; filled up to what is returned
-    Returns
-        how many there are
-    Cost
-        a pass over the ends for each 11 bits in which keys differ
+    Returns  how many there are
+    Cost     a pass over the ends for each 11 bits in which keys differ
     """
     n = np.int64(len(ends))
     per_part = np.int64(64) // bits

@@ -48,8 +48,7 @@ def add_up(  # type: ignore[no-untyped-def]
         sums            (k, 2)    float64  for each context: mass that is spared, and counts; added
                                            to
         links           (c,)      uint32   filled: the context of each child that is looked at
-    Cost
-        a cache line or two for each n-gram of order n - 1
+    Cost  a cache line or two for each n-gram of order n - 1
     """
     children_, searched_, first = raw(children), raw(searched), np.int64(first_searched)
     searched_words_, words_, counts_, links_ = (
@@ -136,8 +135,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
         sums           (k, 2)    float64  from rank `low` on, of `weights`
         discounts      (4,)      float64
         out            (c,)      float32  filled; what is left out of the model stays as it is
-    Paper
-        Chen and Goodman 1998, interpolated modified Kneser-Ney
+    Paper  Chen and Goodman 1998, interpolated modified Kneser-Ney
     """
     children_, counts_, links_, out_ = raw(children), raw(counts), raw(links), raw(out)
     sums_ = raw(sums.reshape(2 * len(sums)))

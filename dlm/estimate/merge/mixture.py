@@ -86,8 +86,7 @@ def merge_models(
     Args
         weights   of the models of `union`: at least 0, of sum 1
         progress  called with a line for each order
-    Raises
-        ConfigError  invalid weights
+    Raises  ConfigError  invalid weights
     Guarantees
         the n-grams are those that some model lists, whatever its weight
         every context sums to 1 within 1e-6, <s> left out, whether the models' do or not

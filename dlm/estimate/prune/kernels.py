@@ -219,10 +219,8 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
         weight         (m,)  float32  filled: log10; 0 where nothing is kept, or the context
                                       itself is not
         total          (m,)  float64  filled: what the words after each context sum to
-    Returns
-        contexts whose n-grams leave nothing to back off with, though words are left
-    Guarantees
-        a context of which nothing changed has its weight to the bit
+    Returns     contexts whose n-grams leave nothing to back off with, though words are left
+    Guarantees  a context of which nothing changed has its weight to the bit
     """
     last = ids.shape[1] - 1
     without = 0

@@ -28,8 +28,7 @@ class PerplexityChange:
 def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
     """Scores text by both models, which have the same words, as `dlm perplexity` does.
 
-    Args    blocks  lines of text, one sentence each, with line feeds between them
-    Raises  EstimationError  there is no line
+    `blocks` have one sentence per line, with line feeds between them; EstimationError without any.
     """
     table = WordTable.from_vocabulary(before.vocabulary)
     tokens = oovs = 0

@@ -100,8 +100,7 @@ def merged_record(
         comments  of each model, by what it is
         others    what went in besides, without a record
         public    who says that what has no record is of no user's text; "" if nobody does
-    Raises
-        FormatError, PrivacyError  a record that cannot be read, or was changed
+    Raises  FormatError, PrivacyError  a record that cannot be read, or was changed
     """
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():

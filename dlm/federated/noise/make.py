@@ -41,8 +41,7 @@ def make_mechanism(
         bands     of bandmf, bandtoep and bandfhu; by default the gap
         error     of blt: "max" or "mean", the loss that is optimised; the others: mean
         progress  called with a line now and then during a long optimisation
-    Raises
-        ConfigError  an unknown name, or a setting of another mechanism
+    Raises  ConfigError  an unknown name, or a setting of another mechanism
     """
     if (name == "tree-restart") != bool(restarts):
         raise ConfigError(
