@@ -1,7 +1,4 @@
-"""A cache of contexts, each with everything that the model stores after it.
-
-A decoder asks for thousands of words per second, but after few contexts.
-"""
+"""A cache of contexts with all that is stored after each: decoders ask for many words after few."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ class Counts:
 
 
 class KnownContext:
-    """A state as `Utterance` gives them, with everything that the model stores after it.
-
-    answers  by word id: log10 P, and the state after the word
-    """
+    """A state with all that is stored after it; `answers` by word id: log10 P, the next state."""
 
     __slots__ = ("_blocks", "_row", "answers", "bigram_fallback", "size", "state")
 

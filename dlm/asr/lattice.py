@@ -40,10 +40,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class OraclePath:
-    """The path of a lattice that is nearest to a reference.
-
-    errors  its substitutions, insertions and deletions; no path has fewer
-    """
+    """The path of a lattice that is nearest to a reference: no path has fewer `errors`."""
 
     errors: int
     words: tuple[str, ...]

@@ -26,10 +26,7 @@ _HEAD_LINES = 20
 
 @dataclass(frozen=True)
 class LatticeFiles:
-    """Files of one format.
-
-    table  for Kaldi lattices whose labels are numbers;  non_words  besides the usual ones
-    """
+    """Files of one format; `table` is for Kaldi lattices whose labels are numbers."""
 
     paths: Sequence[Path]
     format: str

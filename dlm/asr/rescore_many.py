@@ -33,11 +33,7 @@ class RescoredUtterance:
 def rescore_one(
     client: Client, given: Hypotheses, search: Search, nbest: int | None = None
 ) -> RescoredUtterance:
-    """Rescores one utterance, on its own handle.
-
-    Args    nbest  return this many sentences of a lattice as a list; None: the lattice
-    Raises  UnavailableError, ProtocolError  see `Utterance.extend`
-    """
+    """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of so many."""
     utterance = client.utterance()
     if not isinstance(given, Lattice):
         listed, queries = rescore_nbest(given, utterance, search)

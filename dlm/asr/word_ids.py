@@ -24,8 +24,8 @@ def check_utterance(given: Utterance) -> None:
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     """The ids of words by index; 0 for words that the model lacks.
 
-    Raises  QueryError  not a list of words, or ids that the model does not have
-            ConfigError  the model lacks all of them: nothing could be recognised
+    Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks all of
+                        them
     """
     if isinstance(words, (str, bytes, set, frozenset, dict)) or not hasattr(words, "__iter__"):
         raise QueryError(

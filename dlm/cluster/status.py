@@ -132,7 +132,8 @@ class ClusterSnapshot:
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (`Row`, field by field), and the other fields and properties."""
+        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved`,
+        `mode`."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),

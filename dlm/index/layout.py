@@ -356,10 +356,8 @@ def _check(m: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the shard set in `directory`.
-
-    Raises  ShardFormatError  it has none (a killed build leaves none), or as `parse_manifest`
-    """
+    """The manifest of the shard set in `directory`; ShardFormatError if a killed build left
+    none."""
     path = directory / MANIFEST
     try:
         with _open_regular(path) as file:

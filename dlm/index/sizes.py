@@ -27,9 +27,7 @@ class ModelStatistics:
     """What the estimate is based on.
 
     contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
-    word_bytes   of all words
-    rank_bits    of a 3-gram, mean
-    key_bits     of a 2-gram with its share of the directory, mean
+    rank_bits    of a 3-gram, mean;  key_bits  of a 2-gram with its share of the directory, mean
     weight_bits  by order: bits that tell the weights of a sample apart
     """
 

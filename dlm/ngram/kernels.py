@@ -185,10 +185,8 @@ def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
 
 @inlined
 def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
-    """Hash of text[begin:begin + length], whose `first_bytes` are `first`.
-
-    Trusts  PAD_BYTES after the word
-    """
+    """Hash of text[begin:begin + length], `first` its `bytes_at`; trusts PAD_BYTES after the
+    word."""
     h = fold(np.uint64(length) * _LENGTH_MULTIPLIER ^ first, _MULTIPLIER)
     at = np.int64(8)
     while at < length:

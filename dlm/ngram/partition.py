@@ -42,10 +42,7 @@ def _avalanche(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """XXH64 (n,), seed 0, of each pair of ids written as two little-endian uint32.
-
-    Args  u, v  (n,)  the last two words of a context, v the more recent
-    """
+    """XXH64 (n,), seed 0, of each pair of ids as two little-endian uint32, v the more recent."""
     lane = np.asarray(u).astype(U64) | (np.asarray(v).astype(U64) << U64(32))
     with np.errstate(over="ignore"):
         h = _mix_lane(lane) ^ (_PRIME_5 + U64(8))

@@ -1,7 +1,4 @@
-"""Ids of many words at once, without a Python object for each: the hash table of `kernels.py`.
-
-Text is read as `ArpaReader` reads it: words are bytes between spaces and tabs.
-"""
+"""Ids of many words at once, without a Python object for each: the hash table of `kernels.py`."""
 
 from __future__ import annotations
 
@@ -56,10 +53,8 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table of all words of `vocabulary`, with their ids.
-
-        If the vocabulary was made from a table, that one: to be read, not added to.
-        """
+        """The table of all words of `vocabulary`; its own, if it was made from one: not to be
+        added to."""
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod

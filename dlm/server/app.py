@@ -130,10 +130,7 @@ def serve(
 
 
 def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
-    """Runs a server on a loop of its own, until a signal.
-
-    A `worker` may get SIGTERM from supervisor and service manager: the second has no effect.
-    """
+    """Runs a server on a loop of its own, until a signal; a `worker` ignores a second SIGTERM."""
 
     async def main() -> int:
         server = make()

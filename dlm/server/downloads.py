@@ -25,10 +25,8 @@ KIND_OF_FILE: dict[int, str] = {
 
 
 def open_files(shard: OpenShard) -> dict[int, int]:
-    """Descriptors of the files that clients download, by their number on the wire.
-
-    Open from the start, so replacing the folder under a running server has no effect.
-    """
+    """Descriptors, by number on the wire: replacing the folder of a running server has no
+    effect."""
     return {
         number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
         for number, kind in KIND_OF_FILE.items()

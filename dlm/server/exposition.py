@@ -261,10 +261,7 @@ class WorkerSockets:
 
 @contextlib.contextmanager
 def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
-    """The port, bound, and an unnamed socket for each worker; None if metrics are off.
-
-    Raises  ConfigError  the port cannot be bound, or the folder cannot be created
-    """
+    """The port, bound, and an unnamed socket for each worker; None if metrics are off."""
     if not config.metrics_port:
         yield None
         return

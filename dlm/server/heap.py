@@ -1,7 +1,4 @@
-"""Gives memory back that the C library holds free, once a server has grown.
-
-Floods of HTTP/2 frames leave many small holes in glibc's heap; `malloc_trim` returns their pages.
-"""
+"""Gives memory back that glibc holds free after floods of HTTP/2 frames (`malloc_trim`)."""
 
 from __future__ import annotations
 

@@ -66,10 +66,7 @@ def check(
 
 @kernel("uint8[:], out int64[:]")
 def count_orders(orders, totals):  # type: ignore[no-untyped-def]
-    """Adds to `totals` (T,) how often each order stands in `orders` (Q,), leaving out T and above.
-
-    Cost  half a microsecond for 64 queries, where NumPy's bincount and a sum take 3.7
-    """
+    """Adds to `totals` (T,) how often each order below T stands in `orders` (Q,)."""
     for i in range(len(orders)):
         if orders[i] < len(totals):
             totals[orders[i]] += 1

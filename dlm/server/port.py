@@ -1,7 +1,4 @@
-"""One port for several processes of one server only.
-
-With SO_REUSEPORT alone, an unrelated server of the same user could join silently.
-"""
+"""One port for several processes of one server only: with SO_REUSEPORT alone, others could join."""
 
 from __future__ import annotations
 

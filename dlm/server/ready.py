@@ -32,10 +32,7 @@ OnReady = Callable[[Ready], None]
 
 
 class Notice:
-    """The ready file and the callback: there from `publish` until `withdraw`.
-
-    An earlier server's file is removed at once.
-    """
+    """The ready file and the callback: there from `publish` until `withdraw`."""
 
     def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
         self._on_ready = on_ready

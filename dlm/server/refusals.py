@@ -17,7 +17,7 @@ LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 
 
 class Refusal(Exception):
-    """A refused call: the reason, and a message for readers of the client's log.
+    """A refused call, with a message for the client's log.
 
     It never leaves the server: it becomes a status code and metadata, or a stream's reply.
     """

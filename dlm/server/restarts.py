@@ -58,7 +58,7 @@ class Pulse:
 def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:
     """Quick deaths in a row from now on, and the seconds to wait before the next start of a worker.
 
-    The first quick death costs no pause: one crash costs nobody a second. A long life forgets them.
+    The first quick death costs no pause, and a long life resets the count.
     """
     if lived_s >= QUICK_S:
         return 0, 0.0

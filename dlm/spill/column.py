@@ -43,9 +43,9 @@ def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
 
 
 class Memory:
-    """How many bytes columns may take, and how many they have taken.
+    """How many bytes columns may take together, and have taken.
 
-    Args  limit_bytes  of all columns together;  folder  for the files of the other columns
+    Args  folder  for the files of columns that exceed the limit
     """
 
     def __init__(self, limit_bytes: int, folder: Path) -> None:
@@ -143,8 +143,8 @@ class Column:
         return out
 
     def read_into(self, begin: int, out: Array) -> None:
-        """Fills `out`, C-contiguous, with the rows from `begin` on; SpillError if there are
-        fewer."""
+        """Fills C-contiguous `out` with the rows from `begin` on; SpillError if the file is
+        short."""
         if self._held is not None:
             out[:] = self._array[begin : begin + len(out)]
         elif len(out):

@@ -62,10 +62,7 @@ def _run_bytes(rows: int, width: int, block_rows: int) -> int:
 def write_run(
     path: Path, width: int, key: int, rows: int, block_rows: int, chunks: Iterable[Rows]
 ) -> tuple[Run, Replacement]:
-    """Writes a run beside its place; `publish` puts it there. After an OSError the file is removed.
-
-    Args  chunks  sorted; all but the last are whole blocks
-    """
+    """Writes a run, of sorted chunks of whole blocks, beside its place; `publish` puts it there."""
     header = _HEADER.pack(MAGIC, FORMAT_VERSION, width, key, block_rows, rows)
     header += _CHECK.pack(xxhash.xxh3_64_intdigest(header))
     digest = xxhash.xxh3_64(header)
@@ -117,10 +114,7 @@ class RunReader:
     """Reads a run from its beginning to its end, and checks each block."""
 
     def __init__(self, folder: Path, run: Run, width: int, key: int, most_block_rows: int) -> None:
-        """Opens a run of a folder; SpillError if the file is not a whole run of such rows.
-
-        Args  most_block_rows  that the buffers to fill have room for
-        """
+        """Opens a run of a folder; SpillError if the file is not a whole run of such rows."""
         path = folder / run.name
         self._path = path
         self._width = width
@@ -166,10 +160,8 @@ class RunReader:
         return begin, max(0, min(self._block_rows, self.rows - block * self._block_rows))
 
     def fill(self, buffer: Rows) -> int:
-        """Reads as many of the next blocks as fit; returns their rows, 0 at the end.
-
-        Raises  SpillError  a block has changed since it was written
-        """
+        """Reads as many of the next blocks as fit; their rows, 0 at the end. SpillError if one
+        changed."""
         filled = 0
         check = bytearray(_CHECK.size)
         while True:

@@ -202,8 +202,8 @@ class Sorter:
             done += taken
 
     def finish(self, durable: bool = False) -> SortedRuns:
-        """Sorts what is left, and merges runs until all can be read at once; then the sorter is
-        done.
+        """Sorts what is left, and merges runs until all can be read at once. Nothing may be added
+        after it.
 
         Args  durable  write runs even if everything fits in memory, so that there is a manifest
         Cost  for R runs more than the plan's fan-in F, about log_F R times all rows are read and

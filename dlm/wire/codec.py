@@ -48,10 +48,7 @@ class OversizedMessage(ProtocolError):
 
 
 class ScoreRequest(NamedTuple):
-    """A decoded `dlm.v1.ScoreRequest`: its lengths and checksum are checked, and nothing else.
-
-    sequence, timeout_us, sent_us  0 outside of Exchange
-    """
+    """A decoded `dlm.v1.ScoreRequest`: only its lengths and checksum are checked."""
 
     shard_set: bytes
     shard: int

@@ -195,10 +195,7 @@ def _pushback_s(error: grpc.RpcError) -> float | None:
 def error_from_refusal(
     reason: str, message: str, *, where: str, retry_after_ms: int = 0
 ) -> DlmError:
-    """The dlm error that stands for a refusal that `where` sent in a stream.
-
-    A reason that this version does not know means to try elsewhere: `ShardDown`.
-    """
+    """The dlm error for a refusal that `where` sent; an unknown reason means `ShardDown`."""
     try:
         known: Reason | None = Reason(reason)
     except ValueError:

@@ -68,11 +68,7 @@ class Ngrams:
         return Ngrams(self.vocabulary_size, self.orders[:order])
 
     def stored_pairs(self) -> NDArray[np.uint32]:
-        """(n, 2) pairs after which something longer is stored; the client's bits (DLM 3.1).
-
-        The last two words of the context of every longer n-gram, and of every longer n-gram with
-        a weight.
-        """
+        """(n, 2) pairs after which something longer is stored; the client's bits (DLM 3.1)."""
         found = [np.empty((0, 2), np.uint32)]
         for rows, _, weights in self.orders[2:]:
             found += [rows[:, -3:-1], rows[weights != 0][:, -2:]]
@@ -81,10 +77,7 @@ class Ngrams:
 
 
 class HashIndex:
-    """Hash tables of n-grams; FormatError if two n-grams have the same key of 64 bits.
-
-    Args  probs, weights  by order: which rows are held; None for all
-    """
+    """Hash tables of n-grams: of all, or by order of the rows that `probs` and `weights` say."""
 
     def __init__(
         self,

@@ -91,10 +91,7 @@ class Messages:
 
 
 class Placed:
-    """A system over so many servers: where each n-gram lies.
-
-    Args  slots  shard of each of dlm's slots; None balances them by what is stored, as dlm does
-    """
+    """Where each n-gram lies; `slots` None: dlm's slots are balanced by what is stored."""
 
     def __init__(
         self, system: System, ngrams: Ngrams, servers: int, slots: NDArray[np.uint16] | None = None
@@ -375,10 +372,7 @@ def calls_of(trace: Trace, vocabulary: Vocabulary, order: int) -> list[Call]:
 def counted(
     calls: Sequence[Call], placed: Placed, cache: Cache, whole: HashIndex, audio_s: float
 ) -> Counts:
-    """The messages that calls cost one after another, computed: no server is asked.
-
-    Args  whole  all n-grams, for what the answers of one round make the next ask
-    """
+    """The messages that calls cost one after another, computed from `whole`, all n-grams."""
     caller = Caller(placed, cache, whole.order)
     system = placed.system
     messages, looked_up = (np.zeros(placed.servers, np.int64) for _ in range(2))

@@ -71,10 +71,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one second of audio costs on so many shards.
-
-    busiest_share  of the messages that go to the shard with the most
-    """
+    """What one second of audio costs on so many shards, and on the one with the most messages."""
 
     messages_per_audio_s: float
     busiest_share: float

@@ -34,10 +34,7 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.Wea
 def opened(
     named: bytes, config: ClientConfig | None, *, unpacks: bool, show_progress: bool
 ) -> OpenedModel:
-    """The model of this name: the open one, unless its file has changed since.
-
-    Args  unpacks  whether to unpack a local model, if there is room
-    """
+    """The model of this name: the open one, unless its file has changed since."""
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
     key = (named, repr(stamp), repr(config), unpacks)
@@ -123,8 +120,7 @@ class OpenedModel:
         )
 
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        """The row of a state with these ids, most recent first, and its table, new if this is
-        full."""
+        """The row of a state with these ids, most recent first, and its table: new if full."""
         row = table.row_of(words)
         return (table, row) if row >= 0 else self._renewed(table, words)
 

@@ -20,10 +20,8 @@ IN_BYTES = bytes.__basicsize__ - 1
 
 
 class TextScorer:
-    """Looks up words, and scores sentences if the whole model is in this process.
-
-    Args  view  of the one shard; with only the low orders, it only looks up words
-    """
+    """Looks up words; scores sentences if `view` is of the one shard, not only of the low
+    orders."""
 
     def __init__(self, vocabulary: Vocabulary, order: int, view: NDArray[np.int64]) -> None:
         table = WordTable.from_vocabulary(vocabulary)

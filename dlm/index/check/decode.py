@@ -158,10 +158,7 @@ def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """One level of one shard: its nodes, and the n-grams that follow them.
-
-    node_rank  -1 for a context that the model lacks;  file  for messages
-    """
+    """One level of one shard; `node_rank` is -1 for a context that the model lacks."""
 
     file: str
     node_rank: NDArray[np.int64]

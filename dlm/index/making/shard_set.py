@@ -153,10 +153,7 @@ def _streamed(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the files of a set in bounded memory; returns the content of its manifest.
-
-    Args  original  the source that `_repair` returned, if `arpa` is a repaired model
-    """
+    """Writes a set's files in bounded memory; its manifest's content. `original`: of `_repair`."""
     with ArpaReader(arpa) as reader:
         if original is None:  # else `_repair` did
             stages.check_header(reader)

@@ -111,10 +111,7 @@ class NgramSource(Protocol):
 
 
 def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
-    """Reads a model, and sorts every order above 1 in suffix order.
-
-    Args  expected  n-grams by order for which memory is set aside
-    """
+    """Reads a model, and sorts every order above 1 in suffix order; `expected` n-grams by order."""
     work, info = c.work, c.work.info
     top = source.order
     sums = np.zeros((top, 2), np.uint64)
@@ -405,10 +402,8 @@ def _fault(c: Context, order: int, kind: str, count: int, ids: Rows) -> None:
 
 
 def raise_faults(c: Context, path: str) -> None:
-    """Raises the `ArpaError` that `ngrams.sorted_tables` raises, if anything was found.
-
-    Reads the file again, up to the n-gram.
-    """
+    """Raises the `ArpaError` of `ngrams.sorted_tables`, if anything was found; reads the file
+    again."""
     faults = sorted(c.work.info["faults"])  # the lowest order; "missing" before "twice"
     if not faults:
         return

@@ -14,10 +14,7 @@ from dlm.spill.sorter import SortedRuns
 
 
 class Work:
-    """What a build has made so far, by name.
-
-    columns, runs  arrays and sorted runs;  info  numbers and texts that JSON can hold
-    """
+    """What a build has made so far, by name; `info` holds numbers and texts for JSON."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder

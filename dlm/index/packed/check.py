@@ -92,10 +92,7 @@ def _offsets(
 
 
 def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int]:
-    """Checks the low orders of a model of so many words.
-
-    Returns  (words + 1,) where the pairs of each word begin; and the number of pairs
-    """
+    """Checks the low orders; (words + 1,) where the pairs of each word begin, and their number."""
     _require(len(a["shape"]) == len(LOW_SHAPE), f"shape must have {len(LOW_SHAPE)} values")
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     pairs, key_bits = s["pairs"], s["key_bits"]

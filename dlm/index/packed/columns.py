@@ -79,10 +79,7 @@ class Values:
 
 
 def code_values(values: NDArray[np.float32], raw_bits: int, largest_table: int) -> Values:
-    """Codes for `values`: by a table if that takes fewer bits and its size is allowed.
-
-    Args  raw_bits  PROB_BITS or BACKOFF_BITS;  largest_table  entries that a table may have
-    """
+    """Codes for `values`: by a table if that takes fewer bits and is not larger than allowed."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     distinct = np.unique(bits)
     width = bits_of(max(len(distinct) - 1, 0))

@@ -99,10 +99,7 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
 
 @inlined
 def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
-    """The words that follow a root whose last word is `last`, by rising key.
-
-    Args  view  its address;  words  (n,) filled, n as `find_blocks` said
-    """
+    """The words (n,) that follow a root whose last word is `last`, by rising key."""
     low = low_of(view)
     inverse = inverse_of(low.multiplier)
     _, parents, parent_bit = list_after(low, last)
@@ -329,10 +326,7 @@ def score_all_after(  # type: ignore[no-untyped-def]
     out_ngram,
     out_state,
 ):
-    """`score_after` for every word of the vocabulary, in the order of ids; out_... (V,) filled.
-
-    Cost  a load for each word, then each list once
-    """
+    """`score_after` for every word of the vocabulary by id, each list read once; out_... (V,)."""
     low = low_of(address_of(view))
     for w in range(len(out_prob)):
         prob, reaches = alone(low, np.int64(w))

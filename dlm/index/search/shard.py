@@ -86,10 +86,8 @@ class LowOrders:
         verify: bool = True,
         memory_options: MemoryOptions = MAPPED,
     ) -> LowOrders:
-        """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
-
-        Args  verify  check its checksum; offsets, keys and values are checked regardless
-        """
+        """Maps the file; ShardFormatError where it is damaged. Without `verify`, no checksum is
+        read."""
         entry = manifest.file("low_orders")
         path = directory / entry.name
         a = map_columns(path, entry, verify=verify, memory_options=memory_options)

@@ -42,10 +42,7 @@ def holds_header(head: bytes) -> bool:
 
 
 def read_header(text: LineReader) -> Header:
-    """Reads the header of a text that was just opened.
-
-    Raises  ArpaError  it is not a header; the error says what the file is instead, if known
-    """
+    """Reads the header of a text that was just opened; an ArpaError says what else the file is."""
     head = text.head()
     if not head:
         text.fail_if_damaged(None)

@@ -254,7 +254,8 @@ class LineReader:
         return _Step(pieces, False, None)
 
     def _next_pieces(self) -> list[bytes]:
-        """What the source has next; the step after it is begun. An OSError comes at each call."""
+        """What the source has next, beginning the step after it; an OSError is raised at each
+        call."""
         if self._source_ended:
             return []
         step = self._read() if self._ahead is None else self._ahead.result()

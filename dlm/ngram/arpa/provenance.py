@@ -11,10 +11,8 @@ _PREFIX = "provenance: "
 
 
 def provenance_line(command: str, **facts: Any) -> str:
-    """The comment of a model that a command of dlm makes, without `#`: one JSON object.
-
-    Args  facts  JSON values: the method, its arguments, and the name of the source model
-    """
+    """The comment of a model that a command of dlm makes, without `#`: one JSON object of
+    `facts`."""
     return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
 
 

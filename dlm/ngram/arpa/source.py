@@ -163,7 +163,10 @@ class TextSource:
             raise
 
     def read(self, size: int) -> bytes:
-        """At least one and at most `size` bytes; none at the end. DamagedStream, OSError."""
+        """At least one and at most `size` bytes; none at the end.
+
+        Raises  DamagedStream  cut short, or it does not decompress;  OSError  the disk failed
+        """
         try:
             # Small steps lose the least text where a stream turns out to be cut short.
             step = size if self.compression == "plain" else min(size, 1 << 16)
@@ -242,7 +245,7 @@ def damage_advice(path: str, compression: str) -> str:
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
-    """(What a text is that is known but not ARPA, what to do about it), by how it starts."""
+    """(What a text is, what to do about it), if its start is of a known format other than ARPA."""
     text = text_command(path, compression)
     quoted = shlex.quote(path)
     inner = compression_of(head)
