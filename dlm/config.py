@@ -24,7 +24,14 @@ from dlm.errors import ConfigError
 T = TypeVar("T")
 
 LIKE = 0.8  # difflib's ratio above which a name is suggested: a letter or two are wrong
-_A = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
+_A = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    tuple: "a list",
+    Path: "a path",
+}
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real}
 
 
@@ -148,7 +155,7 @@ def check(section: str, values: Any) -> None:
 def kind_name(kind: Any) -> str:
     if isinstance(kind, UnionType):
         return " or ".join(kind_name(one) for one in get_args(kind) if one is not NoneType)
-    return str(_A.get(kind) or getattr(kind, "__name__", kind))
+    return str(_A.get(get_origin(kind) or kind) or getattr(kind, "__name__", kind))
 
 
 def number(value: float | None) -> str:

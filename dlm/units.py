@@ -22,6 +22,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}"
 
 
+def size_text(count: int) -> str:
+    """Bytes, such as 512 KiB, 36.1 MiB, 2.0 GiB."""
+    if count < 1 << 20:
+        return f"{count / 1024:.0f} KiB"
+    unit, power = ("MiB", 20) if count < 1 << 30 else ("GiB", 30)
+    return f"{count / (1 << power):.1f} {unit}"
+
+
 def perplexity(log10_total: float, tokens: int) -> float:
     """Perplexity per token of a text with log10 probability `log10_total`; nan without tokens."""
     if tokens == 0:

@@ -81,6 +81,8 @@ def default_of(one: Setting) -> str:
         return ""
     if isinstance(one.default, bool):
         return str(one.default).lower()
+    if one.default == ():
+        return "[]"
     return number(one.default) if isinstance(one.default, (int, float)) else str(one.default)
 
 

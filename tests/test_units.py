@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlm.units import counted
+from dlm.units import counted, size_text
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,12 @@ from dlm.units import counted
 def test_one_is_singular_and_every_other_number_plural(number: int, noun: str, said: str) -> None:
     """With thousands separated."""
     assert counted(number, noun) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(512 << 10, "512 KiB"), (1 << 20, "1.0 MiB"), (37_853_593, "36.1 MiB"), (2 << 30, "2.0 GiB")],
+)
+def test_sizes(count, told) -> None:
+    """Binary units, named so."""
+    assert size_text(count) == told

@@ -180,7 +180,7 @@ def distill(
         said = (
             f"perplexity on the source's own text: source {figures['source_perplexity']:.4f}, "
             f"new model {made.fit.perplexity:.4f} "
-            f"({made.relative_entropy:.4g} nats per word)"
+            f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # below 0: rounded to float32
         )
     print(said)
     print(

@@ -12,6 +12,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Quiet
 from dlm.cli.progress import stage_printer
+from dlm.units import size_text
 
 if TYPE_CHECKING:
     from dlm.pipeline.run import Pipeline
@@ -109,7 +110,7 @@ def _print_plan(whole: Pipeline, as_json: bool) -> None:
             print(f"{number}  {one['stage']:10}{one['state']:9}{one['what']}")
             if one["why"] is not None:
                 print(f"   {one['why']}")
-        print(f"needs about {needed:,} bytes of disk in {whole.folder}")
+        print(f"needs about {size_text(needed)} of disk in {whole.folder}")
         for reason in reasons:
             print(f"NO GUARANTEE: {reason}")
     if any(one["state"] == "refused" for one in stages):

@@ -88,10 +88,10 @@ def shard(
 
 def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
     """Prints a row per encoding: bytes on disk, and in memory per shard, server and client."""
-    from dlm.cli.status import size
     from dlm.index.coding import DEFAULT_BITS
     from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
+    from dlm.units import size_text
 
     found = measure(model)
     ngrams = max(sum(found.counts), 1)
@@ -123,7 +123,7 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
         total = sizes.disk
         print(
             f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} per n-gram"
-            + "".join(f"{size(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
+            + "".join(f"{size_text(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
         )
     print(
         "The workers of a server share this memory. In addition, each process takes up to "

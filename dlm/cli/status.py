@@ -23,6 +23,7 @@ from dlm.cli.options import (
     TokenFile,
     UseProxy,
 )
+from dlm.units import size_text
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -387,18 +388,10 @@ def cells_of(row: Row) -> list[str]:
         "" if row.failing_percent is None else f"{row.failing_percent:.1f} %",
         number(row.in_flight),
         number(row.cpu_percent),
-        "" if row.memory_bytes is None else size(row.memory_bytes),
+        "" if row.memory_bytes is None else size_text(row.memory_bytes),
         "" if row.uptime_s is None else duration(row.uptime_s),
         delay,
     ]
-
-
-def size(count: int) -> str:
-    """Bytes, such as 512 KiB, 36.1 MiB, 2.0 GiB."""
-    if count < 1 << 20:
-        return f"{count / 1024:.0f} KiB"
-    unit, power = ("MiB", 20) if count < 1 << 30 else ("GiB", 30)
-    return f"{count / (1 << power):.1f} {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dlm.record.provenance import UnverifiedInput
+from dlm.units import counted
 
 SETTING = (
     "A central guarantee. Whoever runs the training (the provider) is trusted to run this program "
@@ -132,12 +133,12 @@ def enforced(
             continue
         gap = "no gap" if kept["gap"] is None else f"a gap of {kept['gap']} rounds"
         most = (
-            "no bound on"
+            "no bound on participations"
             if kept["max_participations"] is None
-            else f"at most {kept['max_participations']}"
+            else f"at most {counted(kept['max_participations'], 'participation')}"
         )
         lines.append(
-            f"{name}: {gap} and {most} participations of a user. The server refuses a cohort that "
+            f"{name}: {gap} and {most} of a user. The server refuses a cohort that "
             "breaks this before anyone in it is counted; no timer on a device was involved."
         )
     lines.append("Only one process at a time uses the run's folder; each round is released once.")

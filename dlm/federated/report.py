@@ -22,6 +22,7 @@ from dlm.record.provenance import (
     Provenance,
     digest_of,
 )
+from dlm.units import counted
 
 FORMAT_VERSION = 1
 
@@ -128,8 +129,8 @@ class PrivacyReport:
             gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
             lines.append(
                 f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
-                f"{gap_seen}, at most {seen['max_participations']} participations. The numbers "
-                "are based on what was enforced (4c), not on this."
+                f"{gap_seen}, at most {counted(seen['max_participations'], 'participation')} of a "
+                "user. The numbers are based on what was enforced (4c), not on this."
             )
         return "\n".join(lines)
 

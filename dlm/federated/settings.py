@@ -16,6 +16,7 @@ from dlm.errors import ConfigError, PrivacyError
 from dlm.federated import presets
 from dlm.federated.clip import AdaptiveClip
 from dlm.federated.local import LocalConfig
+from dlm.federated.noise.make import NAMES as MECHANISMS
 from dlm.federated.noise.mechanism import MOST_ROUNDS
 from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import OptimizerConfig, ReleaseConfig
@@ -136,8 +137,8 @@ class ModelSettings:
 
     preset: str = setting(
         "",
-        "Name of a paper's network (`presets.PRESETS`), with this vocabulary; or empty, and the "
-        "settings below.",
+        f"A paper's network ({', '.join(presets.PRESETS)}), with this vocabulary; or empty, and "
+        "the settings below.",
     )
     embedding_size: int = like(RnnConfig, "embedding_size", 96)
     hidden_size: int = like(RnnConfig, "hidden_size", 670)
@@ -169,7 +170,9 @@ class PrivacySettings:
             "Largest L2 norm of an update; infinite only without noise.", low=0, high=math.inf
         )
     )
-    mechanism: str = setting("none", "none, or one of `noise.NAMES`.")
+    mechanism: str = setting(
+        "none", "How noise is correlated between rounds.", one_of=("none", *MECHANISMS)
+    )
     noise_multiplier: float = setting(
         0.0, "Standard deviation of the independent draws over the clip norm.", low=0
     )

@@ -18,7 +18,7 @@ import forked
 from certificates import Authority
 from cluster import WAIT_S, Cluster, build, command
 from connect_proxy import VARIABLES
-from dlm.cli.status import COLUMNS, cells_of, duration, problems, ready, render, size
+from dlm.cli.status import COLUMNS, cells_of, duration, problems, ready, render
 from dlm.cluster.status import ClusterSnapshot, Row
 from models import random_model
 
@@ -375,12 +375,3 @@ def test_what_a_server_says_is_no_markup() -> None:
 def test_durations(seconds, told) -> None:
     """Two units at most."""
     assert duration(seconds) == told
-
-
-@pytest.mark.parametrize(
-    ("count", "told"),
-    [(512 << 10, "512 KiB"), (1 << 20, "1.0 MiB"), (37_853_593, "36.1 MiB"), (2 << 30, "2.0 GiB")],
-)
-def test_sizes(count, told) -> None:
-    """Binary units, named so."""
-    assert size(count) == told

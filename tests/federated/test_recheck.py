@@ -113,6 +113,17 @@ def test_all_stages_count_and_a_simulation_is_recomputed_too() -> None:
     assert recheck(simulated).follows is True
 
 
+def test_what_is_trusted_is_said_of_its_stage() -> None:
+    """One stage has a cost of the grid and the other has none: neither is said of both."""
+    counted = record(STAGES[0])
+    words = dataclasses.replace(counted, stages=({**counted.stages[0], "stage": "unigrams"},))
+    both = record(STAGES[8], inputs={"the vocabulary": words})
+    _, of_words, of_network = recheck(both).text.split("; trusted of ")
+    assert of_words.startswith("unigrams: ") and "the grid cost nothing" in of_words
+    assert of_network.startswith("network: ") and "1 + 0.0001 for the grid" in of_network
+    assert "cost nothing" in of_network and "the grid cost nothing" not in of_network
+
+
 def test_a_sampled_stage_is_recomputed() -> None:
     """With its amplification."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")

@@ -83,6 +83,13 @@ def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
     assert Provenance.from_dict(body["provenance"]) == report.provenance
 
 
+def test_only_the_record_of_a_run_with_settings_has_their_digest() -> None:
+    """What is made from it later has none: no settings of its own used users' text."""
+    settings = {"rounds": 6}
+    assert build([RAW], delta=1e-6, config=settings).provenance.config == digest_of(settings)
+    assert build([RAW], delta=1e-6).provenance.config is None
+
+
 def test_held_out_users_are_named_as_not_covered() -> None:
     """They are evaluated without noise; where nobody is, nothing is said."""
     told = build([RAW], delta=1e-6, held_out=7)

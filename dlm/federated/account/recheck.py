@@ -4,6 +4,7 @@ or signature shows."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,8 +80,18 @@ def recheck(record: Provenance) -> Recheck:
         )
     return Recheck(
         True,
-        f"epsilon {found.epsilon:.6g} follows from the stated noise of {names}; trusted: "
-        f"{', '.join(dict.fromkeys(what for stage in stages for what in trusted_of(stage)))}",
+        f"epsilon {found.epsilon:.6g} follows from the stated noise of {names}; "
+        f"{_trusted_of_all(stages)}",
+    )
+
+
+def _trusted_of_all(stages: Sequence[StageRecord]) -> str:
+    """What is trusted; by stage where stages differ."""
+    trusted = [", ".join(trusted_of(stage)) for stage in stages]
+    if len(set(trusted)) == 1:
+        return f"trusted: {trusted[0]}"
+    return "; ".join(
+        f"trusted of {stage.stage}: {what}" for stage, what in zip(stages, trusted, strict=True)
     )
 
 
@@ -131,7 +142,7 @@ def trusted_of(stage: StageRecord) -> list[str]:
         found.append("columns of norm 1 (bandmf)")
     lacking = [what for what, text in _costs(stage).items() if not text]
     if lacking:
-        found.append(f"no cost of {' or '.join(lacking)}")
+        found.append(f"that {' and '.join(lacking)} cost nothing")
     return found + costs_of(stage)
 
 

@@ -82,7 +82,7 @@ def compose_records(
         ADJACENCY,
         tuple(together),
         (*brought.ledgers, *ledgers),
-        digest_of(plain(config or {})),
+        None if config is None else digest_of(plain(config)),
         (*brought.derived, *([step] if step else [])),
         brought.public_inputs,
         brought.unverified,
