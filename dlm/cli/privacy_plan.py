@@ -95,8 +95,8 @@ def plan(
         return
     chosen = made.chosen
     if not made.keeps_utility:
-        print("NOT MET: no report goal up to the largest meets the target with the simulation's "
-              "noise. This plan has more; no simulation shows that it learns")  # fmt: skip
+        print("NOT MET: the target needs more noise than a simulation that learned well had. No "
+              "simulation shows that a run with this plan learns")  # fmt: skip
     print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
     print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from dlm.files import scratch_folder
 from dlm.record.counts_file import WordCounts
 from dlm.record.provenance import Provenance, content_digest
 from dlm.record.sidecar import PIECES_DIGEST, read_record, write_recorded
+from dlm.units import counted
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
@@ -198,9 +200,12 @@ def build_inventory(
             )
         # A size that is no int of 32 bits is a ValueError.
         except (RuntimeError, OSError, ValueError) as exc:
+            # Of its message, "INTERNAL: src/...cc(744) [...]", only the limit helps.
+            limit = re.search(r"<= (\d+)", str(exc))
+            why = f"at most {limit[1]} are possible" if limit else str(exc).rstrip(". ")
             raise EstimationError(
-                f"SentencePiece cannot make {size} pieces from {len(counts.words)} "
-                f"words: {str(exc).rstrip('. ')}. Give a smaller size, or count more words"
+                f"SentencePiece cannot make {size} pieces from "
+                f"{counted(len(counts.words), 'word')}: {why}. Give a smaller size, or count more words"
             ) from exc
     made = _without_paths(model.getvalue(), str(folder))
     record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dlm.errors import ConfigError, UnavailableError
 from dlm.federated.keys import Key
+from dlm.units import counted
 
 Users = npt.NDArray[np.int64]
 DAY_S = 86_400.0
@@ -280,10 +281,10 @@ def check_population(
         return True
     if users * max_participations < report_goal * rounds:
         raise ConfigError(
-            f"{users:,} users, each in at most {max_participations} rounds, cannot fill {rounds} "
-            f"rounds of {report_goal}: at most {users * max_participations // report_goal} "
-            "rounds. Lower the rounds or the report goal, raise the most participations of a user "
-            "(max_participations), or find more users"
+            f"{users:,} users, each in at most {counted(max_participations, 'round')}, cannot "
+            f"fill {rounds} rounds of {report_goal}: at most "
+            f"{users * max_participations // report_goal} rounds. Lower the rounds or the report goal, raise max_participations, or "
+            "find more users"
         )
     # At the last round: those of the gap rest, and of the rounds before it every participation may
     # have gone to users who are through.

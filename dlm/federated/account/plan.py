@@ -140,9 +140,9 @@ def make_plan(
             epsilon_gaussian=gaussian_epsilon(target_rho, delta),
         )
         notes.append(
-            f"no report goal up to {largest_goal} meets the target with the simulation's noise: "
-            f"the largest one needs {noise / last.noise_multiplier:.2f} times as much, and the "
-            "model will be worse for it"
+            f"no report goal up to {largest_goal:,} meets the target with the noise of that "
+            f"simulation; the largest one needs {noise / last.noise_multiplier:.2f} times as much, "
+            "and the model will be worse for it"
         )
     timer = None
     if round_minutes is not None:
