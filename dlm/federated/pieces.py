@@ -205,7 +205,8 @@ def build_inventory(
             why = f"at most {limit[1]} are possible" if limit else str(exc).rstrip(". ")
             raise EstimationError(
                 f"SentencePiece cannot make {size} pieces from "
-                f"{counted(len(counts.words), 'word')}: {why}. Give a smaller size, or count more words"
+                f"{counted(len(counts.words), 'word')}: {why}. Give a smaller size, "
+                "or count more words"
             ) from exc
     made = _without_paths(model.getvalue(), str(folder))
     record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})

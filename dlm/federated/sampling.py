@@ -283,8 +283,8 @@ def check_population(
         raise ConfigError(
             f"{users:,} users, each in at most {counted(max_participations, 'round')}, cannot "
             f"fill {rounds} rounds of {report_goal}: at most "
-            f"{users * max_participations // report_goal} rounds. Lower the rounds or the report goal, raise max_participations, or "
-            "find more users"
+            f"{users * max_participations // report_goal} rounds. Lower the rounds or the "
+            "report goal, raise max_participations, or find more users"
         )
     # At the last round: those of the gap rest, and of the rounds before it every participation may
     # have gone to users who are through.
