@@ -269,7 +269,8 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         prob_back       (m,)      float64  filled: probability of words not listed
         iterations      (m,)      int64    filled
         residual        (m,)      float64  filled: of moment matching, at the end
-        excess          (m,)      float64  filled: nats below the best likelihood, at most
+        excess          (m,)      float64  filled: nats below the best likelihood, at most; 0
+                                     where only rounding was counted
     """
     for q in range(begin, end):
         first, last = np.int64(first_child[q]), np.int64(first_child[q + 1])

@@ -10,24 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from dlm.errors import ConfigError, DlmError
+from loadtest.cli.options import Cluster, DefaultTrace, Shards, ShardSet
 from loadtest.cli.run import CTRL_C, DEMO_TRACE, print_table
 from loadtest.run.stopping import INTERRUPTED
 
 
 def capacity(
-    trace: Annotated[
-        Path | None, typer.Argument(help="Trace to replay; default: the packaged one.")
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
-    ] = None,
-    shard_set: Annotated[
-        Path | None, typer.Option(help="Shard set to serve here instead of the packaged model.")
-    ] = None,
-    shards: Annotated[
-        int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
-    ] = 2,
+    trace: DefaultTrace = None,
+    cluster: Cluster = None,
+    shard_set: ShardSet = None,
+    shards: Shards = 2,
     p99: Annotated[float, typer.Option(help="Limit of p99, milliseconds.")] = 50.0,
     cpu: Annotated[
         float,

@@ -1,4 +1,4 @@
-"""`python -m loadtest`: load tests of a dlm cluster. Only cli*.py print and exit."""
+"""`python -m loadtest`: load tests of a dlm cluster. Only cli/ prints and exits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dlm.errors import DlmError
 from dlm.extras import packages_of, pip_install
 from loadtest.cli.capacity import capacity
 from loadtest.cli.chaos import chaos
+from loadtest.cli.options import TraceOutput
 from loadtest.cli.paper import paper
 from loadtest.cli.plan import plan
 from loadtest.cli.run import CTRL_C, print_table, run, show_report
@@ -105,7 +106,7 @@ def record(
     model: Annotated[
         str, typer.Option(help="cluster.toml, folder of a shard set, ARPA file or dlm://HOST:PORT.")
     ],
-    output: Annotated[Path, typer.Option(help="Trace to write.")],
+    output: TraceOutput,
     contexts: Annotated[int, typer.Option(min=1, max=1000, help="Hypotheses; for text only.")] = 10,
     words: Annotated[
         int, typer.Option(min=1, max=1000, help="Candidates per position; for text only.")
@@ -166,7 +167,7 @@ def record(
 @app.command()
 def synth(
     trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
-    output: Annotated[Path, typer.Option(help="Trace to write.")],
+    output: TraceOutput,
     utterances: Annotated[int, typer.Option(help="Number of utterances; 0: as recorded.")] = 0,
     speakers: Annotated[int, typer.Option(help="Number of speakers; 0: as recorded.")] = 0,
     length: Annotated[float, typer.Option(help="Factor for the length of an utterance.")] = 1.0,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.errors import ConfigError
+from loadtest.cli.options import Cluster, DefaultTrace, Shards, ShardSet
 from loadtest.run.stopping import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -23,19 +24,10 @@ CTRL_C = 130  # exit status: 128 plus the signal's number
 
 
 def run(
-    trace: Annotated[
-        Path | None, typer.Argument(help="Trace to replay; default: the packaged one.")
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
-    ] = None,
-    shard_set: Annotated[
-        Path | None, typer.Option(help="Shard set to serve here instead of the packaged model.")
-    ] = None,
-    shards: Annotated[
-        int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
-    ] = 2,
+    trace: DefaultTrace = None,
+    cluster: Cluster = None,
+    shard_set: ShardSet = None,
+    shards: Shards = 2,
     replicas: Annotated[
         int, typer.Option(min=0, max=16, help="Servers per shard here; 0: as --faults needs.")
     ] = 0,
