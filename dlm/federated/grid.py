@@ -23,7 +23,6 @@ from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState
 from dlm.federated.noise.stream import GENERATOR
 
 ARITHMETIC = f"integers, {GRID_BITS} bits"  # what a run is bound to
-LAW = "discrete Gaussian"
 MOST_COST = 1.001  # times rho, by rounding
 MOST_LOOSE_REPORTS = 1 << 14  # their sum in double precision is exact to half a step
 _COUNT_UNIT = 2.0**GRID_BITS

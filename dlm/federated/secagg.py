@@ -107,11 +107,6 @@ class Encoding:
         return 2 * self.max_coordinate * self.report_goal + 1
 
     @property
-    def bits(self) -> float:
-        """Bits to send per number of an update."""
-        return math.log2(self.modulus)
-
-    @property
     def max_squared_norm(self) -> float:
         """The largest squared norm of a rounded update."""
         reach, d = self.scale * self.clip_norm, self.padded

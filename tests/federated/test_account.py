@@ -27,7 +27,6 @@ from dlm.federated.account.sampled import log_moment, moments_epsilon, tight_eps
 from dlm.federated.account.zcdp import (
     gaussian_delta,
     gaussian_epsilon,
-    inflated_norm,
     joined_noise,
     noise_for,
     rho_for_epsilon,
@@ -36,6 +35,7 @@ from dlm.federated.account.zcdp import (
     zcdp_epsilon,
 )
 from dlm.federated.noise.participation import named_sensitivity
+from dlm.federated.secagg import Encoding
 
 NETWORK = StageRecord("network", "tree", 7.0, 930, gap=213, max_participations=4)
 
@@ -279,7 +279,7 @@ def test_noise_is_split_between_updates_and_clip_counts_and_joined_again() -> No
 
 def test_rounding_for_secure_aggregation_costs_what_it_inflates() -> None:
     """GDP 2.4, with its alpha; rho grows with the square."""
-    ratio = inflated_norm(5.0, 1 << 22, 1e3, alpha=math.exp(-0.5)) / 5.0
+    ratio = Encoding(1 << 22, 5.0, 1e3, 10).sensitivity_factor
     assert ratio**2 == pytest.approx(1.042, abs=1e-3)
     inflated = dataclasses.replace(NETWORK, norm_inflation=ratio)
     assert inflated.rho == pytest.approx(NETWORK.rho * ratio**2)

@@ -80,15 +80,6 @@ def test_the_inflated_norm_is_the_printed_formula() -> None:
     assert Encoding(1024, 1.0, 1e9, 10).sensitivity_factor == pytest.approx(1.0, abs=1e-8)
 
 
-def test_accounting_has_the_same_formula() -> None:
-    """It takes the padded size; the factor is what a stage's record holds."""
-    zcdp = pytest.importorskip("dlm.federated.account.zcdp", reason="pip install -e '.[train]'")
-    for size, clip, scale in ((1000, 2.0, 30.0), (4096, 1.0, 1e3)):
-        found = Encoding(size, clip, scale, 10)
-        told = zcdp.inflated_norm(clip, found.padded, scale, alpha=found.alpha)
-        assert found.inflated_norm == pytest.approx(told)
-
-
 def updates(count: int, size: int, norm: float, seed: int = 0) -> np.ndarray:
     """Updates of a given norm."""
     drawn = np.random.default_rng(seed).normal(size=(count, size))

@@ -137,10 +137,10 @@ class _Mixing:
                 words = int(nodes.real.sum()) - 1  # <s> is none
             else:
                 prob, mixed, backoff = self._order(nodes, *below, words)
-                sections.append(_section(*below, backoff))
+                sections.append(_section(below[0], below[2], backoff))
             below = nodes, prob, mixed
         assert below is not None
-        sections.append(_section(*below, None))
+        sections.append(_section(below[0], below[2], None))
         return MergedModel(
             self._union.vocabulary, sections, self._word_sum, self._lacking, self._scaled
         )
@@ -199,7 +199,6 @@ class _Mixing:
 
 def _section(
     nodes: Nodes,
-    _prob: NDArray[np.float64],
     mixed: NDArray[np.float64],
     backoff: NDArray[np.float64] | None,
 ) -> SectionColumns:

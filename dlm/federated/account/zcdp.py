@@ -142,23 +142,6 @@ def joined_noise(update_noise: float, clip_noise: float) -> float:
     return float((update_noise**-2 + (2 * clip_noise) ** -2) ** -0.5)
 
 
-def inflated_norm(clip_norm: float, dimension: int, scale: float, *, alpha: float) -> float:
-    """The norm of an update after rounding to integers for secure aggregation.
-
-    Args
-        dimension  of the rounded vector, which is padded to a power of two for the rotation
-        scale      s, integers per unit
-        alpha      rounding is repeated with at most this probability (GDP: exp(-0.5))
-    Paper          GDP 2.4: C_inflated
-    """
-    spread = math.sqrt(2 * math.log(1 / alpha))
-    return math.sqrt(
-        clip_norm**2
-        + dimension / (4 * scale**2)
-        + spread * (clip_norm / scale + math.sqrt(dimension) / (2 * scale**2))
-    )
-
-
 def _check_delta(delta: float) -> None:
     if not (0 < delta < 1) or not np.isfinite(delta):
         raise ConfigError(f"delta is {delta}; it must be between 0 and 1")
