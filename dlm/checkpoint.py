@@ -2,7 +2,7 @@
 
 ::
 
-    dlm federated checkpoint 1\\n
+    dlm checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
     header: JSON, what is described below
     arrays, one after another, little-endian, each from a multiple of 64 on; then attachments
@@ -28,7 +28,7 @@ from dlm.errors import ConfigError, FormatError
 from dlm.files import write_whole
 
 CHECKPOINT = "checkpoint.dlmfed"  # its name in the folder of a run
-MAGIC = b"dlm federated checkpoint 1\n"
+MAGIC = b"dlm checkpoint 1\n"
 ALIGNMENT = 64
 Arrays = Sequence[npt.NDArray[Any]]
 

@@ -17,7 +17,7 @@
     │   └── SourceError        ... the source of distillation gives no distribution of words
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller's query has no answer
-    │   └── ModelMismatch     a state of one model was given to another
+    │   └── ModelMismatch      a state of one model was given to another
     ├── UnavailableError       no answer in time (`retryable`: trying again may help)
     │   ├── ShardDown          ... the shard server cannot be reached
     │   │   └── ClientClosed   ... this client was closed

@@ -53,10 +53,6 @@ def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
     return Load((Segment(seconds, 1.0, 1.0),), concurrency, warmup_s=warmup_s)
 
 
-def steady(per_s: float, seconds: float, warmup_s: float = 1.0) -> Load:
-    return Load((Segment(seconds, per_s, per_s),), warmup_s=warmup_s)
-
-
 def loaded(
     setup: Setup, name: str, cluster: Path, trace: Path, load: Load, processes: int = 1
 ) -> Report:

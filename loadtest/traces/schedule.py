@@ -87,13 +87,6 @@ class Load:
             one.seconds * (one.begin + one.end) / 2 for one in self.segments
         )
 
-    def rate_at(self, at_s: float) -> float:
-        for one in self.segments:
-            if at_s < one.seconds:
-                return one.begin + (one.end - one.begin) * max(at_s, 0.0) / one.seconds
-            at_s -= one.seconds
-        return self.segments[-1].end
-
     def facts(self) -> dict[str, Any]:
         return {
             "loop": "open" if self.is_open else "closed",

@@ -48,7 +48,8 @@ def test_a_ramp_offers_what_its_rate_sums_to() -> None:
     assert len(times) == pytest.approx(2000 + 875, abs=2)
     assert (np.diff(times) > 0).all()
     grid = np.linspace(0, 150, 300_001)
-    offered = np.concatenate([[0], np.cumsum([load.rate_at(t) for t in grid[:-1]]) * 0.0005])
+    rates = np.interp(grid[:-1], [0, 100, 150], [10, 30, 5])
+    offered = np.concatenate([[0], np.cumsum(rates) * 0.0005])
     assert times[1000] == pytest.approx(np.interp(1001, offered, grid), abs=0.01)
 
 
@@ -97,10 +98,9 @@ def test_every_utterance_comes_before_any_comes_again() -> None:
     assert [sorted(drawn[at : at + 5].tolist()) for at in (0, 5, 10, 15)] == [[*range(5)]] * 4
 
 
-def test_rates_of_steps_and_ramps() -> None:
-    """By time; after the end, the last."""
+def test_steps_add_up_and_concurrency_closes_the_loop() -> None:
+    """A load lasts as long as its segments."""
     load = Load((Segment(10, 5, 5), Segment(10, 10, 20)))
-    assert [load.rate_at(t) for t in (-3, 0, 9.9, 10, 15, 99)] == [5, 5, 5, 10, 15, 20]
     assert (load.seconds, load.is_open, Load(load.segments, 4).is_open) == (20, True, False)
 
 

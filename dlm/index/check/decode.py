@@ -1,6 +1,6 @@
-"""From shards back to n-grams: what `build` wrote, as sorted arrays or as an ARPA file.
+"""From shards back to n-grams: what `making` wrote, as sorted arrays or as an ARPA file.
 
-The inverse of `build`: an n-gram of three words or more comes from the shard of the last two words
+The inverse of `making`: an n-gram of three words or more comes from the shard of the last two words
 of its context, its back-off weight from the node of the n-gram itself, which may be in another.
 """
 

@@ -412,7 +412,7 @@ def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, eq=False)
 class _Ngrams:
-    """The n-grams of a model, blanks left out, as a reader gives them: a `stages.Source`."""
+    """The n-grams of a model, blanks left out, as a reader gives them: a `stages.NgramSource`."""
 
     model: NgramTables
 
