@@ -14,7 +14,17 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
-from dlm.ngram.memory_kernels import load64, mask_of
+from dlm.ngram.memory_kernels import (
+    as_float32,
+    bits_of_float32,
+    field,
+    load32,
+    load64,
+    load_float32,
+    mask_of,
+    multiply_high,
+    prefetch,
+)
 
 # Places in a view.
 (
@@ -23,16 +33,18 @@ from dlm.ngram.memory_kernels import load64, mask_of
     WORDS,  # ids are below it
     HASHES,  # address
     HASH_COUNT,
+    HASH_SHARE,  # 2**64 over it, see `remainder`
     UNIGRAMS,  # address
     UNIGRAM_BYTES,
     BEGIN,  # id of <s>
     END,  # id of </s>
     LEVELS,  # from here on those of order 2, then those of order 3, ...
-) = range(10)
+) = range(11)
 # ... and in each level.
 (
     AT,  # address
     ENTRIES,  # buckets, or n-grams
+    SHARE,  # 2**64 over the buckets
     ENTRY_SIZE,  # bytes of a bucket, or bits of an n-gram
     WORD_BITS,
     PROB_BITS,
@@ -44,24 +56,37 @@ from dlm.ngram.memory_kernels import load64, mask_of
     BACKOFFS,
     CHILDREN,  # n-grams of the next order
     LEVEL_PLACES,
-) = range(13)
+) = range(14)
 
 PAD_BYTES = 8  # after a text whose words are hashed
 
-_0, _1, _2, _3, _4, _8, _12 = (np.int64(n) for n in (0, 1, 2, 3, 4, 8, 12))
-_32, _63 = np.int64(32), np.int64(63)
-_LOW_32 = np.int64((1 << 32) - 1)
+_0, _1, _2, _3, _4, _7, _8, _12 = (np.int64(n) for n in (0, 1, 2, 3, 4, 7, 8, 12))
+_31, _32 = np.int64(31), np.int64(32)
+_LOW_31, _LOW_32 = np.int64((1 << 31) - 1), np.int64((1 << 32) - 1)
+_SIGN = np.int64(1 << 31)
 _TOP = np.int64(-(1 << 63))
+# DO NOT CHANGE: KenLM's. MurmurHash64A's multiplier, and the two of n-grams' keys.
 _M = np.int64(0xC6A4A7935BD1E995 - (1 << 64))
+_KEY, _WORD = np.int64(8978948897894561157), np.int64(17894857484156487943 - (1 << 64))
 _LOW_17 = np.int64((1 << 17) - 1)
 _47 = np.int64(47)
-_INTERPOLATED = 6  # steps of a search before it halves
+_INTERPOLATED = 8  # steps of a search before it halves
+_FEW = np.int64(8)  # entries that are halved at once
+
+
+# ------------------------------------------------------------------------------------- words
 
 
 @inlined
 def of(view, place):  # type: ignore[no-untyped-def]
     """The number at a place of the view at an address."""
     return load64(view + (np.int64(place) << _3))
+
+
+@inlined
+def level_of(view, n):  # type: ignore[no-untyped-def]
+    """The address of what the view has of order n, from 2 up."""
+    return view + ((np.int64(LEVELS) + (n - _2) * np.int64(LEVEL_PLACES)) << _3)
 
 
 @inlined
@@ -91,18 +116,26 @@ def murmur(at, length):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def remainder(key, size):  # type: ignore[no-untyped-def]
-    """key % size, as unsigned numbers."""
-    return np.int64(np.uint64(key) % np.uint64(size))
+def remainder(key, size, share):  # type: ignore[no-untyped-def]
+    """key % size, as unsigned numbers, without a division.
+
+    Args
+        share  2**64 // size, or 2**64 - 1 for 1: the quotient it gives is at most two too low
+    """
+    rest = key - multiply_high(key, share) * size
+    if not below(rest, size):
+        rest -= size
+    if not below(rest, size):
+        rest -= size
+    return rest
 
 
 @inlined
-def probe(at, buckets, entry_bytes, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket of a key in a hash table, or 0.
+def probe(at, buckets, entry_bytes, i, key):  # type: ignore[no-untyped-def]
+    """The address of the bucket of a key in a hash table, from bucket i on; or 0.
 
     A full table, which KenLM never writes, is searched once around.
     """
-    i = remainder(key, buckets)
     here = at + i * entry_bytes
     last = at + (buckets - _1) * entry_bytes
     for _ in range(buckets):
@@ -124,14 +157,9 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
     low, high = _0, count
     before, after = 0.0, 2.0**64
     target = np.float64(np.uint64(key))
+    middle = multiply_high(key, count)
     steps = 0
     while low < high:
-        middle = (low + high) >> _1
-        if steps < _INTERPOLATED and after > before:
-            share = (target - before) / (after - before)
-            middle = low + np.int64(np.float64(high - low) * share)
-            middle = min(max(middle, low), high - _1)
-        steps += 1
         found = load64(at + (middle << _3))
         if found == key:
             return middle
@@ -139,20 +167,37 @@ def rank_of(at, count, key):  # type: ignore[no-untyped-def]
             low, before = middle + _1, np.float64(np.uint64(found))
         else:
             high, after = middle, np.float64(np.uint64(found))
+        steps += 1
+        middle = (low + high) >> _1
+        if steps < _INTERPOLATED and high - low > _FEW and after > before:
+            share = (target - before) / (after - before)
+            middle = low + np.int64(np.float64(high - low) * share)
+            middle = min(max(middle, low), high - _1)
     return np.int64(-1)
+
+
+@inlined
+def ask_word(view, key):  # type: ignore[no-untyped-def]
+    """Prefetches where `word_id` begins to look for a hash."""
+    count = of(view, HASH_COUNT)
+    if of(view, IS_TRIE):
+        prefetch(of(view, HASHES) + (multiply_high(key, count) << _3))
+    else:
+        i = remainder(key, count, of(view, HASH_SHARE))
+        prefetch(of(view, HASHES) + i * _12)
 
 
 @inlined
 def word_id(view, key):  # type: ignore[no-untyped-def]
     """The id of a word by its hash; 0 where the model lacks it."""
+    at, count = of(view, HASHES), of(view, HASH_COUNT)
     if of(view, IS_TRIE):
-        found = rank_of(of(view, HASHES), of(view, HASH_COUNT), key) + _1
+        found = rank_of(at, count, key) + _1
     else:
         found = _0
-        bucket = probe(of(view, HASHES), of(view, HASH_COUNT), _12, key)
+        bucket = probe(at, count, _12, remainder(key, count, of(view, HASH_SHARE)), key)
         if bucket:
-            # The last id ends with its bucket, so that eight bytes from four before it are read.
-            found = (load64(bucket + _4) >> _32) & _LOW_32
+            found = load32(bucket + _8)
     return found if found < of(view, WORDS) else _0
 
 
@@ -168,3 +213,171 @@ def find_words(view, text, begin, ids):  # type: ignore[no-untyped-def]
     at = np.int64(text.ctypes.data)
     for i in range(len(ids)):
         ids[i] = word_id(view, murmur(at + begin[i], begin[i + 1] - begin[i]))
+
+
+# ----------------------------------------------------------------------------------- n-grams
+# An n-gram is found from its last word back: in a hash table by its key, in a trie among the
+# children of its suffix.
+
+
+@inlined
+def negative(bits):  # type: ignore[no-untyped-def]
+    """The float32 with these bits and a minus: KenLM's flag is in the place of the sign."""
+    return as_float32(bits | _SIGN)
+
+
+@inlined
+def is_flagged(bits):  # type: ignore[no-untyped-def]
+    """Whether nothing longer ends in the n-gram whose probability has these bits in a hash table."""
+    return (bits & _SIGN) != _0
+
+
+@inlined
+def clamped(first, end, most):  # type: ignore[no-untyped-def]
+    """A range of children that lies inside of their section."""
+    first = min(max(first, _0), most)
+    return first, min(max(end, first), most)
+
+
+@inlined
+def children_of_word(view, word):  # type: ignore[no-untyped-def]
+    """First and end of the children of a word in a trie."""
+    at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES) + _8
+    most = of(level_of(view, _2), ENTRIES)
+    return clamped(load64(at), load64(at + of(view, UNIGRAM_BYTES)), most)
+
+
+@inlined
+def key_of(node, word):  # type: ignore[no-untyped-def]
+    """The key of an n-gram with one more word before it, in a hash table."""
+    return (node * _KEY) ^ ((word + _1) * _WORD)
+
+
+@inlined
+def ask_key(level, key):  # type: ignore[no-untyped-def]
+    """Prefetches where the n-gram of a key is looked for."""
+    i = remainder(key, of(level, ENTRIES), of(level, SHARE))
+    prefetch(of(level, AT) + i * of(level, ENTRY_SIZE))
+
+
+@inlined
+def find_key(level, is_longest, key):  # type: ignore[no-untyped-def]
+    """The n-gram of a key in a hash table.
+
+    Returns  (found, log10 P, weight, whether nothing longer ends in it)
+    """
+    entries = of(level, ENTRIES)
+    i = remainder(key, entries, of(level, SHARE))
+    bucket = probe(of(level, AT), entries, of(level, ENTRY_SIZE), i, key)
+    none = np.float32(0)
+    if not bucket:
+        return False, none, none, True
+    bits = load32(bucket + _8)
+    if is_longest:
+        return True, as_float32(bits), none, True
+    return True, negative(bits), load_float32(bucket + _12), is_flagged(bits)
+
+
+@inlined
+def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
+    """Prefetches where a word is looked for among the children first to end in a trie."""
+    at = guess(first, end, _0, of(view, WORDS), word)
+    prefetch(of(level, AT) + ((at * of(level, ENTRY_SIZE)) >> _3))
+
+
+@inlined
+def guess(first, end, before, after, word):  # type: ignore[no-untyped-def]
+    """Where a word may be among sorted entries first to end, all between two others."""
+    share = np.float32(word - before) / np.float32(after - before)
+    return min(first + np.int64(np.float32(end - first) * share), end - _1)
+
+
+@inlined
+def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
+    """The entry of a word among the children first to end, or -1."""
+    size, mask = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS))
+    base = of(level, AT) << _3
+    before, after = np.int64(-1), words
+    steps = 0
+    while end - first > _FEW and steps < _INTERPOLATED:
+        middle = max(guess(first, end, before, after, word), first)
+        at = base + middle * size
+        found = (load64(at >> _3) >> (at & _7)) & mask
+        if found < word:
+            first, before = middle + _1, found
+        elif found > word:
+            end, after = middle, found
+        else:
+            return middle
+        if not before < word < after:
+            return np.int64(-1)
+        steps += 1
+    while first < end:
+        middle = (first + end) >> _1
+        at = base + middle * size
+        found = (load64(at >> _3) >> (at & _7)) & mask
+        if found < word:
+            first = middle + _1
+        elif found > word:
+            end = middle
+        else:
+            return middle
+    return np.int64(-1)
+
+
+@inlined
+def children_of(level, entry, at):  # type: ignore[no-untyped-def]
+    """First and end of the children of an entry of a trie, whose pointer is at bit `at`."""
+    bits = of(level, NEXT_BITS)
+    first, end = field(at, bits), field(at + of(level, ENTRY_SIZE), bits)
+    highs = of(level, HIGHS)
+    if highs:
+        # The high bits are the last place of the table whose entry is not above this one.
+        count = of(level, HIGH_COUNT)
+        low, high = _1, count
+        while low < high:
+            middle = (low + high) >> _1
+            if load64(highs + (middle << _3)) <= entry:
+                low = middle + _1
+            else:
+                high = middle
+        first |= (low - _1) << bits
+        while low < count and load64(highs + (low << _3)) <= entry + _1:
+            low += _1
+        end |= (low - _1) << bits
+    return clamped(first, end, of(level, CHILDREN))
+
+
+@inlined
+def find_child(view, level, is_longest, first, end, word):  # type: ignore[no-untyped-def]
+    """The n-gram of a word before the one whose children in a trie are first to end.
+
+    Returns
+        (found, log10 P, weight, first and end of its own children)
+    """
+    none = np.float32(0)
+    entry = child_of(level, of(view, WORDS), first, end, word)
+    if entry < 0:
+        return False, none, none, _0, _0
+    bit = (of(level, AT) << _3) + entry * of(level, ENTRY_SIZE) + of(level, WORD_BITS)
+    prob_bits, backoff_bits = of(level, PROB_BITS), of(level, BACKOFF_BITS)
+    probs = of(level, PROBS)
+    backoff = none
+    if probs:
+        prob = load_float32(probs + (field(bit + backoff_bits, prob_bits) << _2))
+        if not is_longest:
+            backoff = load_float32(of(level, BACKOFFS) + (field(bit, backoff_bits) << _2))
+    else:
+        prob = negative(field(bit, _31))
+        if not is_longest:
+            backoff = as_float32(field(bit + _31, _32))
+    if is_longest:
+        return True, prob, backoff, _0, _0
+    first, end = children_of(level, entry, bit + prob_bits + backoff_bits)
+    return True, prob, backoff, first, end
+
+
+@inlined
+def extends(backoff):  # type: ignore[no-untyped-def]
+    """Whether a context can matter to the right: its weight is not -0.0."""
+    return bits_of_float32(backoff) != _SIGN

@@ -17,6 +17,11 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
     def address(at: int) -> int:
         return base + at if at else 0
 
+    def share(size: int) -> int:
+        """See `kernels.remainder`; its 64 bits as a signed number."""
+        found = min((1 << 64) // max(size, 1), (1 << 64) - 1)
+        return found - (1 << 64) if found >> 63 else found
+
     counts = [level.count for level in layout.levels[1:]] + [0]
     view = np.zeros(kernels.LEVELS + kernels.LEVEL_PLACES * len(layout.levels), np.int64)
     view[: kernels.BEGIN] = (
@@ -25,6 +30,7 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
         layout.words,
         address(layout.hashes_at),
         layout.hashes,
+        share(layout.hashes),
         address(layout.unigrams_at),
         layout.unigram_bytes,
     )
@@ -33,6 +39,7 @@ def make_view(data: Data, layout: Layout) -> NDArray[np.int64]:
         row[:] = (
             address(level.at),
             level.entries,
+            share(level.entries),
             level.entry_size,
             level.word_bits,
             level.prob_bits,

@@ -40,6 +40,86 @@ def load_float32(typingctx, address):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def load8(typingctx, address):  # type: ignore[no-untyped-def]
+    """The byte at `address`, as int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def load32(typingctx, address):  # type: ignore[no-untyped-def]
+    """The uint32 at `address`, a multiple of four, as int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
+        return builder.zext(builder.load(pointer, align=4), ir.IntType(64))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Writes the low 32 bits of an int64 at `address`, a multiple of four."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
+        builder.store(builder.trunc(args[1], ir.IntType(32)), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def store64(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Writes an int64 at `address`, a multiple of eight."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        builder.store(args[1], pointer, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def store_float32(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Writes a float32 at `address`, a multiple of four."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.FloatType().as_pointer())
+        builder.store(args[1], pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen
+
+
+@intrinsic
+def bits_of_float32(typingctx, value):  # type: ignore[no-untyped-def]
+    """The bits of a float32, as an int64 from 0 up."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.zext(builder.bitcast(args[0], ir.IntType(32)), ir.IntType(64))
+
+    return types.int64(types.float32), codegen
+
+
+@intrinsic
+def multiply_high(typingctx, a, b):  # type: ignore[no-untyped-def]
+    """The upper 64 bits of the product of two numbers, all as unsigned."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
     """Asks for the cache line at `address`; harmless at any address."""
 

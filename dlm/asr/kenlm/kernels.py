@@ -11,13 +11,9 @@ import numpy as np
 
 from dlm.asr.kenlm.row_kernels import (
     ask_ahead,
-    bits_of_float32,
-    load32,
     put_word_at,
     search,
     search_longer,
-    store32,
-    store64,
     walk,
     weight_from,
     word_at,
@@ -27,9 +23,13 @@ from dlm.index.search.step_kernels import alone, ask_alone, key_of, low_of, of, 
 from dlm.jit import inlined, kernel
 from dlm.ngram.memory_kernels import (
     as_float32,
+    bits_of_float32,
+    load32,
     load64,
     mask_of,
     prefetch,
+    store32,
+    store64,
     two_fields,
 )
 

@@ -8,9 +8,6 @@ context and the list of the words that follow it: a context is walked once per s
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from dlm.index.packed.kernels import find_key, rank_bits
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
@@ -40,11 +37,15 @@ from dlm.index.search.step_kernels import (
 )
 from dlm.jit import inlined
 from dlm.ngram.memory_kernels import (
+    bits_of_float32,
     field,
+    load32,
     load64,
     load_float32,
     mask_of,
     prefetch,
+    store32,
+    store64,
     two_fields,
 )
 
@@ -54,49 +55,6 @@ from dlm.ngram.memory_kernels import (
 HEAD_BYTES, CONTEXT_BYTES = 8, 16
 
 _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)
-
-
-@intrinsic
-def load32(typingctx, address):  # type: ignore[no-untyped-def]
-    """The uint32 at `address`, a multiple of four, as int64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
-        return builder.zext(builder.load(pointer, align=4), ir.IntType(64))
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Writes the low 32 bits of an int64 at `address`, a multiple of four."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
-        builder.store(builder.trunc(args[1], ir.IntType(32)), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def store64(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Writes an int64 at `address`, a multiple of eight."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        builder.store(args[1], pointer, align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def bits_of_float32(typingctx, value):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.zext(builder.bitcast(args[0], ir.IntType(32)), ir.IntType(64))
-
-    return types.int64(types.float32), codegen
 
 
 @inlined

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels
-from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
+from dlm.asr.kenlm.row_kernels import (
+    CONTEXT_BYTES,
+    HEAD_BYTES,
+)
 from dlm.asr.kenlm.scorer import TextScorer
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
 from dlm.client.api.states import LOCAL_MODEL

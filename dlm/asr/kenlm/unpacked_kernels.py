@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.asr.kenlm.kernels import ROW_BITS
-from dlm.asr.kenlm.row_kernels import bits_of_float32, load32, store32, store64
 from dlm.asr.kenlm.sentence_kernels import ASKED as TEXT_ASKED
 from dlm.asr.kenlm.sentence_kernels import (
     BEGIN_ID,
@@ -26,9 +25,13 @@ from dlm.index.search.step_kernels import of
 from dlm.jit import inlined, kernel
 from dlm.ngram.memory_kernels import (
     as_float32,
+    bits_of_float32,
+    load32,
     load64,
     load_float32,
     prefetch,
+    store32,
+    store64,
 )
 
 # Places in a table, an array of int64.

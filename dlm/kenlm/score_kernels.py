@@ -1,0 +1,373 @@
+"""Scores of words as KenLM's `FullScore` gives them: of text, in groups, and of one word.
+
+Words are scored one after another, as KenLM does; what a word reads first is prefetched some words
+before it is scored, so that memory is waited for at several places at once.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import inlined, kernel
+from dlm.kenlm.kernels import (
+    BEGIN,
+    END,
+    IS_TRIE,
+    ORDER,
+    UNIGRAM_BYTES,
+    UNIGRAMS,
+    ask_child,
+    ask_key,
+    ask_word,
+    children_of_word,
+    extends,
+    find_child,
+    find_key,
+    is_flagged,
+    key_of,
+    level_of,
+    murmur,
+    negative,
+    of,
+    word_id,
+)
+from dlm.ngram.memory_kernels import (
+    load8,
+    load32,
+    load64,
+    load_float32,
+    prefetch,
+    store32,
+    store64,
+    store_float32,
+)
+
+ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
+AHEAD = 8  # words between the places that are prefetched for a word, and its score
+_0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int64(4)
+
+
+@inlined
+def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignore[no-untyped-def]
+    """Prefetches what `score_word` reads first of a word; its arguments."""
+    prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
+    if not is_trie and length:
+        key = key_of(word, load32(context))
+        ask_key(level_of(view, _2), key)
+        if length > _1 and order > _2:
+            ask_key(level_of(view, _3), key_of(key, load32(context + step)))
+
+
+@inlined
+def ask_children(view, word, length, context):  # type: ignore[no-untyped-def]
+    """Prefetches where a word's first context is looked for in a trie; its 1-gram has come."""
+    if length:
+        first, end = children_of_word(view, word)
+        ask_child(view, level_of(view, _2), first, end, load32(context))
+
+
+@inlined
+def score_word(view, is_trie, order, word, length, context, step, weights, after):  # type: ignore[no-untyped-def]
+    """Scores a word after a state, as `FullScore` does.
+
+    Args
+        is_trie, order  of the view
+        context   address of the newest of the `length` words of the state, uint32; each one before
+                  it lies `step` bytes on
+        weights   address of the weights of its last word, its last two, ..., float32
+        after     address where those of the next state are written
+    Returns  (log10 P, ngram_length, words of the next state)
+    """
+    at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES)
+    backoff = load_float32(at + _4)
+    store_float32(after, backoff)
+    found = _1
+    state = _1 if extends(backoff) else _0
+    n = _2
+    if is_trie:
+        prob = load_float32(at)
+        first, end = children_of_word(view, word)
+        while n <= length + _1 and first < end:
+            is_found, more, backoff, first, end = find_child(
+                view, level_of(view, n), n == order, first, end, load32(context)
+            )
+            if not is_found:
+                break
+            prob, found = more, n
+            if n == order:
+                break
+            store_float32(after + (n - _1) * _4, backoff)
+            if extends(backoff):
+                state = n
+            context += step
+            n += _1
+    else:
+        bits = load32(at)
+        prob = negative(bits)
+        stops = is_flagged(bits)
+        key = word
+        while n <= length + _1 and not stops:
+            key = key_of(key, load32(context))
+            is_found, more, backoff, stops = find_key(level_of(view, n), n == order, key)
+            if not is_found:
+                break
+            prob, found = more, n
+            if n == order:
+                break
+            store_float32(after + (n - _1) * _4, backoff)
+            if extends(backoff):
+                state = n
+            context += step
+            n += _1
+    for k in range(found - _1, length):
+        prob = np.float32(prob + load_float32(weights + k * _4))
+    return prob, found, state
+
+
+@inlined
+def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-untyped-def]
+    """Writes the weights of a context's words, as `GetState` does.
+
+    Args     those of `score_word`
+    Returns  how many words matter: the state
+    """
+    if not length:
+        return _0
+    word = load32(context)
+    backoff = load_float32(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES) + _4)
+    store_float32(weights, backoff)
+    state = _1 if extends(backoff) else _0
+    first, end, key = _0, _0, word
+    if is_trie:
+        first, end = children_of_word(view, word)
+    for n in range(_2, length + _1):
+        context += step
+        if is_trie:
+            is_found, _, backoff, first, end = find_child(
+                view, level_of(view, n), False, first, end, load32(context)
+            )
+        else:
+            key = key_of(key, load32(context))
+            is_found, _, backoff, _ = find_key(level_of(view, n), False, key)
+        if not is_found:
+            break
+        store_float32(weights + (n - _1) * _4, backoff)
+        if extends(backoff):
+            state = n
+    return state
+
+
+@kernel(f"int64, uint32[:], uint8[:], bool, {ANSWERS}")
+def score_tokens(  # type: ignore[no-untyped-def]
+    view, words, reach, bos, log10_prob, matched_order, ngram_length, state_length
+):
+    """Scores each word of some text after those before it.
+
+    Shapes
+        view     address of a file's view
+        words    (T,)  uint32  ids, sentence after sentence, <s> before each if `bos`
+        reach    (T,)  uint8   words of the sentence before each, order - 1 at most
+        log10_prob  (T,)  float32  filled, like those after it; what it has of <s> means nothing
+        matched_order, ngram_length, state_length  (T,) uint8; the first two are the same, since a
+                 file does not say which n-grams are blanks
+    Trusts   ids below the number of words; reach[i] <= reach[i - 1] + 1
+    """
+    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
+    room = np.empty(2 * order, np.float32)
+    weights = np.int64(room.ctypes.data)
+    after = weights + order * _4
+    base = np.int64(words.ctypes.data)
+    count = np.int64(len(words))
+    length = _0
+    for i in range(min(count, AHEAD)):
+        at = base + np.int64(i) * _4
+        ask_ahead(view, is_trie, order, load32(at), np.int64(reach[i]), at - _4, -_4)
+    for i in range(count):
+        at = base + np.int64(i) * _4
+        if i + AHEAD < count:
+            there = at + np.int64(4 * AHEAD)
+            reached = np.int64(reach[i + AHEAD])
+            ask_ahead(view, is_trie, order, load32(there), reached, there - _4, -_4)
+        if is_trie and i + AHEAD // 2 < count:
+            there = at + np.int64(2 * AHEAD)
+            ask_children(view, load32(there), np.int64(reach[i + AHEAD // 2]), there - _4)
+        prob, found, state = score_word(
+            view, is_trie, order, load32(at), min(length, np.int64(reach[i])), at - _4, -_4,
+            weights, after,
+        )  # fmt: skip
+        # KenLM's begin state has a word, whatever it extends to.
+        length = _1 if bos and not reach[i] else state
+        weights, after = after, weights
+        log10_prob[i] = prob
+        matched_order[i] = ngram_length[i] = np.uint8(found)
+        state_length[i] = np.uint8(length)
+
+
+@kernel(f"int64, uint8[:], uint32[:], uint32[:], uint32[:], {ANSWERS}")
+def score_groups(  # type: ignore[no-untyped-def]
+    view, lengths, contexts, counts, words,
+    log10_prob, matched_order, ngram_length, state_length,
+):  # fmt: skip
+    """Scores the words of each group after its context, as `GetState` and `FullScore` do.
+
+    Shapes
+        view, and the arrays of `QueryGroups`, C contexts and Q words
+        log10_prob and those after it  (Q,)  filled, as by `score_tokens`
+    Trusts   ids below the number of words, lengths below the order, counts that add up
+    """
+    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
+    room = np.empty(2 * order, np.float32)
+    weights = np.int64(room.ctypes.data)
+    after = weights + order * _4
+    context = np.int64(contexts.ctypes.data) - _4
+    base = np.int64(words.ctypes.data)
+    first = _0
+    for c in range(len(lengths)):
+        context += np.int64(lengths[c]) * _4
+        length = weigh(view, is_trie, np.int64(lengths[c]), context, -_4, weights)
+        end = first + np.int64(counts[c])
+        for i in range(first, min(first + AHEAD, end)):
+            word = load32(base + np.int64(i) * _4)
+            ask_ahead(view, is_trie, order, word, length, context, -_4)
+        for i in range(first, end):
+            at = base + np.int64(i) * _4
+            if i + AHEAD < end:
+                there = load32(at + np.int64(4 * AHEAD))
+                ask_ahead(view, is_trie, order, there, length, context, -_4)
+            if is_trie and i + AHEAD // 2 < end:
+                ask_children(view, load32(at + np.int64(2 * AHEAD)), length, context)
+            prob, found, state = score_word(
+                view, is_trie, order, load32(at), length, context, -_4, weights, after
+            )
+            log10_prob[i] = prob
+            matched_order[i] = ngram_length[i] = np.uint8(found)
+            state_length[i] = np.uint8(state)
+        first = end
+
+
+# -------------------------------------------------------------------------------------- text
+
+WORDS_AHEAD = 32  # words whose places are prefetched before the first is looked up
+
+
+@inlined
+def read_words(view, text, at, end, splits, line_end, hashes, ids):  # type: ignore[no-untyped-def]
+    """Writes the ids of a line's words, uint32.
+
+    Args
+        text, splits  addresses of a text, and of 256 flags: 1 separates words
+        at, end       where to read; the line ends at `end`, or at the byte `line_end` before
+        hashes, ids   addresses of room for WORDS_AHEAD int64, and for the ids
+    Returns  (the place after the line, the address after the ids)
+    """
+    is_open = True
+    while is_open:
+        asked = _0
+        while asked < WORDS_AHEAD:
+            byte = load8(text + at) if at < end else line_end
+            if byte == line_end:
+                at += _1
+                is_open = False
+                break
+            begin = at
+            at += _1
+            if load8(splits + byte):
+                continue
+            while at < end and not load8(splits + load8(text + at)):
+                at += _1
+            found = murmur(text + begin, at - begin)
+            store64(hashes + (asked << _3), found)
+            ask_word(view, found)
+            asked += _1
+        for i in range(asked):
+            store32(ids, word_id(view, load64(hashes + (np.int64(i) << _3))))
+            ids += _4
+    return at, ids
+
+
+@kernel("int64, uint8[:], int64, uint8[:], out uint32[:], out int64[:]")
+def find_text(view, text, size, splits, ids, sentence_begin):  # type: ignore[no-untyped-def]
+    """Ids of the words of a text, one sentence per line.
+
+    Shapes
+        text            (bytes,)  uint8   size bytes, then PAD_BYTES
+        splits          (256,)    uint8   1: the byte separates words; the newline is one
+        ids             (words,)  uint32  filled, 0 where the model lacks a word
+        sentence_begin  (lines + 1,)  int64  filled: the first word of each line; then their number
+    Returns  how many words
+    """
+    base, flags = np.int64(text.ctypes.data), np.int64(splits.ctypes.data)
+    hashes = np.empty(WORDS_AHEAD, np.int64)
+    room, begin = np.int64(hashes.ctypes.data), np.int64(ids.ctypes.data)
+    at, here = _0, begin
+    for line in range(len(sentence_begin) - 1):
+        sentence_begin[line] = (here - begin) >> _2
+        at, here = read_words(view, base, at, size, flags, np.int64(10), room, here)
+    count = (here - begin) >> _2
+    sentence_begin[len(sentence_begin) - 1] = count
+    return count
+
+
+# Places in a scorer of sentences, an array of int64.
+VIEW, SPLITS, SCRATCH, SCORED, PLACES = range(5)
+TEXT_BYTES = 4096  # of a sentence, at most
+# Of the hashes, of two states' weights, and of the ids.
+SCRATCH_BYTES = 8 * WORDS_AHEAD + 2 * 4 * 16 + 4 * (TEXT_BYTES // 2 + 3)
+
+
+@kernel("int64, int64, int64, bool, bool", nogil=False)
+def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def]
+    """The sum of the scores of a sentence's words, in float32, as KenLM's `Model.score`.
+
+    Args    scorer  address of a scorer;  text  of `size` bytes, at most TEXT_BYTES, then PAD_BYTES
+            bos, eos  whether it begins after <s>, and whether its end is scored
+    """
+    view, hashes = of(scorer, VIEW), of(scorer, SCRATCH)
+    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
+    weights = hashes + np.int64(8 * WORDS_AHEAD)
+    after = weights + order * _4
+    ids = hashes + np.int64(8 * WORDS_AHEAD + 2 * 4 * 16)
+    at = ids + _4
+    store32(ids, of(view, BEGIN))
+    _, end = read_words(view, text, _0, size, of(scorer, SPLITS), np.int64(-1), hashes, at)
+    if eos:
+        store32(end, of(view, END))
+        end += _4
+    store64(scorer + (np.int64(SCORED) << _3), of(scorer, SCORED) + ((end - at) >> _2))
+    length = _0
+    if bos:
+        # KenLM's begin state has a word, whatever it extends to.
+        weigh(view, is_trie, _1, ids, _4, weights)
+        length = _1
+    total = np.float32(0)
+    longest = order - _1
+    there = at
+    while there < min(end, at + np.int64(4 * AHEAD)):
+        ask_ahead(view, is_trie, order, load32(there), longest, there - _4, -_4)
+        there += _4
+    while at < end:
+        if there < end:
+            ask_ahead(view, is_trie, order, load32(there), longest, there - _4, -_4)
+            there += _4
+        if is_trie and at + np.int64(2 * AHEAD) < end:
+            half = at + np.int64(2 * AHEAD)
+            ask_children(view, load32(half), longest, half - _4)
+        prob, _, length = score_word(
+            view, is_trie, order, load32(at), length, at - _4, -_4, weights, after
+        )
+        weights, after = after, weights
+        total = np.float32(total + prob)
+        at += _4
+    return np.float64(total)
+
+
+@kernel("float32[:], int64[:], int64, int64, out float64[:]")
+def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
+    """As `index.search.text.kernels.sum_sentences`, but in float32, as KenLM adds."""
+    for s in range(len(totals)):
+        first = sentence_begin[s] + s * (bos + eos) + bos
+        total = np.float32(0)
+        for i in range(first, first + sentence_begin[s + 1] - sentence_begin[s] + eos):
+            total = np.float32(total + log10_prob[i])
+        totals[s] = np.float64(total)
