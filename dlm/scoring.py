@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlm.estimate.text import Block
     from dlm.index.search.local import LocalModel
     from dlm.index.search.text.score import Lines
+    from dlm.kenlm.model import KenlmFile
 
 BLOCK_BYTES = 1 << 20  # of text scored at once by a thread; whole lines, so it may be longer
 # Enough sentences per call to fill messages to servers; blocks are small, to show progress.
@@ -114,13 +115,15 @@ def _added(total: float, values: NDArray[np.float64]) -> float:
 
 
 def scored_here(
-    model: LocalModel, blocks: Iterable[Block], threads: int
+    model: LocalModel | KenlmFile, blocks: Iterable[Block], threads: int
 ) -> Iterator[tuple[Block, Scored]]:
     """Blocks in order, scored by threads; blocks before an error are passed on first."""
     from dlm.errors import DlmError
+    from dlm.index.search.local import LocalModel
     from dlm.index.search.text.score import score_lines
 
-    _ = model.word_table  # made once, before threads ask for it
+    if isinstance(model, LocalModel):
+        _ = model.word_table  # made once, before threads ask for it
     waiting: deque[tuple[Block, Future[Lines] | None]] = deque()
 
     def first() -> tuple[Block, Scored]:

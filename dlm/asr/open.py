@@ -2,6 +2,7 @@
 
     client = open_model("cluster.toml")
     client = open_model("shards/model")     # a shard set, in this process
+    client = open_model("model.binary")     # a file of KenLM's build_binary, as it lies
     client = open_model("model.arpa.zst")   # sharded once, into the cache; then as above
     client = open_model("remote.bin")       # a pointer file
 
@@ -34,6 +35,7 @@ from dlm.index.layout import FORMAT_VERSION, MANIFEST
 from dlm.index.making.journal import describe_input
 from dlm.index.making.shard_set import KERNELS, build_shard_set
 from dlm.jit import compile_ahead
+from dlm.kenlm.layout import is_kenlm_file
 from dlm.logs import EventLog
 from dlm.ngram.arpa import ArpaReader, is_parts_folder
 from dlm.progress import ProgressReporter, Tell
@@ -46,20 +48,23 @@ log = EventLog(__name__)
 
 SCHEME = "dlm://"
 POINTER_BYTES = 4096  # at most
-FORMS = "cluster.toml, the folder of a shard set, an ARPA file, or dlm://HOST:PORT"
+FORMS = (
+    "cluster.toml, the folder of a shard set, an ARPA file, a KenLM binary file, or dlm://HOST:PORT"
+)
 _POINTER = re.compile(r"dlm://(?P<place>[^?]+)(?:\?model=(?P<model>[0-9a-f]{6,}))?")
 _IS_PATH = ("/", "./", "../", "~/")
 _SET = r".+-[0-9a-f]{16}-[0-9a-f]{16}"
 WAITING = "another process is sharding this file; waiting for it"
 
 SERVERS, CLUSTER, SHARD_SET, ARPA = "servers", "cluster", "shard set", "ARPA"
+KENLM = "KenLM"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Where a model comes from.
 
-    kind       SERVERS, CLUSTER, SHARD_SET or ARPA
+    kind       SERVERS, CLUSTER, SHARD_SET, ARPA or KENLM
     path       of the file or folder; none for SERVERS
     addresses  for SERVERS, each "host:port"
     model      beginning of the id of one of the servers' models; None: their default
@@ -77,6 +82,7 @@ def open_model(
     config: ClientConfig | None = None,
     model: str | None = None,
     tell: Tell | None = None,
+    words: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Opens a client of the model that `named` refers to.
 
@@ -86,16 +92,23 @@ def open_model(
         config  for a client of servers; ignored for a shard set in this process
         model   which of the servers' models, see `Client.connect`; overrides the pointer's
         tell    gets lines about the progress of sharding; None: silent
+        words   a list of the words of a KenLM file that stores none (`build_binary -v`)
     Raises
         ConfigError  it does not exist, is empty or of another kind, or the cache is not writable
-        ArpaError, ShardFormatError  it is damaged, or not an ARPA file
+        ArpaError, KenlmFormatError, ShardFormatError  it is damaged, or not an ARPA file
         UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
     Guarantees
         An ARPA file is sharded once. The shard set stays in the cache folder ($DLM_CACHE_DIR, or
         dlm in the user's), one per path, until the file changes. If several processes open the
-        same file at once, one shards it and the others wait.
+        same file at once, one shards it and the others wait. A KenLM file is scored as it lies,
+        and its scores are KenLM's, bit for bit.
     """
     source = find_source(named)
+    if words is not None and source.kind != KENLM:
+        raise ConfigError(
+            f"words={os.fspath(words)} was given, but {os.fsdecode(named)} is not a KenLM binary "
+            "file; only those may lack their words. Leave it out"
+        )
     if source.kind == SERVERS:
         return Client.connect(list(source.addresses), config, model=model or source.model)
     assert source.path is not None
@@ -106,8 +119,8 @@ def open_model(
             f"model {model or source.model!r} was chosen, but {source.path} has only one model; "
             "give no model, unless you name servers"
         )
-    if source.kind == SHARD_SET:
-        return Client.local(source.path)
+    if source.kind in (SHARD_SET, KENLM):
+        return Client.local(source.path, words=words)
     return Client.local(sharded(source.path, tell=tell), verify=False)  # just built here
 
 
@@ -142,6 +155,8 @@ def _of_path(path: Path) -> ModelSource:
         raise ConfigError(f"{path} cannot be read: permission denied for this user")
     if path.stat().st_size == 0:
         raise ConfigError(f"{path} is empty; expected {FORMS}")
+    if is_kenlm_file(path):
+        return ModelSource(KENLM, path)
     return ModelSource(CLUSTER if path.suffix == ".toml" else ARPA, path)
 
 

@@ -48,7 +48,8 @@ def rescore(
     lm: Annotated[
         str,
         typer.Option(
-            metavar="PATH", help="Model: cluster.toml, the folder of a shard set, or an ARPA file."
+            metavar="PATH",
+            help="Model: cluster.toml, the folder of a shard set, an ARPA or KenLM binary file.",
         ),
     ] = "cluster.toml",
     model: ServedModel = None,

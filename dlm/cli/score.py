@@ -58,7 +58,8 @@ def score(
     local: Annotated[
         Path | None,
         typer.Option(
-            metavar="MODEL", help="Shard set or ARPA file on disk to score from, without servers."
+            metavar="MODEL",
+            help="Shard set, ARPA or KenLM binary file on disk to score from, without servers.",
         ),
     ] = None,
     model: ServedModel = None,
@@ -87,13 +88,15 @@ def score(
     Perplexities of all lines come last, on standard error: a pipe gets rows alone. Each line is
     scored as it arrives, also from a pipe. A line that --skip leaves out still has a row: nan and 0
     tokens, or null and "skipped" with --json. With --local, an ARPA file is first sharded into a
-    temporary folder. The options for TLS and tokens override cluster.toml.
+    temporary folder; a KenLM binary file is scored as it lies, with KenLM's scores. The options for
+    TLS and tokens override cluster.toml.
 
     Examples:
         echo "the man went home" | dlm score
         dlm score --cluster cluster.toml heldout.txt
         dlm score --local shards/model --words heldout.txt
         dlm score --local model.arpa.zst heldout.txt
+        dlm score --local model.binary heldout.txt
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.errors import ConfigError
@@ -116,8 +119,6 @@ def score(
             from dlm.cli.progress import stage_printer
 
             opened = open_here(local, None, None, stack, stage_printer(quiet=quiet))
-            with quick_start():
-                _ = opened.word_table
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig

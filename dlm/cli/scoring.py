@@ -15,6 +15,7 @@ from dlm.scoring import BLOCK_BYTES
 if TYPE_CHECKING:
     from dlm.estimate.text import Reader
     from dlm.index.search.local import LocalModel
+    from dlm.kenlm.model import KenlmFile
     from dlm.scoring import ScoreSummary
 
 
@@ -54,35 +55,40 @@ def quick_start() -> Iterator[None]:
 
 def open_here(
     place: Path, memory: str | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
-) -> LocalModel:
-    """The shard set or ARPA file at `place`, its kernels compiled; an ARPA file is sharded first.
+) -> LocalModel | KenlmFile:
+    """The shard set, KenLM file or ARPA file at `place`, its kernels compiled; an ARPA file is
+    sharded first.
 
     Args
         memory, tmp  of sharding
         stack        removes the temporary shard set when it closes
     Raises
-        ConfigError       memory or tmp is given for a shard set
-        ShardFormatError  a folder that is not a shard set, or a damaged one
+        ConfigError       memory or tmp is given, but nothing is sharded
+        ShardFormatError, KenlmFormatError  a folder that is not a shard set, or a damaged model
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_folder
-    from dlm.errors import ConfigError
 
     with quick_start():
         from dlm.index.layout import read_manifest
         from dlm.index.search.local import LocalModel
         from dlm.index.search.shard import OPENING
         from dlm.index.search.text.score import KERNELS as SCORING
+        from dlm.kenlm.layout import is_kenlm_file
         from dlm.ngram.arpa import ArpaReader, is_parts_folder
 
+        if is_kenlm_file(place):
+            from dlm.kenlm.model import KERNELS as OF_FILES
+            from dlm.kenlm.model import KenlmFile
+
+            _check_unsharded(place, "a KenLM binary file, which is scored as it lies", memory, tmp)
+            file = KenlmFile.open(place)
+            compile_kernels((*OF_FILES, *SCORING))
+            return file
         # Report a damaged model before anything compiles.
         if not place.exists() or (place.is_dir() and not is_parts_folder(place)):
             read_manifest(place)
-            if memory is not None or tmp is not None:
-                raise ConfigError(
-                    f"--memory and --tmp apply to an ARPA file, but {place} is a folder; leave "
-                    "them out"
-                )
+            _check_unsharded(place, "a folder", memory, tmp)
             compile_kernels((*SCORING, *OPENING))
             return LocalModel.open(place)
         if place.is_file():
@@ -99,6 +105,15 @@ def open_here(
     output = stack.enter_context(scratch_folder(tmp, "dlm-model")) / "set"
     build_shard_set(place, output, 1, memory_bytes=limit, progress=tell)
     return LocalModel.open(output, verify=False)  # written just now
+
+
+def _check_unsharded(place: Path, found: str, memory: str | None, tmp: Path | None) -> None:
+    from dlm.errors import ConfigError
+
+    if memory is not None or tmp is not None:
+        raise ConfigError(
+            f"--memory and --tmp apply to an ARPA file, but {place} is {found}; leave them out"
+        )
 
 
 def print_summary(

@@ -36,7 +36,7 @@ def transcribe(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Model: cluster.toml, the folder of a shard set, or an ARPA file.  [default: "
+            help="Model: cluster.toml, the folder of a shard set, an ARPA or KenLM binary file.  [default: "
             "cluster.toml in this folder, else a small model that comes with dlm]",
         ),
     ] = None,

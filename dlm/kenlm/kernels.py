@@ -228,7 +228,7 @@ def negative(bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def is_flagged(bits):  # type: ignore[no-untyped-def]
-    """Whether nothing longer ends in the n-gram whose probability has these bits in a hash table."""
+    """Whether nothing longer ends in an n-gram, by the bits of its probability in a hash table."""
     return (bits & _SIGN) != _0
 
 

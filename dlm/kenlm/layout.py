@@ -6,8 +6,10 @@ README.md has the layout. Beyond that, KenLM's files cannot be checked: they hav
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -134,6 +136,13 @@ class Layout:
 def is_kenlm(head: bytes) -> bool:
     """Whether a file that begins with these bytes is one of KenLM's, complete or not."""
     return head.startswith(PREFIX)
+
+
+def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file at `path` that begins as KenLM's do."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_kenlm(file.read(len(PREFIX)))
+    return False
 
 
 def open_file(

@@ -180,7 +180,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
     base = np.int64(words.ctypes.data)
     count = np.int64(len(words))
     length = _0
-    for i in range(min(count, AHEAD)):
+    for i in range(min(count, np.int64(AHEAD))):
         at = base + np.int64(i) * _4
         ask_ahead(view, is_trie, order, load32(at), np.int64(reach[i]), at - _4, -_4)
     for i in range(count):

@@ -8,7 +8,8 @@ from dlm.client import ClientConfig
 class KenlmLoadMethod:
     """How a model is loaded into memory. Models on servers are not loaded.
 
-    LAZY, POPULATE_OR_LAZY  files are mapped and shared by processes; for large models
+    LAZY, POPULATE_OR_LAZY  files are mapped and shared by processes; for large models. KenLM's own
+                            files always are
     the others              unpacked into the process's own memory if enough is free: faster
     """
 
@@ -33,6 +34,8 @@ class KenlmConfig:
     load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
     arpa_complain  accepted for compatibility; has no effect
     show_progress  whether opening a model reports sharding and compilation to standard error
+    words          path of a list of the words, one per line, of a KenLM file that stores none
+                   (`build_binary -v`); only `vocab` and what lists words need it
     client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
     """
 
@@ -40,6 +43,7 @@ class KenlmConfig:
         self.load_method = KenlmLoadMethod.POPULATE_OR_READ
         self.show_progress = True
         self.arpa_complain = ArpaComplaint.ALL
+        self.words: str | None = None
         self.client: ClientConfig | None = None
 
 

@@ -87,8 +87,21 @@ def put_step(line, key, value):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def enter_row(table):  # type: ignore[no-untyped-def]
-    """The number of the row written after the last one, or of its equal; FULL without room.
+def recall(table, line, key):  # type: ignore[no-untyped-def]
+    """The value of a step in its line of the cache, counted as asked; or -1."""
+    for way in range(WAYS):
+        here = line + np.int64(way) * _16
+        if load64(here) == key:
+            add_one(table, ASKED)
+            add_one(table, HITS)
+            return load64(here + np.int64(8))
+    return np.int64(-1)
+
+
+@inlined
+def find_row(table):  # type: ignore[no-untyped-def]
+    """The number of the row written after the last one, or of its equal, and whether it is new;
+    FULL without room.
 
     Trusts  space for one row past the capacity
     """
@@ -110,18 +123,28 @@ def enter_row(table):  # type: ignore[no-untyped-def]
         for i in range(length):
             same = same and word_at(there, np.int64(i)) == word_at(row, np.int64(i))
         if same:
-            return other - _1
+            return other - _1, False
         slot = (slot + _1) & mask
     if count == of(table, CAPACITY):
-        return np.int64(FULL)
+        return np.int64(FULL), False
     store64(slots + (slot << _3), count + _1)
     store64(table + (np.int64(COUNT) << _3), count + _1)
-    walk(of(table, VIEW), of(table, ORDER), row, row + of(table, CONTEXTS))
+    return count, True
+
+
+@inlined
+def enter_row(table):  # type: ignore[no-untyped-def]
+    """`find_row`, with what the words of a new row lead to."""
+    count, is_new = find_row(table)
+    if is_new:
+        row = of(table, ROWS) + count * of(table, STRIDE)
+        walk(of(table, VIEW), of(table, ORDER), row, row + of(table, CONTEXTS))
     return count
 
 
 @inlined
-def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
+def put_next(table, state, word, length):  # type: ignore[no-untyped-def]
+    """Writes the last `length` words of a state and a word after the last row."""
     stride = of(table, STRIDE)
     before = of(table, ROWS) + state * stride
     row = of(table, ROWS) + of(table, COUNT) * stride
@@ -129,7 +152,23 @@ def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
     put_word_at(row, _0, word)
     for i in range(1, length):
         put_word_at(row, np.int64(i), word_at(before, np.int64(i) - _1))
+
+
+@inlined
+def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
+    """The number of the state that is the last `length` words of a state and a word, or FULL."""
+    put_next(table, state, word, length)
     return enter_row(table)
+
+
+@inlined
+def put_state(table, words):  # type: ignore[no-untyped-def]
+    """Writes the words of a state, newest first, after the last row; returns its address."""
+    row = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
+    store32(row, np.int64(len(words)))
+    for i in range(len(words)):
+        put_word_at(row, np.int64(i), np.int64(words[i]))
+    return row
 
 
 @kernel("int64, int64, int64", nogil=False)
@@ -143,13 +182,9 @@ def step(table, state, word):  # type: ignore[no-untyped-def]
     """
     key = (state << _32 | word) + _1
     line = line_of(table, key)
-    for way in range(WAYS):
-        here = line + np.int64(way) * _16
-        if load64(here) == key:
-            add_one(table, ASKED)
-            add_one(table, HITS)
-            value = load64(here + np.int64(8))
-            return np.float64(as_float32(value)), value >> _32
+    value = recall(table, line, key)
+    if value >= 0:
+        return np.float64(as_float32(value)), value >> _32
     row = of(table, ROWS) + state * of(table, STRIDE)
     ask_ahead(of(table, VIEW), row, row + of(table, CONTEXTS), word)
     if load32(row + _4) and not of(table, WHOLE):
@@ -189,10 +224,7 @@ def enter_state(table, words):  # type: ignore[no-untyped-def]
 
     Trusts  fewer words than the order, ids below the vocabulary's size
     """
-    row = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
-    store32(row, np.int64(len(words)))
-    for i in range(len(words)):
-        put_word_at(row, np.int64(i), np.int64(words[i]))
+    put_state(table, words)
     return enter_row(table)
 
 

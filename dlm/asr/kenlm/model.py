@@ -27,15 +27,18 @@ class KenlmModel:
     """A language model with the interface of the package `kenlm`; all scores are log10.
 
     Args
-        path    of a cluster.toml, of a shard set's folder, of an ARPA file (sharded once, into the
-                cache) or of a pointer file; or "dlm://..."; see `asr.open.open_model`
+        path    of a KenLM binary file, of a cluster.toml, of a shard set's folder, of an ARPA file
+                (sharded once, into the cache) or of a pointer file; or "dlm://..."; see
+                `asr.open.open_model`
         config  see `KenlmConfig`
     Attributes
         path    in bytes, absolute
     Raises
         OSError  the model cannot be opened: the message says why, and dlm's error is its cause
     Guarantees
-        Scores equal those of the ARPA model, in float32, bit for bit. Calls never raise if servers
+        Scores equal those of the ARPA model, in float32, bit for bit. Those of a KenLM binary file
+        equal the package kenlm's instead, bit for bit, and so do `score`, `full_scores` and the
+        equality of states; sums of words are then in float32. Calls never raise if servers
         fail (unless `config.client` says otherwise): 2-grams answer what no shard does in time, and
         `stats` counts it. Thread-safe. Forks and pickles reuse the model if the process already has
         it open
@@ -54,6 +57,7 @@ class KenlmModel:
                 config.client,
                 unpacks=config.load_method >= KenlmLoadMethod.POPULATE_OR_READ,
                 show_progress=config.show_progress,
+                words=config.words,
             )
         except (DlmError, OSError) as exc:
             raise OSError(f"Cannot read model {os.fsdecode(named)!r} ({exc})") from exc

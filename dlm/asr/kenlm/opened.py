@@ -20,6 +20,7 @@ from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig
 from dlm.client.api.states import FULL_MODEL
 from dlm.errors import DlmError, ModelMismatch
+from dlm.index.search.local import LocalModel
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
@@ -32,17 +33,22 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.Wea
 
 
 def opened(
-    named: bytes, config: ClientConfig | None, *, unpacks: bool, show_progress: bool
+    named: bytes,
+    config: ClientConfig | None,
+    *,
+    unpacks: bool,
+    show_progress: bool,
+    words: str | None = None,
 ) -> OpenedModel:
     """The model of this name: the open one, unless its file has changed since."""
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
-    key = (named, repr(stamp), repr(config), unpacks)
+    key = (named, repr(stamp), repr(config), unpacks, words)
     found = _opened.get(key)
     if found is None:
         tell = _tell if show_progress else _silent
         compiling_notice.use(tell)
-        found = _opened[key] = OpenedModel(named, config, unpacks, tell)
+        found = _opened[key] = OpenedModel(named, config, unpacks, tell, words)
     return found
 
 
@@ -58,18 +64,24 @@ class OpenedModel:
     """A client, and the table of states in which new sentences begin."""
 
     def __init__(
-        self, named: bytes, config: ClientConfig | None, unpacks: bool, tell: Tell
+        self,
+        named: bytes,
+        config: ClientConfig | None,
+        unpacks: bool,
+        tell: Tell,
+        words: str | None,
     ) -> None:
         # Decoders cannot handle server errors: 2-grams answer what no shard does in time.
         config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
-        self.client = open_model(named, config=config, tell=tell)
+        self.client = open_model(named, config=config, tell=tell, words=words)
         self.counts = ModelCounts()
         self._mark = object()  # of its tables, which do not keep it alive
         utterance = self.client.utterance()
         local = utterance.local_model
         self._is_fixed = local is not None and utterance.model_info.kind == FULL_MODEL
         self.table: ModelTable
-        if local is not None and self._is_fixed and unpacks and fits(local):
+        unpacks = unpacks and self._is_fixed
+        if unpacks and isinstance(local, LocalModel) and fits(local):
             ngrams = sum(local.manifest.counts)
             if ngrams > TOLD_NGRAMS:
                 tell(f"unpacking {counted(ngrams, 'n-gram')} into memory")

@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.kenlm import sentence_kernels as kernels
+from dlm.kenlm import score_kernels as file_kernels
+from dlm.kenlm.model import WHITE_SPACE, KenlmFile, splits_at
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 
-# Word separators, as in `bytes.split`.
-_DELIMITERS = np.zeros(256, np.uint8)
-_DELIMITERS[list(b" \t\n\r\v\f")] = 1
+_DELIMITERS = splits_at(WHITE_SPACE)  # as in `bytes.split`
 TEXT_PADDING = b"\n" + PADDING
 # Where the bytes of a bytes object begin; CPython puts a zero byte after them.
 IN_BYTES = bytes.__basicsize__ - 1
+
+
+class Scorer(Protocol):
+    """What looks up words, and scores sentences if the whole model is in this process."""
+
+    def id_of(self, word: bytes) -> int:
+        """The id of a word; 0 where the model lacks it."""
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """The sum of the scores of its words; the text has at most TEXT_BYTES."""
+
+    def take_count(self) -> int:
+        """How many words were scored since the last call."""
+
+
+class FileScorer:
+    """The scorer of a KenLM file: sums are in float32, as KenLM's."""
+
+    def __init__(self, file: KenlmFile) -> None:
+        self._kept = file, np.zeros(file_kernels.SCRATCH_BYTES // 8 + 1, np.int64)
+        self._numbers = numbers = np.zeros(file_kernels.PLACES, np.int64)
+        numbers[file_kernels.VIEW] = file.view.ctypes.data
+        numbers[file_kernels.SPLITS] = _DELIMITERS.ctypes.data
+        numbers[file_kernels.SCRATCH] = self._kept[-1].ctypes.data
+        self._address = numbers.ctypes.data
+        self._score: Callable[..., float] = file_kernels.score_sentence.compile()
+
+    def id_of(self, word: bytes) -> int:
+        """See `Scorer`."""
+        return int(self._kept[0].ids_of([word])[0])
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """See `Scorer`."""
+        padded = text + PADDING  # this name keeps it in place
+        return self._score(self._address, id(padded) + IN_BYTES, len(text), bos, eos)
+
+    def take_count(self) -> int:
+        """See `Scorer`."""
+        found = int(self._numbers[file_kernels.SCORED])
+        self._numbers[file_kernels.SCORED] = 0
+        return found
 
 
 class TextScorer:

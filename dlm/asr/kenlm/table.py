@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
-from dlm.asr.kenlm import kernels
+from dlm.asr.kenlm import file_kernels, kernels
 from dlm.asr.kenlm.row_kernels import (
     CONTEXT_BYTES,
     HEAD_BYTES,
 )
-from dlm.asr.kenlm.scorer import TextScorer
+from dlm.asr.kenlm.scorer import FileScorer, Scorer, TextScorer
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
 from dlm.client.api.states import LOCAL_MODEL
+from dlm.kenlm.model import KenlmFile
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.ngram.vocab import as_bytes
 
@@ -36,7 +37,7 @@ ROW_MASK = (1 << kernels.ROW_BITS) - 1
 class WordIds(dict[str, int]):
     """Ids by word, each looked up once; cleared after too many unknown words."""
 
-    def __init__(self, scorer: TextScorer, size: int) -> None:
+    def __init__(self, scorer: Scorer, size: int) -> None:
         self._find = scorer.id_of
         self._most = size + UNKNOWN_WORDS
 
@@ -66,7 +67,7 @@ class ModelTable(ABC):
 
     Args        counts  of the model; queries to servers are added
                 owner   of this table: states of its other tables can continue here
-                view    of the one shard, or of the low orders; see `TextScorer`
+                scorer  looks up words, and scores text if the whole model is in this process
     Attributes  is_whole  the whole model is in this process: no step is NEEDS_SHARD
                 step    compiled function that takes `address`: see `kernels.step`
                 begin   row of the state at the beginning of a sentence
@@ -82,14 +83,14 @@ class ModelTable(ABC):
         utterance: Utterance,
         counts: ModelCounts,
         owner: object,
-        view: NDArray[np.int64],
+        scorer: Scorer,
     ) -> None:
         self.utterance = utterance
         self.model_info: ModelInfo = utterance.model_info
         self.order = utterance.order
         self.owner = owner
         self._counts = counts
-        self.scorer = TextScorer(utterance.vocabulary, self.order, view)
+        self.scorer = scorer
         self.ids = WordIds(self.scorer, utterance.vocabulary_size)
 
     @abstractmethod
@@ -125,19 +126,25 @@ class ModelTable(ABC):
 class StepTable(ModelTable):
     """A table of the states that occurred, and of the most recent steps.
 
-    For a mapped single-shard model, or one on servers; `ask` requests what the table lacks.
+    For a mapped single-shard model, a KenLM file, or a model on servers; `ask` requests what the
+    table lacks.
     """
 
     def __init__(
         self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
     ) -> None:
         local = utterance.local_model
-        self.is_whole = local is not None and len(local.shards) == 1
-        if local is not None and self.is_whole:
-            self.view = local.shards[0].view
+        scorer: Scorer
+        if isinstance(local, KenlmFile):
+            self.is_whole, self.view, scorer = True, local.view, FileScorer(local)
+            self._kernels = compiled_for_files()
         else:
-            self.view = utterance.low_orders.low.view
-        super().__init__(utterance, counts, owner, self.view)
+            self._kernels = compiled()
+            self.is_whole = local is not None and len(local.shards) == 1
+            low = utterance.low_orders.low.view
+            self.view = local.shards[0].view if local is not None and self.is_whole else low
+            scorer = TextScorer(utterance.vocabulary, utterance.order, self.view)
+        super().__init__(utterance, counts, owner, scorer)
         self._states = states
         width = max(self.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
@@ -164,7 +171,7 @@ class StepTable(ModelTable):
         self._blocks: dict[int, ContextBlocks] = {}
         self._held = 0  # words of these
         self.address = numbers.ctypes.data
-        self.step = compiled().step
+        self.step = self._kernels.step
         self.row_of(())
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
 
@@ -183,14 +190,14 @@ class StepTable(ModelTable):
         )
 
     def row_of(self, words: Sequence[int]) -> int:
-        return int(kernels.enter_state(self.address, np.array(words, np.uint32)))
+        return int(self._kernels.enter_state(self.address, np.array(words, np.uint32)))
 
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         shape = len(rows), words.shape[1]
         found, reach = np.empty(shape, np.float32), np.empty(shape, np.uint8)
-        compiled().score_rows(self.address, rows, words, found, reach)
+        self._kernels.score_rows(self.address, rows, words, found, reach)
         return found, reach
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
@@ -279,6 +286,7 @@ class Compiled(NamedTuple):
     """The compiled functions themselves: numba's dispatchers take half as long again."""
 
     step: Callable[[int, int, int], tuple[float, int]]
+    enter_state: Callable[..., int]
     enter_step: Callable[..., tuple[float, int]]
     score_rows: Callable[..., None]
 
@@ -286,5 +294,19 @@ class Compiled(NamedTuple):
 @lru_cache(1)
 def compiled() -> Compiled:
     return Compiled(
-        kernels.step.compile(), kernels.enter_step.compile(), kernels.score_rows.compile()
+        kernels.step.compile(),
+        kernels.enter_state,
+        kernels.enter_step.compile(),
+        kernels.score_rows.compile(),
+    )
+
+
+@lru_cache(1)
+def compiled_for_files() -> Compiled:
+    """Those of KenLM files, which no server's answers are entered for."""
+    return Compiled(
+        file_kernels.step.compile(),
+        file_kernels.enter_state,
+        kernels.enter_step,
+        file_kernels.score_rows.compile(),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.kenlm import unpacked_kernels as kernels
-from dlm.asr.kenlm.scorer import IN_BYTES, TEXT_PADDING
+from dlm.asr.kenlm.scorer import IN_BYTES, TEXT_PADDING, TextScorer
 from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelCounts, ModelTable
 from dlm.client import Utterance
 from dlm.index.check.decode import decode_tables
@@ -99,7 +99,9 @@ class UnpackedTable(ModelTable):
     def __init__(
         self, utterance: Utterance, counts: ModelCounts, owner: object, model: UnpackedModel
     ) -> None:
-        super().__init__(utterance, counts, owner, utterance.low_orders.low.view)
+        view = utterance.low_orders.low.view
+        self._text = TextScorer(utterance.vocabulary, utterance.order, view)
+        super().__init__(utterance, counts, owner, self._text)
         self._model = model
         self.address = model.numbers.ctypes.data
         self._score: Callable[..., float]
@@ -130,7 +132,7 @@ class UnpackedTable(ModelTable):
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
         padded = text + TEXT_PADDING  # which this name keeps in its place
         text_at = id(padded) + IN_BYTES
-        return self._score(self.address, self.scorer.address, text_at, len(text), bos, eos)
+        return self._score(self.address, self._text.address, text_at, len(text), bos, eos)
 
     def count(self) -> None:
         numbers = self._model.numbers

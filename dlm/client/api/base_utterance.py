@@ -50,6 +50,7 @@ from dlm.errors import (
     StaleShardSet,
 )
 from dlm.index.search.local import LocalModel
+from dlm.kenlm.model import KenlmFile
 from dlm.ngram.query import FULL, LOCAL_FALLBACK, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 
@@ -205,7 +206,7 @@ class BaseUtterance:
         return self._inputs.words
 
     @property
-    def local_model(self) -> LocalModel | None:
+    def local_model(self) -> LocalModel | KenlmFile | None:
         """The model, if it is in this process; None if servers hold it."""
         return self._core.local_model
 
@@ -325,6 +326,11 @@ class BaseUtterance:
     def _context_blocks(
         self, asking: Asking, states: States | Sequence[State]
     ) -> Steps[ContextBlocks]:
+        file = self._core.local_model
+        if isinstance(file, KenlmFile):  # it cannot list what follows a context
+            self._core.check_open()
+            asked = self._inputs.states(states)
+            return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
         fetches: list[BlockFetch] = []
         is_known = time.monotonic() >= self._blocks_unknown_until
 

@@ -20,6 +20,7 @@ from dlm.client.deliver.call import UNKNOWN
 from dlm.errors import ProtocolError
 from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.shard import LowOrders
+from dlm.kenlm.model import KenlmBlock
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, Answers
 from dlm.ngram.vocab import UNK_ID
 
@@ -55,7 +56,7 @@ class ContextBlocks:
 
     states: States
     _inputs: Inputs
-    _blocks: tuple[ContextBlock, ...]
+    _blocks: tuple[ContextBlock | KenlmBlock, ...]
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -211,15 +212,11 @@ class BlockFetch:
         Args
             instead  by row of `unknown`: the answers to every word of the vocabulary
         """
-        given, lengths = self.states._contexts, self.states._lengths.tolist()
-        width = given.shape[1]
-        contexts = [
-            np.ascontiguousarray(context[width - length :])
-            for context, length in zip(given, lengths, strict=True)
-        ]
         return tuple(
             _block(low, context, fetched, instead.get(row))
-            for row, (context, fetched) in enumerate(zip(contexts, self._fetched, strict=True))
+            for row, (context, fetched) in enumerate(
+                zip(self.states.each(), self._fetched, strict=True)
+            )
         )
 
 

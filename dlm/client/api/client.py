@@ -224,19 +224,29 @@ class Client(_Face):
         return client
 
     @classmethod
-    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Client:
+    def local(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        words: str | os.PathLike[str] | None = None,
+    ) -> Client:
         """Answers from the shard set in `directory`, in this process: no server, no message.
+
+        `directory` may also be the path of a KenLM binary file; its scores are then KenLM's, see
+        `dlm.kenlm.model.KenlmFile`.
 
         Handles, states, scores and errors are those of `connect`. Calls return their answer even
         after their deadline.
 
         Args
             verify  check every checksum first
+            words   a list of the words of a KenLM file that stores none
         Raises
-            ConfigError       there is no such folder
-            ShardFormatError  it is damaged
+            ConfigError       there is no such folder or file
+            ShardFormatError, KenlmFormatError  it is damaged
         """
-        return cls(open_local(Path(directory), verify=verify))
+        return cls(open_local(Path(directory), verify=verify, words=words))
 
     def utterance(
         self,
@@ -329,11 +339,18 @@ class AsyncClient(_Face):
         return Opening(connect())
 
     @classmethod
-    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Opening:
+    def local(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        words: str | os.PathLike[str] | None = None,
+    ) -> Opening:
         """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
+        opening = partial(open_local, Path(directory), verify=verify, words=words)
 
         async def local() -> AsyncClient:
-            return cls(await asyncio.to_thread(open_local, Path(directory), verify=verify))
+            return cls(await asyncio.to_thread(opening))
 
         return Opening(local())
 

@@ -25,9 +25,12 @@ from dlm.client.deliver.runtime import Snapshot, closed_error
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.membership import Topology
 from dlm.client.health.modes import Mode
-from dlm.client.plan.lowgrams import LowGrams, check_queries
+from dlm.client.plan.lowgrams import LowGrams, WordsAlone, check_queries
 from dlm.errors import ConfigError, DlmError
+from dlm.index.layout import Manifest
 from dlm.index.search.local import LocalModel
+from dlm.kenlm.layout import is_kenlm_file
+from dlm.kenlm.model import KenlmFile
 from dlm.ngram.query import FULL, LOCAL_FALLBACK, QueryGroups
 
 Asked: TypeAlias = Call | EndedCall
@@ -41,7 +44,7 @@ class Scorer(Counted, Protocol):
     """
 
     config: ClientConfig
-    local_model: LocalModel | None
+    local_model: LocalModel | KenlmFile | None
 
     # -- life
 
@@ -103,21 +106,26 @@ class Scorer(Counted, Protocol):
 
 
 class LocalScorer(Scorer):
-    """Answers each call at once, from the mapped shards; there are no servers to watch or wait for.
+    """Answers each call at once, from mapped shards or a mapped KenLM file, without servers.
 
     Args
-        source  the `source` of the answers; a `LOCAL_FALLBACK` one keeps the deadlines of a client
-                of servers
+        directory  of the shard set; the path of the file
+        source     the `source` of the answers; a `LOCAL_FALLBACK` one keeps the deadlines of a
+                   client of servers
     """
 
-    def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
+    def __init__(self, model: LocalModel | KenlmFile, directory: Path, source: int = FULL) -> None:
         self.config = ClientConfig()
-        self.local_model: LocalModel = model
+        self.local_model: LocalModel | KenlmFile = model
         self.source = source
         self._counts = ClientMetrics()
         self._closed = False
-        grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
-        self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+        grams: LowGrams
+        if isinstance(model, KenlmFile):
+            grams = WordsAlone(directory, _manifest_of(model), None, model.vocabulary)
+        else:
+            grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
+        self._snapshot = Snapshot(Topology(grams.manifest, {}, {}), grams)
         _open.add(self)
 
     @property
@@ -161,7 +169,8 @@ class LocalScorer(Scorer):
         return {}
 
     def cache_bytes(self) -> int:
-        return self._snapshot.low_bytes
+        model = self.local_model
+        return len(model.data) if isinstance(model, KenlmFile) else self._snapshot.low_bytes
 
     @property
     def counts(self) -> ClientMetrics:
@@ -172,11 +181,14 @@ class LocalScorer(Scorer):
         return self._counts.now()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"directory": self._snapshot.grams.directory.absolute(), "source": self.source}
+        file = self.local_model if isinstance(self.local_model, KenlmFile) else None
+        directory = self._snapshot.grams.directory.absolute()
+        return {"directory": directory, "source": self.source, "file": file}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         directory = state["directory"]
-        self.__init__(LocalModel.open(directory), directory, state["source"])  # type: ignore[misc]
+        model = state["file"] or LocalModel.open(directory)
+        self.__init__(model, directory, state["source"])  # type: ignore[misc]
 
     def submit(
         self,
@@ -190,7 +202,7 @@ class LocalScorer(Scorer):
         **__: Any,
     ) -> EndedCall:
         self.check_open()
-        manifest = self.local_model.manifest
+        manifest = self._snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         self._counts.planned(len(words))
         if asks is not SCORES:
@@ -214,6 +226,7 @@ class LocalScorer(Scorer):
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
     ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
         """See `BlockCall`; everything stored comes at once."""
+        assert isinstance(self.local_model, LocalModel)  # a KenLM file is not asked for this
         parts: list[BlockPart | None] = []
         width = contexts.shape[1]
         for row, length in enumerate(lengths.tolist()):
@@ -225,6 +238,24 @@ class LocalScorer(Scorer):
             total = int(found.totals[0])
             parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
         return parts, np.full(len(parts), self.source, np.uint8)
+
+
+def _manifest_of(file: KenlmFile) -> Manifest:
+    """What utterances and states must know of a KenLM file; it has no shards."""
+    layout = file.layout
+    return Manifest(
+        text=b"",
+        shard_set=file.model_id,
+        model=file.model_id,
+        order=layout.order,
+        counts=(layout.words, *layout.counts[1:]),
+        blanks=(0,) * layout.order,
+        unk_in_model=True,
+        encoding="kenlm",
+        slots=np.zeros(0, np.uint16),
+        files=(),
+        provenance={},
+    )
 
 
 _open: weakref.WeakSet[LocalScorer] = weakref.WeakSet()
@@ -239,14 +270,28 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def open_local(
-    directory: Path, source: int = FULL, *, verify: bool = True, what: str = "the shard set"
+    directory: Path,
+    source: int = FULL,
+    *,
+    verify: bool = True,
+    words: str | os.PathLike[str] | None = None,
+    what: str = "the shard set",
 ) -> LocalScorer:
-    """Opens the shard set in `directory`.
+    """Opens the shard set in `directory`, or the KenLM file at this path.
 
+    Args
+        words  see `KenlmFile.open`
     Raises
-        ConfigError       there is no such folder, or it is a file; `what` names it
-        ShardFormatError  it is damaged
+        ConfigError       there is no such folder, or it is another file; `what` names it
+        ShardFormatError, KenlmFormatError  it is damaged
     """
+    if source == FULL and is_kenlm_file(directory):
+        return LocalScorer(KenlmFile.open(directory, words=words), directory)
+    if words is not None:
+        raise ConfigError(
+            f"words={os.fspath(words)} was given, but {directory} is not a KenLM binary file; only "
+            "those may lack their words. Leave it out"
+        )
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(

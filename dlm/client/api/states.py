@@ -122,6 +122,15 @@ class States:
         step, content = words.itemsize * words.shape[1], words.tobytes()
         return [content[at : at + step] for at in range(0, len(content), step)]
 
+    def each(self) -> list[NDArray[np.uint32]]:
+        """The ids of each state of the flattened array, the most recent last."""
+        flat = self.reshape(-1)
+        width = flat._contexts.shape[1]
+        return [
+            np.ascontiguousarray(context[width - length :])
+            for context, length in zip(flat._contexts, flat._lengths.tolist(), strict=True)
+        ]
+
     def reshape(self, *shape: int) -> States:
         """The same states in another shape."""
         lengths = self._lengths.reshape(*shape)

@@ -53,6 +53,13 @@ class LowGrams:
         return answers, needs_shard.astype(np.bool_)
 
 
+@dataclass(frozen=True, eq=False)
+class WordsAlone(LowGrams):
+    """The vocabulary of a model in this process that has no low orders of its own."""
+
+    low: None  # type: ignore[assignment]
+
+
 def check_queries(
     order: int,
     size: int,

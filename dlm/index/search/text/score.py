@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from dlm.index.search.shard import Shard
 from dlm.index.search.text import kernels
+from dlm.kenlm.model import KenlmFile
+from dlm.kenlm.score_kernels import sum_sentences as sum_as_kenlm
 from dlm.ngram import kernels as reading
 from dlm.ngram.digits.kernels import FIXED_LIMIT
 from dlm.ngram.query import Answers
@@ -117,9 +119,15 @@ class Lines:
         return text[:end].tobytes().decode("ascii")
 
 
-def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool = True) -> Lines:
-    """Scores each line of `text` as a sentence, with what `dlm score` shows of it."""
-    ids, begin = model.word_table.ids_of_text(text)
+def score_lines(
+    model: WholeModel | KenlmFile, text: bytes, *, bos: bool = True, eos: bool = True
+) -> Lines:
+    """Scores each line of `text` as a sentence, with what `dlm score` shows of it.
+
+    With a KenLM file, words are found by their hashes, and totals are sums in float32, as KenLM's.
+    """
+    is_file = isinstance(model, KenlmFile)
+    ids, begin = (model if isinstance(model, KenlmFile) else model.word_table).ids_of_text(text)
     sentences = len(begin) - 1
     size = len(ids) + sentences * (int(bos) + int(eos))
     words, reach = np.empty(size, np.uint32), np.empty(size, np.uint8)
@@ -128,7 +136,9 @@ def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool =
         ids, begin, vocabulary.begin_id, vocabulary.end_id, int(bos), int(eos), model.order,
         words, reach,
     )  # fmt: skip
-    if len(model.shards) == 1:
+    if isinstance(model, KenlmFile):
+        answers = model.score_tokens(words, reach, bos=bos)
+    elif len(model.shards) == 1:
         answers = Answers.empty(size)
         kernels.score_tokens(
             model.shards[0].view, model.order, words, reach, answers.log10_prob,
@@ -137,7 +147,8 @@ def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool =
     else:
         answers = _one_by_one(model, words, reach)
     totals = np.empty(sentences)
-    kernels.sum_sentences(answers.log10_prob, begin, int(bos), int(eos), totals)
+    add = sum_as_kenlm if is_file else kernels.sum_sentences
+    add(answers.log10_prob, begin, int(bos), int(eos), totals)
     return Lines(words, answers, begin, totals, model.order, bos, eos)
 
 

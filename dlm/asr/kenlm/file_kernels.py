@@ -1,0 +1,99 @@
+"""One word after one state of a KenLM file, in the tables of `kernels.py`.
+
+In a row of these tables, the contexts are the weights of the state's last word, its last two, ...,
+float32: what KenLM keeps in a state.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.asr.kenlm.kernels import (
+    ASKED,
+    CONTEXTS,
+    COUNT,
+    ROW_BITS,
+    ROWS,
+    STRIDE,
+    VIEW,
+    add_one,
+    find_row,
+    line_of,
+    put_next,
+    put_state,
+    put_step,
+    recall,
+)
+from dlm.asr.kenlm.row_kernels import HEAD_BYTES
+from dlm.jit import kernel
+from dlm.kenlm.kernels import IS_TRIE, ORDER, of
+from dlm.kenlm.score_kernels import AHEAD, ask_ahead, ask_children, score_word, weigh
+from dlm.ngram.memory_kernels import as_float32, bits_of_float32, load32
+
+_1, _4, _32 = np.int64(1), np.int64(4), np.int64(32)
+_HEAD = np.int64(HEAD_BYTES)
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step(table, state, word):  # type: ignore[no-untyped-def]
+    """Scores a word after a state, as `kernels.step`: with KenLM's bits."""
+    key = (state << _32 | word) + _1
+    line = line_of(table, key)
+    value = recall(table, line, key)
+    if value >= 0:
+        return np.float64(as_float32(value)), value >> _32
+    view, contexts = of(table, VIEW), of(table, CONTEXTS)
+    row = of(table, ROWS) + state * of(table, STRIDE)
+    new = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
+    log10_prob, found, reach = score_word(
+        view, of(view, IS_TRIE), of(view, ORDER), word, load32(row), row + _HEAD, _4,
+        row + contexts, new + contexts,
+    )  # fmt: skip
+    put_next(table, state, word, reach)
+    after, _ = find_row(table)
+    if after < 0:
+        return 0.0, after
+    after |= found << np.int64(ROW_BITS)
+    put_step(line, key, after << _32 | bits_of_float32(log10_prob))
+    add_one(table, ASKED)
+    return np.float64(log10_prob), after
+
+
+@kernel("int64, uint32[:]", nogil=False)
+def enter_state(table, words):  # type: ignore[no-untyped-def]
+    """As `kernels.enter_state`."""
+    row = put_state(table, words)
+    view = of(table, VIEW)
+    weights = row + of(table, CONTEXTS)
+    weigh(view, of(view, IS_TRIE), np.int64(len(words)), row + _HEAD, _4, weights)
+    count, _ = find_row(table)
+    return count
+
+
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
+def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
+    """As `kernels.score_rows`."""
+    view = of(table, VIEW)
+    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
+    room = np.empty(order, np.float32)
+    after = np.int64(room.ctypes.data)
+    width = words.shape[1]
+    for k in range(len(rows)):
+        here = words[k if len(words) > 1 else 0]
+        row = of(table, ROWS) + rows[k] * of(table, STRIDE)
+        length, context = load32(row), row + _HEAD
+        for i in range(min(AHEAD, width)):
+            ask_ahead(view, is_trie, order, np.int64(here[i]), length, context, _4)
+        for i in range(width):
+            if i + AHEAD < width:
+                there = np.int64(here[i + AHEAD])
+                ask_ahead(view, is_trie, order, there, length, context, _4)
+            if is_trie and i + AHEAD // 2 < width:
+                ask_children(view, np.int64(here[i + AHEAD // 2]), length, context)
+            prob, _, state = score_word(
+                view, is_trie, order, np.int64(here[i]), length, context, _4,
+                row + of(table, CONTEXTS), after,
+            )  # fmt: skip
+            log10_prob[k, i] = prob
+            reach[k, i] = np.uint8(state)

@@ -1,0 +1,242 @@
+"""A KenLM file as a model: scores of ids, of text and after contexts, from the file as it lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dlm.kenlm import kernels as words_kernels
+from dlm.kenlm import score_kernels as kernels
+from dlm.kenlm.layout import Data, Layout, open_file
+from dlm.kenlm.view import find_ids, make_view
+from dlm.kenlm.vocab import words_of
+from dlm.memory_options import MAPPED, MemoryOptions
+from dlm.ngram.query import FULL, Answers, QueryGroups
+from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
+from dlm.ngram.wordtable import WordTable
+
+# What opening a file and scoring with it run; see jit.compile_ahead.
+KERNELS = (
+    kernels.score_tokens,
+    kernels.score_groups,
+    kernels.find_text,
+    kernels.sum_sentences,
+    words_kernels.find_words,
+)
+LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # what splits words, besides the newline
+_SAMPLES, _SAMPLE_BYTES = 256, 64  # of a file, for its id
+_KNOWN_WORDS = 1 << 20  # ids to remember, at most
+
+
+class KenlmFile:
+    """A KenLM binary file, mapped; make one with `KenlmFile.open`. Any thread may use it.
+
+    Attributes
+        layout    what the file holds
+        view      the address-based form that kernels read, (places,) int64
+        model_id  32 hex digits, of the header, the size and a sample of the content: states of
+                  other files are told apart by it
+    Guarantees
+        log10 P, `ngram_length` and state lengths are KenLM's, bit for bit in float32. They can
+        differ in the last bit from `ngram.backoff.score` of the same n-grams, since KenLM adds the
+        probability first and the weights from the shortest context up. `matched_order` is
+        `ngram_length`: a file does not say which n-grams are blanks
+    """
+
+    def __init__(
+        self, data: Data, layout: Layout, words: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.data, self.layout = data, layout
+        self._listed = words
+        self.view = make_view(data, layout)
+        self.vocabulary: Vocabulary = FileVocabulary(self)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        words: str | os.PathLike[str] | None = None,
+        memory_options: MemoryOptions = MAPPED,
+    ) -> KenlmFile:
+        """Maps the file at `path`.
+
+        Args
+            words  a list of the model's words, one per line, for a file that stores none; read
+                   when words are first needed, see `vocab.words_of`. Scoring text needs none
+        Raises
+            KenlmFormatError  see `layout.open_file`
+            ConfigError       memory cannot be locked
+            OSError           the file cannot be read
+        """
+        data, layout = open_file(path, memory_options=memory_options)
+        return cls(data, layout, words)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened_again, (Path(self.layout.path).absolute(), self._listed)
+
+    @property
+    def order(self) -> int:
+        """N; contexts have at most N - 1 words."""
+        return self.layout.order
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Words, the unknown word included; ids are below this."""
+        return self.layout.words
+
+    @cached_property
+    def word_table(self) -> WordTable:
+        """The words by id.
+
+        Raises  see `vocab.words_of`
+        """
+        return words_of(self.data, self.layout, self.view, self._listed)
+
+    @cached_property
+    def model_id(self) -> str:
+        """See `KenlmFile`."""
+        size = len(self.data)
+        digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
+        step = max(size // _SAMPLES, _SAMPLE_BYTES)
+        for at in range(0, size, step):
+            digest.update(self.data[at : at + _SAMPLE_BYTES].tobytes())
+        return digest.hexdigest()
+
+    def ids_of(self, words: Iterable[str | bytes]) -> NDArray[np.uint32]:
+        """Ids of `words` by their hashes, (n,) uint32; 0 where the model lacks one."""
+        return find_ids(self.view, [as_bytes(word) for word in words])
+
+    def ids_of_text(
+        self, text: bytes, *, spaces: bytes = LINE_SPACES
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """As `WordTable.ids_of_text`, by the words' hashes."""
+        padded = np.frombuffer(b"".join((text, bytes(words_kernels.PAD_BYTES))), np.uint8)
+        ids = np.empty((len(text) + 1) // 2, np.uint32)
+        sentence_begin = np.empty(text.count(b"\n") + 2, np.int64)
+        count = kernels.find_text(
+            self.view.ctypes.data, padded, len(text), splits_at(spaces), ids, sentence_begin
+        )
+        return ids[: int(count)].copy(), sentence_begin
+
+    def score_tokens(
+        self, words: NDArray[np.uint32], reach: NDArray[np.uint8], *, bos: bool
+    ) -> Answers:
+        """See `score_kernels.score_tokens`; its last arguments."""
+        a = Answers.empty(len(words))
+        kernels.score_tokens(
+            self.view.ctypes.data, words, reach, bos, a.log10_prob, a.matched_order,
+            a.ngram_length, a.state_length,
+        )  # fmt: skip
+        return a
+
+    def score_groups(self, groups: QueryGroups) -> Answers:
+        """Scores each word after the context of its group; each context is looked up once.
+
+        Trusts  ids below the vocabulary's size, lengths below the order, counts that add up
+        """
+        a = Answers.empty(len(groups.words))
+        kernels.score_groups(
+            self.view.ctypes.data, groups.context_lengths, groups.context_words,
+            groups.word_counts, groups.words, a.log10_prob, a.matched_order, a.ngram_length,
+            a.state_length,
+        )  # fmt: skip
+        return a
+
+    def block(self, context: NDArray[np.uint32]) -> KenlmBlock:
+        """What scores any word after a context of (L,) ids, most recent last."""
+        return KenlmBlock(self, context)
+
+
+def _opened_again(path: Path, words: str | os.PathLike[str] | None) -> KenlmFile:
+    return KenlmFile.open(path, words=words)
+
+
+def splits_at(spaces: bytes) -> NDArray[np.uint8]:
+    """(256,) uint8: 1 at the newline and at these bytes."""
+    splits = np.zeros(256, np.uint8)
+    splits[[ord("\n"), *spaces]] = 1
+    return splits
+
+
+class FileVocabulary(Vocabulary):
+    """The vocabulary of a file: ids by hash, as KenLM finds them; words are read when needed.
+
+    Raises  what `vocab.words_of` does, where words are asked for by id
+    """
+
+    __slots__ = ("_file", "_known")
+
+    def __init__(self, file: KenlmFile) -> None:
+        self._file = file
+        self._words = self._ids = None
+        self._size = file.layout.words
+        self.unk_in_model = True  # KenLM's files always have a value for it
+        begin = file.view[words_kernels.BEGIN], file.view[words_kernels.END]
+        self.begin_id, self.end_id = map(int, begin)
+        self._known: dict[bytes, int] = {}
+
+    @property
+    def table(self) -> WordTable:  # type: ignore[override]
+        """The words by id."""
+        return self._file.word_table
+
+    def __contains__(self, word: str | bytes) -> bool:
+        return self.id_of(word) != UNK_ID
+
+    def id_of(self, word: str | bytes) -> int:
+        """See `Vocabulary.id_of`."""
+        text = as_bytes(word)
+        found = self._known.get(text)
+        if found is None:
+            if len(self._known) >= _KNOWN_WORDS:
+                self._known.clear()
+            found = self._known[text] = int(find_ids(self._file.view, [text])[0])
+        return found
+
+    def ids_of(self, words: Iterable[str | bytes]) -> NDArray[np.uint32]:
+        """See `Vocabulary.ids_of`."""
+        return self._file.ids_of(words)
+
+
+@dataclass(frozen=True, slots=True)
+class KenlmBlock:
+    """One context, with `ContextBlock`'s methods. A KenLM file cannot list what follows a context,
+    so it holds no words, and each word is scored in the file."""
+
+    file: KenlmFile
+    context: NDArray[np.uint32]
+    source: int = FULL
+    words: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    words_before: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words_before", tuple(self.context.tolist()))
+
+    def score(self, asked: NDArray[np.uint32]) -> Answers:
+        """Answers to words, whose ids are below the vocabulary's size."""
+        return self.file.score_groups(
+            QueryGroups(
+                np.array([len(self.context)], np.uint8),
+                self.context,
+                np.array([len(asked)], np.uint32),
+                np.ascontiguousarray(asked),
+            )
+        )
+
+    def score_word(self, word: int) -> tuple[float, int]:
+        """log10 P of one word, and its state length."""
+        found = self.score(np.array([word], np.uint32))
+        return float(found.log10_prob[0]), int(found.state_length[0])
+
+    def score_all(self) -> Answers:
+        """Answers to all words of the vocabulary, by id."""
+        return self.score(np.arange(self.file.vocabulary_size, dtype=np.uint32))
