@@ -21,9 +21,9 @@ def perplexity(
         list[Path],
         typer.Argument(
             metavar="MODEL [TEXT]...",
-            help="An ARPA file, a KenLM binary file or the folder of a shard set (leave it out with "
-            "--cluster), then texts, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet. Without a text, "
-            "or for -, standard input.",
+            help="An ARPA or KenLM binary file, or the folder of a shard set (leave it out with "
+            "--cluster), then texts, one sentence per line: plain, .gz, .zst, .xz, .bz2 or "
+            "parquet. Without a text, or for -, standard input.",
         ),
     ],
     cluster: Annotated[

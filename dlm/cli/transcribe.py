@@ -36,8 +36,8 @@ def transcribe(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Model: cluster.toml, the folder of a shard set, an ARPA or KenLM binary file.  [default: "
-            "cluster.toml in this folder, else a small model that comes with dlm]",
+            help="Model: cluster.toml, the folder of a shard set, an ARPA or KenLM binary file.  "
+            "[default: cluster.toml in this folder, else a small model that comes with dlm]",
         ),
     ] = None,
     model: ServedModel = None,
