@@ -14,7 +14,7 @@ import pytest
 from cluster import Cluster, ModelFiles, build
 from dlm.asr.open import CLUSTER, SERVERS, SHARD_SET, ModelSource, find_source, open_model, sharded
 from dlm.client import Client, ClientConfig
-from dlm.errors import ConfigError, DlmError
+from dlm.errors import ConfigError, DlmError, FormatError
 from models import HAND_MADE, random_model
 
 MODEL = random_model(3, order=3, words=20, per_order=80)
