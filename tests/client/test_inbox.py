@@ -19,7 +19,7 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
     client.utterance()
     settle(client)
     home = loop.running()
-    home._woken_until = inf
+    home.mailbox.woken_until = inf
     loop._posted.append((taken.set, ()))
     assert taken.wait(WAIT_S)
 

@@ -8,7 +8,6 @@ a late reply reaches a part that nobody reads any longer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks, BlockPart
+from dlm.client.deliver.loop import Mailbox
 from dlm.client.plan import kernels, lowgrams
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.client.plan.router import CallPlan, Piece
@@ -101,12 +101,13 @@ class Ending:
             if not woken.done():
                 woken.set_result(None)
 
-        def tell(_: Ending) -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(wake)
-
-        self.add_done_callback(tell)
-        await asyncio.wait([woken], timeout=timeout_s)
+        mailbox = _mailbox_of(loop)
+        self.add_done_callback(lambda _: mailbox.post(wake))
+        timer = loop.call_later(timeout_s, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
         return bool(self._ends)
 
     def add_done_callback(self, call: Callable[[Ending], object]) -> None:
@@ -130,6 +131,16 @@ class Ending:
 Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to a message
 
 UNKNOWN = 255  # as a source: none of the servers asked knows this kind of call
+
+
+_waiting = threading.local()  # the event loop of a thread, and its mailbox
+
+
+def _mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
+    if getattr(_waiting, "loop", None) is not loop:
+        _waiting.loop, _waiting.mailbox = loop, Mailbox(loop, deque())
+    mailbox: Mailbox = _waiting.mailbox
+    return mailbox
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import uvloop
 
@@ -31,6 +31,9 @@ STOP_S = 5.0
 POLLER_S = 0.2
 # A thread that should wake the loop may be interrupted by a signal handler: then the next one does.
 WAKE_S = 0.05
+
+
+Posted: TypeAlias = deque[tuple[Callable[..., None], tuple[Any, ...]]]
 
 
 class Home(Protocol):
@@ -49,15 +52,62 @@ class Home(Protocol):
         """
 
 
+class Mailbox:
+    """Calls that other threads leave for an event loop. It is woken once for all that come before
+    it gets to them: waking takes longer than most of the calls.
+
+    Args
+        posted  calls and their arguments
+    Attributes
+        closed  what is posted stays
+    """
+
+    __slots__ = ("_loop", "_posted", "closed", "woken_until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, posted: Posted) -> None:
+        self._loop = loop
+        self._posted = posted
+        self.closed = False
+        self.woken_until = 0.0  # a thread has woken it, until then at the latest
+
+    def post(self, call: Callable[..., None], *args: Any) -> bool:
+        """From any thread: has the loop run `call`; False if it is closed."""
+        self._posted.append((call, args))
+        return self.wake()
+
+    def wake(self) -> bool:
+        """From any thread: has the loop run what was posted; False if it is closed."""
+        if self.closed:
+            return False
+        now = time.monotonic()
+        if now < self.woken_until:
+            return True  # the thread that set it wakes the loop, which then runs everything posted
+        self.woken_until = now + WAKE_S
+        try:
+            self._loop.call_soon_threadsafe(self.run)
+        except RuntimeError:
+            return False
+        return True
+
+    def run(self) -> None:
+        """On the loop: runs what was posted."""
+        posted = self._posted
+        while posted and not self.closed:
+            self.woken_until = inf  # what is posted meanwhile is run here
+            while posted:
+                _try(*posted.popleft())
+            self.woken_until = 0.0  # first: later posts wake the loop again
+        self.woken_until = 0.0
+
+
 class LoopThread:
     """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
-        self._woken_until = 0.0  # a thread has woken it, until then at the latest
+        self.mailbox = Mailbox(self._loop, _posted)
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
-        self.ending = False  # nothing that is posted or started runs any longer
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop.call_soon(self._begin)
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
@@ -69,29 +119,12 @@ class LoopThread:
 
     def _begin(self) -> None:
         self.arm()
-        self._run_posted()
+        self.mailbox.run()
 
-    def wake(self) -> bool:
-        """Makes it run what was posted; from any thread. False if it has ended."""
-        if self.ending:
-            return False
-        now = time.monotonic()
-        if now < self._woken_until:
-            return True  # the thread that set it wakes the loop, which then runs everything posted
-        self._woken_until = now + WAKE_S
-        try:
-            self._loop.call_soon_threadsafe(self._run_posted)
-        except RuntimeError:
-            return False
-        return True
-
-    def _run_posted(self) -> None:
-        while _posted and not self.ending:
-            self._woken_until = inf  # what is posted meanwhile is run here
-            while _posted:
-                _try(*_posted.popleft())
-            self._woken_until = 0.0  # first: later posts wake the loop again
-        self._woken_until = 0.0
+    @property
+    def ending(self) -> bool:
+        """Whether nothing that is posted or started runs any longer."""
+        return self.mailbox.closed
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """On the loop: runs `work`, which ends with the loop at the latest."""
@@ -122,7 +155,7 @@ class LoopThread:
         while _timers and _timers[0][0] <= due:
             _, _, call, args = heapq.heappop(_timers)
             _try(call, args)
-        self._run_posted()  # the thread that should have woken the loop may have been interrupted
+        self.mailbox.run()  # the thread that should have woken the loop may have been interrupted
         self.arm()
 
     def stop(self, before: Callable[[], None]) -> None:
@@ -134,9 +167,9 @@ class LoopThread:
         """
 
         async def end() -> None:
-            self._run_posted()
+            self.mailbox.run()
             before()
-            self.ending = True
+            self.mailbox.closed = True
             for task in self._tasks:
                 task.cancel()
             # Those of gRPC too, which end with ours; they reference what `stop` must free.
@@ -172,7 +205,7 @@ _here = threading.local()
 _lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
 _running: LoopThread | None = None
 _suspended = False  # during a fork, and while the interpreter exits
-_posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+_posted: Posted = deque()
 # The timers; only the loop touches them.
 _timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 _order = itertools.count()
@@ -188,7 +221,7 @@ def post(call: Callable[..., None], *args: Any) -> None:
     """See `Home.post`; does not wait for a fork, after which `call` runs."""
     _posted.append((call, args))
     home = _running
-    if home is None or not home.wake():
+    if home is None or not home.mailbox.wake():
         _start()
 
 
@@ -197,8 +230,7 @@ def leave(call: Callable[..., None], *args: Any) -> bool:
     home = _running
     if home is None or home.ending:
         return False
-    _posted.append((call, args))
-    return home.wake()
+    return home.mailbox.post(call, *args)
 
 
 def is_here() -> bool:
