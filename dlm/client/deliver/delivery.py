@@ -1,6 +1,6 @@
 """Messages go to servers, and replies, errors and time end them.
 
-All of it runs on the loop, one step after another (`lanes`). `lanes` gives the messages, and
+All of it runs on the loop, one step after another. `lanes` gives the messages, and
 `replicas` the server to ask. Whatever happens to a message, `after` decides what is done about it,
 and `Delivery._do` does that, here and nowhere else. A message has ended when all of its parts have,
 and its place in the lane is free. If a step raises, `cut_off` starts over: ending anything twice
@@ -33,7 +33,8 @@ from dlm.client.deliver.after import (
 )
 from dlm.client.deliver.call import Call
 from dlm.client.deliver.counts import CANCELLED, result_of
-from dlm.client.deliver.lanes import Inbox, Lanes
+from dlm.client.deliver.lanes import Lanes
+from dlm.client.deliver.loop import Inbox
 from dlm.client.deliver.message import Attempt, Message, as_dlm_error, naming_shard
 from dlm.client.deliver.replicas import late_after
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
@@ -87,7 +88,8 @@ class Delivery:
         self._table = table
         self._clock = clock
         self._tracer = tracer
-        self.inbox = inbox = Inbox(links, clock, home, self._cut_off, self._next, self._look)
+        steps = self._give_up, self._cut_off, self._next, self._look
+        self.inbox = inbox = Inbox(links, clock, home, *steps)
         self._lanes = lanes = Lanes(config, links, table, clock, inbox)
         self.tell = inbox.tell
         self.overload, self.max_queries = lanes.overload, lanes.max_queries
@@ -130,10 +132,13 @@ class Delivery:
 
     # -- to a server --------------------------------------------------------------------------
 
-    def _next(self, runtime: Runtime) -> None:
-        message = self._lanes.next(runtime)
+    def _next(self) -> None:
+        message = self._lanes.next(self._links.runtime)
         if message is not None:
-            self.inbox.step(self._begin, message)
+            try:
+                self._begin(message)
+            except Exception as exc:  # noqa: BLE001 - the other messages must be sent
+                self._cut_off(message, exc)
 
     def _begin(self, message: Message) -> None:
         runtime, watch = message.runtime, message.runtime.watch
@@ -212,11 +217,11 @@ class Delivery:
             withdraw = message.asks.post(connection)(
                 message.request,
                 max(message.deadline - attempt.since, 0.0),
-                partial(self._reply, attempt),
+                partial(self.inbox.carry_out, self._replied, attempt),
                 *(() if self._tracer is None else (self._trace(self._tracer, message),)),
             )
         except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
-            self._reply(attempt, None, as_dlm_error(exc, message.shard))
+            self._replied(attempt, None, as_dlm_error(exc, message.shard))
         else:
             if not attempt.replied:
                 attempt.withdraw = withdraw
@@ -232,10 +237,6 @@ class Delivery:
         return () if sampled is None else tracer.metadata(sampled)
 
     # -- and back -----------------------------------------------------------------------------
-
-    def _reply(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
-        """Records a reply, from any thread; an error after a reply is ignored."""
-        self.inbox.carry_out(self._replied, attempt, data, error)
 
     def _replied(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
         if attempt.replied:
@@ -443,13 +444,25 @@ class Delivery:
         message.lane.done(message.number, self._clock(), answered=False, gone=gone)
         self._free(message)
 
-    def _cut_off(self, message: Message, error: DlmError) -> None:
-        """A step of it raised: whatever the step had done, the message is over."""
+    def _cut_off(self, subject: Any, cause: Exception) -> None:
+        """A step of a call, a message or an attempt raised: whatever it had done, that is over."""
+        message = subject.message if isinstance(subject, Attempt) else subject
+        if not isinstance(message, Message):
+            self._give_up(subject, cause)
+            return
         message.ended = True
+        error = as_dlm_error(cause)
         for part in message.parts:
             part.call.miss(part, error)
         message.lane.drop(message.number)
         self._free(message)
+
+    def _give_up(self, subject: Any, cause: Exception) -> None:
+        """Ends a call that cannot be posted, or whose step raised."""
+        if isinstance(subject, Call):
+            error = as_dlm_error(cause)
+            subject.give_up(error)
+            subject.fail(error)  # unless the bigram fallback has ended it
 
     def _free(self, message: Message) -> None:
         """Frees its place in the lane, so that waiting parts may be sent."""

@@ -1,8 +1,6 @@
-"""What waits for the loop: its inbox, and the lanes into which it puts the parts of calls.
+"""The lanes of a client: parts of calls go into the lane of their shard, and messages come out.
 
-Callers, connections and helper threads leave steps in the inbox, and the loop carries them out one
-after another. So no step sees a message, a lane or a server half changed. Parts of calls go into
-the lane of their shard, and messages come out; `lane` decides when.
+Runs on the loop, except `overload`. `lane` decides when a message may be sent.
 """
 
 from __future__ import annotations
@@ -14,121 +12,17 @@ from math import inf
 from typing import Any
 
 from dlm.client.config.settings import ClientConfig
-from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
 from dlm.client.deliver.call import Call, Part, Place
 from dlm.client.deliver.lane import PATIENCE, Lane
-from dlm.client.deliver.message import Attempt, Message, as_dlm_error
+from dlm.client.deliver.loop import Inbox
+from dlm.client.deliver.message import Message, as_dlm_error
 from dlm.client.deliver.replicas import late_after
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot, closed_error
 from dlm.client.deliver.table import Table, other_model
 from dlm.client.plan import router
 from dlm.client.plan.lowgrams import allows_fallback
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded
-
-LOOK_S = 1.0  # between checks of lanes and messages, while there are any
-
-
-@dataclass(eq=False)
-class Inbox:
-    """The way to the loop.
-
-    Args
-        home     where steps run: the loop of the process
-        cut_off  ends a message whose step raised an error
-        send     sends the next message of a lane that has one ready
-        look     checks what may be late; returns when to check again
-    """
-
-    _links: Links
-    _clock: Callable[[], float]
-    _home: loop.Home
-    _cut_off: Callable[[Message, DlmError], None]
-    _send: Callable[[Runtime], None]
-    _look: Callable[[], float]
-
-    # -- in any thread ------------------------------------------------------------------------
-
-    def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """Makes the loop carry out a step."""
-        try:
-            self._home.post(self._take, step, args)
-        except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
-            if args and isinstance(args[0], Call):
-                args[0].give_up(as_dlm_error(exc))
-
-    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
-        (self.step if self._home.is_here() else self.tell)(step, *args)
-
-    # -- on the loop --------------------------------------------------------------------------
-
-    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
-        self._home.later(delay_s, self.step, step, *args)
-
-    def look_by(self, at: float) -> None:
-        """Schedules a check of lanes and messages by then, but within a second: a scheduled check
-        keeps alive a client that nobody references."""
-        alarms = self._links.runtime.alarms
-        if at < (alarms[-1] if alarms else inf):
-            now = self._clock()
-            at = min(at, now + LOOK_S)
-            alarms.append(at)
-            self.later(at - now, self._ring)
-
-    def _ring(self) -> None:
-        self._links.runtime.alarms.pop()
-        next_at = self._clock() + LOOK_S  # if it raises
-        try:
-            next_at = self._look()
-        finally:
-            self.look_by(next_at)
-
-    def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Carries out a step of another thread. What it made ready is sent after all steps that
-        wait in the mailbox now: so simultaneous parts are sent together."""
-        runtime = self._links.runtime
-        runtime.busy = True
-        self._try(step, args)
-        runtime.busy = False
-        if runtime.ready and not runtime.flushing:
-            runtime.flushing = True
-            self._home.post(self._flush)
-
-    def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step, and sends what it made ready. If steps nest, the outermost does:
-        immediate failures do not deepen the stack."""
-        runtime = self._links.runtime
-        if runtime.busy:
-            self._try(step, args)
-        else:
-            runtime.busy = True
-            self._try(step, args)
-            self._flush()
-
-    def _flush(self) -> None:
-        runtime = self._links.runtime
-        runtime.busy, runtime.flushing = True, False
-        try:
-            while runtime.ready:
-                self._send(runtime)
-        finally:
-            runtime.busy = False
-
-    def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Runs one step; its failure does not affect others."""
-        try:
-            step(*args)
-        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
-            error, subject = as_dlm_error(exc), args[0] if args else None
-            if isinstance(subject, Call):
-                subject.give_up(error)
-                subject.fail(error)  # unless the bigram fallback has ended it
-            elif isinstance(subject, Attempt):
-                self._cut_off(subject.message, error)
-            elif isinstance(subject, Message):
-                self._cut_off(subject, error)
 
 
 @dataclass(eq=False)

@@ -1,4 +1,5 @@
-"""The thread with the event loop on which the clients of a process do everything, and its mailbox.
+"""The thread with the event loop on which the clients of a process do everything, its mailbox, and
+the steps that a client leaves there.
 
 All streams of all clients share this thread. Other threads leave calls in the mailbox; calls that
 many threads leave at the same time cross together. Mailbox and timers outlive a loop: what is left
@@ -16,7 +17,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
@@ -305,3 +307,130 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Own(Protocol):
+    """What a client's steps need of its state in this process.
+
+    busy      a step is running, which looks at what is ready at its end
+    flushing  that is looked at after the steps that wait now
+    alarms    when lanes and messages are checked; the next is last
+    """
+
+    busy: bool
+    flushing: bool
+    alarms: list[float]
+
+    @property
+    def ready(self) -> Collection[Any]:
+        """Lanes that may have something to send."""
+
+
+class Owner(Protocol):
+    """As `runtime.Links`."""
+
+    @property
+    def runtime(self) -> Own:
+        """This process's state."""
+
+
+LOOK_S = 1.0  # between checks of lanes and messages, while there are any
+
+
+@dataclass(eq=False)
+class Inbox:
+    """A client's steps on the loop, one after another: so no step sees a message, a lane or a
+    server half changed.
+
+    Args
+        owner    has the state of the client in this process
+        home     where steps run: the loop of the process
+        give_up  called with the first argument of a step that cannot be posted, and why; from any
+                 thread
+        cut_off  the same for a step that raised
+        send     sends one of the messages that are ready
+        look     checks what may be late; returns when to check again
+    """
+
+    _owner: Owner
+    _clock: Callable[[], float]
+    _home: Home
+    _give_up: Callable[[Any, Exception], None]
+    _cut_off: Callable[[Any, Exception], None]
+    _send: Callable[[], None]
+    _look: Callable[[], float]
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
+        """Makes the loop carry out a step."""
+        try:
+            self._home.post(self._take, step, args)
+        except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
+            self._give_up(args[0] if args else None, exc)
+
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """See `cascade.Steps`."""
+        (self.step if self._home.is_here() else self.tell)(step, *args)
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """See `cascade.Steps`."""
+        self._home.later(delay_s, self.step, step, *args)
+
+    def look_by(self, at: float) -> None:
+        """Schedules a check of lanes and messages by then, but within a second: a scheduled check
+        keeps alive a client that nobody references."""
+        alarms = self._owner.runtime.alarms
+        if at < (alarms[-1] if alarms else inf):
+            now = self._clock()
+            at = min(at, now + LOOK_S)
+            alarms.append(at)
+            self.later(at - now, self._ring)
+
+    def _ring(self) -> None:
+        self._owner.runtime.alarms.pop()
+        next_at = self._clock() + LOOK_S  # if it raises
+        try:
+            next_at = self._look()
+        finally:
+            self.look_by(next_at)
+
+    def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Carries out a step of another thread. What it made ready is sent after all steps that
+        wait in the mailbox now: so simultaneous parts are sent together."""
+        runtime = self._owner.runtime
+        runtime.busy = True
+        self._try(step, args)
+        runtime.busy = False
+        if runtime.ready and not runtime.flushing:
+            runtime.flushing = True
+            self._home.post(self._flush)
+
+    def step(self, step: Callable[..., None], *args: Any) -> None:
+        """Carries out a step, and sends what it made ready. If steps nest, the outermost does:
+        immediate failures do not deepen the stack."""
+        runtime = self._owner.runtime
+        if runtime.busy:
+            self._try(step, args)
+        else:
+            runtime.busy = True
+            self._try(step, args)
+            self._flush()
+
+    def _flush(self) -> None:
+        runtime = self._owner.runtime
+        runtime.busy, runtime.flushing = True, False
+        try:
+            while runtime.ready:
+                self._send()
+        finally:
+            runtime.busy = False
+
+    def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Runs one step; its failure does not affect others."""
+        try:
+            step(*args)
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            self._cut_off(args[0] if args else None, exc)
