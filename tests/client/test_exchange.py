@@ -16,7 +16,7 @@ import pytest
 
 from cluster import WAIT_S, until
 from dlm.client.config.security import ClientSecurity
-from dlm.client.deliver import exchange, loop, transport
+from dlm.client.deliver import exchange, fork, loop, transport
 from dlm.client.deliver.exchange import SERVICE, is_lost
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import (
@@ -41,6 +41,7 @@ class Server:
 
     def __init__(self) -> None:
         self.streams = 0
+        self.described, self.again = threading.Event(), threading.Event()
         self.received: SimpleQueue[pb.ScoreRequest] = SimpleQueue()
         self.script: Script = self.answer
         self._loop = asyncio.new_event_loop()
@@ -55,6 +56,8 @@ class Server:
         handlers = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._nothing),
+            "Describe": grpc.unary_unary_rpc_method_handler(self._describe),
+            "Download": grpc.unary_stream_rpc_method_handler(self._download),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
         server.add_generic_rpc_handlers((generic,))
@@ -74,6 +77,21 @@ class Server:
     async def _nothing(self, _: Any, context: Any) -> None:
         """Ends well, without a message."""
         await context.read()
+
+    async def _describe(self, _: Any, context: Any) -> bytes:
+        """The first is never answered."""
+        self.described.set()
+        if not self.again.is_set():
+            self.again.set()
+            await asyncio.sleep(WAIT_S)
+        reply = pb.DescribeReply(shard=3)
+        reply.checksum = codec.describe_checksum(reply)
+        return bytes(reply.SerializeToString())
+
+    async def _download(self, _: Any, context: Any) -> None:
+        """One chunk of several."""
+        await context.write(pb.DownloadChunk(data=b"some").SerializeToString())
+        await asyncio.sleep(WAIT_S)
 
     @staticmethod
     async def answer(context: Any, message: pb.ScoreRequest) -> None:
@@ -540,6 +558,35 @@ def test_a_call_that_ends_well_without_a_message_is_a_broken_contract(connect) -
     later = functools.partial(connection.heartbeat_later, request, WAIT_S)
     loop.post(later, lambda found, error: told.put(error))
     assert isinstance(told.get(timeout=WAIT_S), ProtocolError)
+
+
+def suspend() -> None:
+    """What a fork does before; a process in which a grpc.aio server ran cannot fork."""
+    loop.suspend(fork._suspend)
+
+
+def test_a_call_that_a_fork_interrupts_is_sent_again(server, connect) -> None:
+    """As messages are: it changes nothing on the server."""
+    connection = connect()
+    found: SimpleQueue[int] = SimpleQueue()
+    asking = threading.Thread(target=lambda: found.put(connection.describe(WAIT_S).shard))
+    asking.start()
+    assert server.described.wait(WAIT_S)
+    suspend()
+    assert found.empty()
+    loop.resume()
+    assert found.get(timeout=WAIT_S) == 3
+    asking.join(WAIT_S)
+
+
+def test_a_download_that_a_fork_interrupts_ends_with_an_error(connect) -> None:
+    """So that it is resumed from what has come."""
+    chunks = connect().download(pb.DownloadRequest(), WAIT_S)
+    assert next(chunks).data == b"some"
+    suspend()
+    loop.resume()
+    with pytest.raises(ShardDown):
+        next(chunks)
 
 
 @contextlib.contextmanager

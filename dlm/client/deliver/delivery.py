@@ -71,6 +71,7 @@ class Delivery:
         home    where it runs: the loop of the process
     Attributes
         inbox  the way to the loop; `tell`, its own
+        post   sends a call's parts; its future ends
         overload, max_queries  see `Lanes`
     """
 
@@ -92,13 +93,10 @@ class Delivery:
         self.inbox = inbox = Inbox(links, clock, home, *steps)
         self._lanes = lanes = Lanes(config, links, table, clock, inbox)
         self.tell = inbox.tell
+        self.post = partial(inbox.tell, lanes.take)
         self.overload, self.max_queries = lanes.overload, lanes.max_queries
 
     # -- in any thread ------------------------------------------------------------------------
-
-    def post(self, call: Call) -> None:
-        """Sends a call's parts; its future ends."""
-        self.tell(self._lanes.take, call)
 
     def count_bigram_fallback(
         self, call: Call, queries: int, error: DlmError, shard: int | None
