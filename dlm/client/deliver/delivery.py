@@ -41,7 +41,6 @@ from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_erro
 from dlm.client.deliver.table import Table, other_model
 from dlm.client.deliver.transport import Connection
 from dlm.client.plan.census import dedupe_faults
-from dlm.client.plan.lowgrams import Outage
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -49,10 +48,7 @@ from dlm.errors import (
     ShardDown,
     StaleShardSet,
 )
-from dlm.logs import EventLog
 from dlm.tracing import Tracer
-
-log = EventLog(__name__)
 
 AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
 MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
@@ -110,23 +106,12 @@ class Delivery:
         self.tell(self._note_fallback, call.model, queries, error, shard)
 
     def _note_fallback(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
-        """Logs bigram-fallback scores once, when they begin, and once more if it turns out that
-        they will not end."""
         runtime, now, known_now = self._links.runtime, self._clock(), self._table.known
         if known_now is not None and self._table.of(model) is None:
             # Whatever happened to the message, asking again would not help.
             error = other_model(known_now.model, model)
             self._table.note_gone(model, error)
-        kind, outage = type(error).__name__, runtime.outage
-        if outage is None:
-            runtime.outage = Outage(now, now, queries, kind)
-            log.warning("client.bigram_fallback.started", extra={"shard": shard, "error": kind})
-            return
-        runtime.outage = outage.extended(queries, now)
-        if outage.lasts(error):
-            runtime.outage = runtime.outage._replace(error=kind)
-            fields = {"shard": shard, "before": outage.error, "error": kind}
-            log.warning("client.bigram_fallback.changed", extra=fields)
+        runtime.note_fallback(queries, error, shard, now)
 
     # -- to a server --------------------------------------------------------------------------
 
@@ -413,11 +398,7 @@ class Delivery:
         for other in message.out:
             if other.withdraw is not None:
                 other.withdraw()
-        outage = runtime.outage
-        if outage is not None and outage.is_over(now):
-            runtime.outage = None
-            fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
-            log.info("client.bigram_fallback.ended", extra=fields)
+        runtime.note_answer(now)
         if runtime.watch is not None:
             runtime.watch.count(failed=False)
         message.lane.usual_s = self._late_after(message, now)

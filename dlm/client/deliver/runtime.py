@@ -190,6 +190,28 @@ class Runtime:
         elif isinstance(error, (DeadlineExceeded, Overloaded)):
             self.usual[address].miss(now)
 
+    def note_fallback(self, queries: int, error: DlmError, shard: int | None, now: float) -> None:
+        """Logs bigram-fallback scores once, when they begin, and once more if it turns out that
+        they will not end."""
+        kind, outage = type(error).__name__, self.outage
+        if outage is None:
+            self.outage = Outage(now, now, queries, kind)
+            log.warning("client.bigram_fallback.started", extra={"shard": shard, "error": kind})
+            return
+        self.outage = outage.extended(queries, now)
+        if outage.lasts(error):
+            self.outage = self.outage._replace(error=kind)
+            fields = {"shard": shard, "before": outage.error, "error": kind}
+            log.warning("client.bigram_fallback.changed", extra=fields)
+
+    def note_answer(self, now: float) -> None:
+        """Logs the end of bigram-fallback scores, if a message was answered long enough after."""
+        outage = self.outage
+        if outage is not None and outage.is_over(now):
+            self.outage = None
+            fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
+            log.info("client.bigram_fallback.ended", extra=fields)
+
     # -- its life -----------------------------------------------------------------------------
 
     @property
