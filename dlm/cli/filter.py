@@ -69,7 +69,8 @@ def filter_(
         renormalised,
         renormalised_bytes,
     )
-    from dlm.ngram.arpa import ArpaReader, provenance_line, write_arpa
+    from dlm.kenlm.open import open_ngrams
+    from dlm.ngram.arpa import provenance_line, write_arpa
     from dlm.resources import available_bytes, parse_size
 
     tell = stage_printer(quiet=quiet)
@@ -106,7 +107,7 @@ def filter_(
         )
     else:
         limit = available_bytes() if memory is None else parse_size(memory)
-        with ArpaReader(model) as reader:
+        with open_ngrams(model) as reader:
             needed = renormalised_bytes(reader.counts)
         if needed > limit:
             raise ConfigError(
@@ -114,7 +115,7 @@ def filter_(
                 f"{limit:,}; raise --memory, or prune the model first"
             )
         tell(f"reading {model}")
-        columns = ModelColumns.read(model)
+        columns = ModelColumns.read(model, search_bytes=limit // 4, progress=tell)
         vocabulary, sections, missing = renormalised(columns, words, path=str(model))
         first = len(sections[0][0]) - (not vocabulary.unk_in_model)
         counts = (first, *(len(section[0]) for section in sections[1:]))

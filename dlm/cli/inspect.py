@@ -1,4 +1,5 @@
-"""`dlm info`, `dlm verify`, `dlm export`: a shard set's contents, and whether it is valid."""
+"""`dlm info`, `dlm verify`, `dlm export`: what a shard set or a KenLM file holds, and
+whether a set is valid."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Quiet
+from dlm.cli.options import Json, Quiet, Tmp
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
 from dlm.units import counted
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from dlm.index.layout import Manifest
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Folder of a shard set, or a KenLM binary file.")
+]
 
 
 def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None) -> dict[str, Any]:
@@ -170,8 +174,44 @@ def helm_values(manifest: Manifest, workers: int) -> str:
     )
 
 
+def kenlm_facts(path: Path) -> dict[str, Any]:
+    """What a KenLM file says of itself."""
+    from dlm.kenlm.layout import open_file
+
+    _, layout = open_file(path)
+    bits = [[level.prob_bits, level.backoff_bits] for level in layout.levels]
+    return {
+        "file": str(path),
+        "type": layout.model_type.name.lower(),
+        "order": layout.order,
+        "counts": list(layout.counts),
+        "words": layout.words,
+        "words_stored": layout.words_at is not None,
+        "quantised_bits": bits[0] if layout.model_type.is_quantised else None,
+        "probing_multiplier": None if layout.model_type.is_trie else round(layout.multiplier, 6),
+        "bytes": layout.size,
+    }
+
+
+def _print_kenlm(path: Path) -> None:
+    """Prints the facts of a KenLM file."""
+    facts = kenlm_facts(path)
+    counts, bits = facts["counts"], facts["quantised_bits"]
+    rows = [
+        ("KenLM file", facts["file"]),
+        ("type", facts["type"]),
+        ("n-grams by order", " + ".join(f"{c:,}" for c in counts) + f" = {sum(counts):,}"),
+        ("words", f"{facts['words']:,}" + ("" if facts["words_stored"] else ", not stored")),
+        ("bytes", f"{facts['bytes']:,} ({facts['bytes'] / max(sum(counts), 1):.2f} per n-gram)"),
+    ]
+    if bits is not None:
+        rows.append(("quantised to", f"{bits[0]} bits of probability, {bits[1]} of back-off"))
+    for name, value in rows:
+        print(f"{name:18}{value}")
+
+
 def info(
-    directory: Directory,
+    directory: Model,
     as_json: Json = False,
     helm: Annotated[
         bool,
@@ -182,7 +222,9 @@ def info(
     ] = 1,
     public_key: PublicKey = None,
 ) -> None:
-    """Show the contents of a shard set, from its manifest.
+    """Show the contents of a shard set or of a KenLM file.
+
+    They come from the manifest, or from the header; no n-gram is read.
 
     The line "privacy" states the guarantee of the model's privacy record, or that it has none. With
     --public-key, it says whether that key signed the record and all files of the set.
@@ -194,9 +236,21 @@ def info(
     """
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
+    from dlm.kenlm.open import is_kenlm_file
 
     if as_json and helm:
         raise ConfigError("--json and --helm were both given; give one of them")
+    if is_kenlm_file(directory):
+        if helm or public_key is not None:
+            raise ConfigError(
+                f"--helm and --public-key apply to a shard set, but {directory} is a KenLM file; "
+                "make one with dlm shard, or leave them out"
+            )
+        if as_json:
+            print_json(kenlm_facts(directory))
+        else:
+            _print_kenlm(directory)
+        return
     manifest = read_manifest(directory)
     if helm:
         print(helm_values(manifest, workers), end="")
@@ -210,7 +264,7 @@ def verify(
     directory: Directory,
     arpa: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="ARPA file to compare every n-gram with."),
+        typer.Option(metavar="FILE", help="ARPA or KenLM file to compare every n-gram with."),
     ] = None,
     shards: Annotated[
         list[int] | None,
@@ -299,7 +353,7 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
 
 
 def export(
-    directory: Directory,
+    directory: Model,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -309,17 +363,42 @@ def export(
             help="ARPA file to write; .gz, .zst or .xz compresses it.  [default: standard output]",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    vocab: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Words, one per line, of a KenLM file that stores none."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory limit for a KenLM file, such as 2G.  [default: the free memory]",
+        ),
+    ] = None,
+    tmp: Tmp = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Overwrite an existing file; search a KenLM file for over ten hours."
+        ),
+    ] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Convert a shard set back into an ARPA file.
+    """Convert a shard set or a KenLM binary file back into an ARPA file.
+
+    A KenLM probing file holds hashes in place of words: its n-grams are found again by a search,
+    whose time is estimated. The ARPA file is written only if every hash is that of one n-gram.
 
     Examples:
         dlm export shards/model --output exported.arpa.zst
         dlm export shards/model | head
+        dlm export model.binary --output exported.arpa.zst
     """
-    from dlm.cli.paths import check_writes
+    from dlm.cli.paths import check_folder, check_writes
     from dlm.errors import ConfigError
     from dlm.index.check.decode import export_arpa
+    from dlm.kenlm.export import export_ngrams
+    from dlm.kenlm.open import is_kenlm_file, open_ngrams
+    from dlm.resources import available_bytes, parse_size
 
     if output is not None and str(output) == "-":
         output = None
@@ -327,5 +406,25 @@ def export(
         raise ConfigError(
             f"--output: {output} already exists; name another file, or pass --force to overwrite it"
         )
-    check_writes("--output", output, arpa=True)
-    export_arpa(directory, sys.stdout.buffer if output is None else output)
+    check_writes("--output", output, arpa=True, inputs=(directory, vocab))
+    check_folder("--tmp", tmp)
+    target = sys.stdout.buffer if output is None else output
+    if not is_kenlm_file(directory):
+        if vocab is not None or memory is not None or tmp is not None:
+            raise ConfigError(
+                f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is none; "
+                "leave them out"
+            )
+        export_arpa(directory, target)
+        return
+    tell = stage_printer(quiet=quiet)
+    beside = None if output is None else output.absolute().parent
+    with open_ngrams(
+        directory,
+        words=vocab,
+        memory_bytes=available_bytes() if memory is None else parse_size(memory),
+        folder=tmp or beside,
+        force=force,
+        progress=tell,
+    ) as reader:
+        export_ngrams(reader, target, progress=tell)

@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 def merge(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="ARPA files: plain, .gz, .zst or .xz."),
+        typer.Argument(metavar="MODEL...", help="Models: ARPA files or KenLM binaries."),
     ],
     output: ArpaOutput,
     weights: Annotated[
@@ -86,7 +86,8 @@ def merge(
     from dlm.estimate.merge import check_weights, unite
     from dlm.estimate.merge.mixture import needed_bytes
     from dlm.federated.account.records import merged_record
-    from dlm.ngram.arpa import ArpaReader, provenance_line
+    from dlm.kenlm.open import open_ngrams
+    from dlm.ngram.arpa import provenance_line
     from dlm.resources import available_bytes, parse_size
 
     tell = stage_printer(quiet=quiet)
@@ -107,7 +108,7 @@ def merge(
     check_writes("--output", output, arpa=True, inputs=(*models, tune))
     counts = []
     for model in models:
-        with ArpaReader(model) as reader:
+        with open_ngrams(model) as reader:
             counts.append(reader.counts)
     limit = available_bytes() if memory is None else parse_size(memory)
     # Renumbering a model's words sorts it again while the original is still in memory.
@@ -123,7 +124,7 @@ def merge(
     read = []
     for model in models:
         tell(f"reading {model}")
-        read.append(ModelColumns.read(model))
+        read.append(ModelColumns.read(model, search_bytes=limit // 4, progress=tell))
     comments = [columns.comments for columns in read]
     tuned = None
     merged: MergedModel | ModelColumns

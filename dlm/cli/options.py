@@ -38,7 +38,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 # Models and what is made of them.
 ArpaModel = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="ARPA file: plain, .gz, .zst or .xz.")
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="ARPA file (plain, .gz, .zst or .xz), or KenLM binary file."
+    ),
 ]
 ArpaOutput = Annotated[
     Path,

@@ -8,6 +8,7 @@ import typer
 
 from dlm.cli.json_output import print_json
 from dlm.cli.options import ArpaModel, ArpaOutput, Json, Memory, Silent
+from dlm.cli.progress import stage_printer
 from dlm.units import counted
 
 
@@ -44,6 +45,7 @@ def reduce(
         output,
         memory_bytes=available_bytes() if memory is None else parse_size(memory),
         comment=provenance_line("reduce", **about),
+        progress=stage_printer(quiet=quiet),
     )
     if as_json:
         print_json({"counts_before": list(result.counts_before), "counts": list(result.counts)})

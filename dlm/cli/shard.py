@@ -1,4 +1,4 @@
-"""`dlm shard`: splits an ARPA file into a shard set."""
+"""`dlm shard`: splits a model into a shard set."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shard(
     as_json: Json = False,
     quiet: Silent = False,
 ) -> None:
-    """Split an ARPA model into shards that servers map into memory.
+    """Split a model into shards that servers map into memory.
 
     A model larger than the memory limit is sorted on disk. If the command is interrupted, run it
     again: it resumes.
@@ -93,7 +93,7 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
     from dlm.index.sizes import estimate_sizes, measure
     from dlm.units import size_text
 
-    found = measure(model)
+    found = measure(model, progress=stage_printer(quiet=as_json))
     ngrams = max(sum(found.counts), 1)
     asked = DEFAULT_BITS if bits is None else bits
     encodings: list[tuple[str, str, int | None]] = [("exact", "exact", None)]

@@ -28,7 +28,8 @@ from dlm.estimate.columns import memory_bytes as model_bytes
 from dlm.estimate.pipeline import resident_bytes
 from dlm.estimate.text import Reader
 from dlm.federated.account.records import merged_record
-from dlm.ngram.arpa import ArpaReader, provenance_line
+from dlm.kenlm.open import open_ngrams
+from dlm.ngram.arpa import provenance_line
 from dlm.record.counts_file import traces_of_users
 from dlm.record.inputs import check_public
 from dlm.record.provenance import Provenance, file_digest
@@ -124,7 +125,7 @@ def _check_memory(request: DistillRequest, limit: int) -> None:
     paths += [path for path in (request.external, request.capitalize) if path is not None]
     counts = []
     for path in paths:
-        with ArpaReader(path) as reader:
+        with open_ngrams(path) as reader:
             counts.append(tuple(reader.counts))
     needed = sum(map(needed_bytes, counts))
     if needed > limit:

@@ -22,7 +22,9 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns, memory_bytes
 from dlm.estimate.merge.union import Walk, unite
 from dlm.files import scratch_folder
-from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
+from dlm.kenlm.open import open_ngrams
+from dlm.kenlm.reader import NgramReader
+from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
 from dlm.units import counted
 
@@ -58,7 +60,7 @@ def filter_arpa(
     comment: Comment | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> FilterResult:
-    """Writes the n-grams of an ARPA file whose words are all in a vocabulary.
+    """Writes the n-grams of a model whose words are all in a vocabulary.
 
     Args
         words       to keep; words in angle brackets (<s>, </s>, <unk> and tags) always stay
@@ -79,7 +81,7 @@ def filter_arpa(
     say(f"reading {os.fspath(model)}")
     with (
         scratch_folder(folder, "dlm-filter") as scratch,
-        ArpaReader(model) as reader,
+        open_ngrams(model, folder=scratch, progress=say) as reader,
         ExitStack() as opened,
     ):
         files = [
@@ -113,7 +115,7 @@ class _KeptNgrams:
 
     def __init__(
         self,
-        reader: ArpaReader,
+        reader: NgramReader,
         words: Collection[bytes],
         contexts: bool,
         files: Sequence[IO[bytes]],

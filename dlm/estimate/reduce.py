@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlm.errors import ConfigError
-from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
+from dlm.kenlm.open import open_ngrams
+from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
+from dlm.progress import Tell
 
 _PARSER_BYTES = 64 << 20
 _WORD_BYTES = 300
@@ -41,12 +43,15 @@ def reduce_arpa(
     *,
     memory_bytes: int | None = None,
     comment: str | None = None,
+    progress: Tell = lambda line: None,
 ) -> ReduceResult:
-    """Writes the n-grams of an ARPA file up to `order` as a model of that order.
+    """Writes the n-grams of a model up to `order` as a model of that order.
 
     Args
         output   compressed by its suffix
-        comment  line to put after those of the model
+        path      an ARPA file, or a KenLM binary file
+        comment   line to put after those of the model
+        progress  of reading a KenLM file
     Raises
         ConfigError  an order that the model lacks, or too low a limit of memory
         ArpaError    malformed, up to `order`: the file is read no further
@@ -54,7 +59,8 @@ def reduce_arpa(
         the same n-grams and values in the same order, except the weights of the highest; `output`
         has its old content or all of the new
     """
-    with ArpaReader(path) as reader:
+    search = None if memory_bytes is None else memory_bytes // 4
+    with open_ngrams(path, memory_bytes=search, progress=progress) as reader:
         if not 1 <= order <= reader.order:
             raise ConfigError(
                 f"--order is {order}, but {reader.path} has orders 1 to {reader.order}"

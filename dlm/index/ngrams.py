@@ -12,10 +12,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlm.errors import ArpaError
+from dlm.errors import ArpaError, KenlmFormatError
 from dlm.index.packed import kernels
 from dlm.index.packed.low import key_bits_of, keys_of
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.reader import NgramReader
 from dlm.ngram.backoff import Ngram
 from dlm.ngram.backoff import score as score_over_dict
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
@@ -124,7 +124,7 @@ def begins_of(parent: NDArray[np.int64], parents: int) -> NDArray[np.int64]:
     return begins
 
 
-def read_raw(reader: ArpaReader) -> Raw:
+def read_raw(reader: NgramReader) -> Raw:
     """The n-grams of each order as in the file: ids, log10_prob, log10_backoff."""
     parts: list[Raw] = [[] for _ in range(reader.order)]
     for batch in reader.batches():
@@ -142,7 +142,7 @@ def read_raw(reader: ArpaReader) -> Raw:
 def sorted_tables(
     vocabulary: Vocabulary,
     raw: Raw,
-    reader: ArpaReader | None = None,
+    reader: NgramReader | None = None,
 ) -> NgramTables:
     """Sorts the n-grams of each order.
 
@@ -242,7 +242,9 @@ def _spell(vocabulary: Vocabulary, ids: NDArray[np.uint32]) -> str:
     return repr(b" ".join(vocabulary.words[i] for i in ids).decode("utf-8", "replace"))
 
 
-def _fault(reader: ArpaReader | None, message: str, order: int, row: int, advice: str) -> ArpaError:
+def _fault(
+    reader: NgramReader | None, message: str, order: int, row: int, advice: str
+) -> ArpaError | KenlmFormatError:
     if reader is None:
         return ArpaError(message, order=order, advice=advice)
     return reader.error_at(message, order=order, row=row, advice=advice)

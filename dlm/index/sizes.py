@@ -15,7 +15,8 @@ from dlm.index.coding import Coding, coding_of, weight_bits
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from dlm.index.packed.low import PAIR_FLAG_BITS, key_bits_of
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.open import open_ngrams
+from dlm.progress import Tell
 
 MANIFEST_BYTES = 12_000
 FILE_BYTES = 2_500  # of Arrow's headers, a file
@@ -39,9 +40,9 @@ class ModelStatistics:
     weight_bits: tuple[int, ...]
 
 
-def measure(arpa: str | os.PathLike[str]) -> ModelStatistics:
-    """Reads the file once; raises `ArpaError` where it is malformed."""
-    with ArpaReader(arpa) as reader:
+def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None) -> ModelStatistics:
+    """Reads the file once; raises `ArpaError` or `KenlmFormatError` where it is malformed."""
+    with open_ngrams(arpa, progress=progress) as reader:
         order = reader.order
         contexts = [0] * order
         weights: list[list[NDArray[np.float32]]] = [[] for _ in range(order)]
@@ -61,7 +62,7 @@ def measure(arpa: str | os.PathLike[str]) -> ModelStatistics:
             elif k == 3:
                 of_list = np.maximum(sizes[batch.ids[:, 1]], 1)
                 rank_sum += float(np.ceil(np.log2(of_list)).sum())
-        counts = reader.counts
+        counts = tuple(reader.counts)
         words = reader.vocabulary.words
     distinct = [len(np.unique(np.concatenate([*w, np.zeros(1, np.float32)]))) for w in weights]
     b = key_bits_of(len(words))

@@ -41,7 +41,7 @@ def words_of(
     if layout.words_at is None:
         raise ConfigError(
             f"{layout.path} stores no words (it was built with `build_binary -v`), and this needs "
-            "them. Pass the list of its words, one per line (words=FILE)"
+            "them. Pass the list of its words, one per line (words=FILE; `dlm export --vocab FILE`)"
         )
     return _stored(data, layout, view, layout.words_at)
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import ArpaError, ConfigError
+from dlm.errors import ArpaError, ConfigError, KenlmFormatError
 from dlm.estimate.columns import kernels, orders
 from dlm.estimate.columns.orders import MISSING, Builder, InvalidNgram, OrderColumns, new_order
-from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
+from dlm.kenlm.open import open_ngrams
+from dlm.kenlm.reader import NgramReader
+from dlm.ngram.arpa import NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
+from dlm.progress import Tell
 from dlm.spill.arrays import IN_MEMORY, Storage
 
 U32 = np.uint32
@@ -54,23 +57,29 @@ class ModelColumns:
         memory_bytes: int | None = None,
         needs: Callable[[Sequence[int]], int] | None = None,
         storage: Storage = IN_MEMORY,
+        search_bytes: int | None = None,
+        progress: Tell = lambda line: None,
     ) -> ModelColumns:
-        """The model in an ARPA file, compressed or not.
+        """The model in an ARPA file, compressed or not, or in a KenLM binary file.
 
         Args
             memory_bytes  limit; `needs` of the header's counts must fit in it
             needs         bytes that all the work takes; those of reading if not given
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
                           files there; the system then decides what is in memory
+            search_bytes, progress  of reading a KenLM file: see `open_ngrams`
         Raises
             ConfigError   the limit is too low; nothing was read but the header
-            ArpaError     malformed; an n-gram that is repeated, or whose prefix is missing
+            ArpaError, KenlmFormatError  malformed; an n-gram that is repeated, or whose prefix is
+                          missing
         Cost
             time: n-grams of one order are sorted while those of the next are read
             memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
             the largest order, 300 per word and 64 MiB: `memory_bytes` has the sum
         """
-        with ArpaReader(path) as reader:
+        with open_ngrams(
+            path, memory_bytes=search_bytes, folder=storage.folder, progress=progress
+        ) as reader:
             needed = (needs or orders.memory_bytes)(reader.counts)
             if memory_bytes is not None and needed > memory_bytes:
                 raise ConfigError(
@@ -225,7 +234,7 @@ class ModelColumns:
         return [*below, (top.ids, top.log10_prob, None)]
 
 
-def _read(reader: ArpaReader) -> list[OrderColumns]:
+def _read(reader: NgramReader) -> list[OrderColumns]:
     """All orders, in memory: one is sorted while the next is read."""
     parts: list[NgramBatch] = []
     at = 1
@@ -246,7 +255,7 @@ def _spelled(vocabulary: Vocabulary, ngram: NDArray[np.uint32]) -> str:
     return f"the {len(ngram)}-gram {text!r}"
 
 
-def _located(reader: ArpaReader, fault: InvalidNgram) -> ArpaError:
+def _located(reader: NgramReader, fault: InvalidNgram) -> ArpaError | KenlmFormatError:
     order = len(fault.ngram)
     advice = (
         "Remove one of the two lines"

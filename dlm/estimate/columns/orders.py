@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError
 from dlm.estimate.columns import kernels
 from dlm.files import scratch_folder
-from dlm.ngram.arpa import ArpaReader, NgramBatch
+from dlm.kenlm.reader import NgramReader
+from dlm.ngram.arpa import NgramBatch
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
 from dlm.spill.arrays import Storage
 from dlm.spill.sorter import Sorter
@@ -156,7 +157,7 @@ def link(
         list(pool.map(run, bounds[:-1], bounds[1:]))
 
 
-def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
+def read_spilled(reader: NgramReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
     """All orders of a file, sorted on disk, in maps of files there. Raises InvalidNgram as
     `Builder.finish`; its row is -1, since sorting has lost it."""
     orders: list[OrderColumns] = []
@@ -189,7 +190,7 @@ def _finished(
     orders: Sequence[OrderColumns],
     first: list[NgramBatch],
     sorter: Sorter | None,
-    reader: ArpaReader,
+    reader: NgramReader,
     storage: Storage,
 ) -> OrderColumns:
     k = len(orders) + 1

@@ -11,7 +11,8 @@ from dlm.estimate.columns import ModelColumns
 from dlm.estimate.goal import Goal
 from dlm.estimate.prune.measure import PerplexityChange, measure
 from dlm.estimate.prune.run import PruneResult, file_bytes, least_bytes, needed_bytes, prune
-from dlm.ngram.arpa import ArpaReader, is_reopenable, provenance_line
+from dlm.kenlm.open import open_ngrams
+from dlm.ngram.arpa import is_reopenable, provenance_line
 from dlm.resources import available_bytes, check_disk
 from dlm.spill.arrays import IN_MEMORY, Storage
 
@@ -38,7 +39,7 @@ def prune_file(
     """Writes a model without the n-grams that it can do best without.
 
     Args
-        model, history, keep_suffixes  as `run.prune`, from ARPA files
+        model, history, keep_suffixes  as `run.prune`, from ARPA or KenLM files
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
         memory_bytes  limit; None means the free memory. Arrays beyond it are in files
         tmp           folder for those; that of the output if None
@@ -68,9 +69,11 @@ def prune_file(
     other = None
     if history is not None:
         progress(f"reading {history}")
-        other = ModelColumns.read(history, storage=storage)
+        other = ModelColumns.read(
+            history, storage=storage, search_bytes=limit // 4, progress=progress
+        )
     progress(f"reading {model}")
-    columns = ModelColumns.read(model, storage=storage)
+    columns = ModelColumns.read(model, storage=storage, search_bytes=limit // 4, progress=progress)
     about: dict[str, object] = {
         "method": "relative entropy",
         **goal.facts(),
@@ -96,10 +99,10 @@ def prune_file(
 
 
 def _counts(path: Path) -> tuple[int, ...]:
-    """N-grams of an ARPA file by order, from its header; it is opened again for the rest."""
+    """N-grams of a file by order, from its header; it is opened again for the rest."""
     if path.exists() and not path.is_dir() and not is_reopenable(path):
         raise ConfigError(
             f"{path} is not a regular file, but a model is opened twice; write it to a file first"
         )
-    with ArpaReader(path) as reader:
+    with open_ngrams(path) as reader:
         return tuple(reader.counts)

@@ -24,9 +24,11 @@ from dlm.index.making.files import pieces
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables, with_prefixes
 from dlm.index.packed.low import STATE_LENGTH
 from dlm.index.search.shard import LowOrders, Shard, ShardSet, open_vocabulary
-from dlm.ngram.arpa import ArpaReader, NgramBatch
+from dlm.kenlm.open import open_ngrams
+from dlm.ngram.arpa import NgramBatch
 from dlm.ngram.partition import slots_of
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, UNK_ID, Vocabulary
+from dlm.progress import Tell
 from dlm.units import counted
 
 Mask = NDArray[np.bool_]
@@ -107,7 +109,7 @@ def verify(
         _compare_with_rebuilt(report, opened, tables.model)
     if arpa is not None:
         say(f"comparing with {os.fspath(arpa)}")
-        _compare_with_arpa(report, opened, tables.model, arpa)
+        _compare_with_arpa(report, opened, tables.model, arpa, say)
     return report
 
 
@@ -468,13 +470,17 @@ def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:
 
 
 def _compare_with_arpa(
-    report: VerifyReport, opened: ShardSet, model: NgramTables, arpa: str | os.PathLike[str]
+    report: VerifyReport,
+    opened: ShardSet,
+    model: NgramTables,
+    arpa: str | os.PathLike[str],
+    say: Tell,
 ) -> None:
     """Every n-gram of the file must be in the set with its values, and no other.
 
     Ids are matched by word, since another file of the same model may number its words differently.
     """
-    with ArpaReader(arpa) as reader:
+    with open_ngrams(arpa, progress=say) as reader:
         raw = read_raw(reader)
         words = reader.vocabulary.words
     repaired = opened.manifest.provenance.get("repaired") is True

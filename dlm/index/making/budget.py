@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.reader import NgramReader
 from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ class Budget:
         return SortedRuns.open(sorter.directory, manifest, self.read_bytes, self.threads)
 
 
-def credible_counts(reader: ArpaReader) -> list[int]:
+def credible_counts(reader: NgramReader) -> list[int]:
     """The counts of the header, but at most what the bytes of the file can hold."""
     counts = list(reader.counts)
     place = Path(reader.path)

@@ -43,7 +43,7 @@ from dlm.index.packed.columns import (
     room,
 )
 from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_of
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.reader import NgramReader
 from dlm.ngram.partition import balanced_slot_table
 from dlm.ngram.vocab import UNK_ID
 from dlm.progress import ProgressReporter
@@ -56,7 +56,7 @@ F32 = np.float32
 
 
 def build(
-    reader: ArpaReader,
+    reader: NgramReader,
     folder: Path,
     spill: Path,
     shards: int,
@@ -149,13 +149,9 @@ def rebuild(
             c.work.close_runs()
 
 
-def source_of(reader: ArpaReader) -> dict[str, Any]:
+def source_of(reader: NgramReader) -> dict[str, Any]:
     """The manifest's fields about a model's source file, known once it is read."""
-    return {
-        "text_bytes": reader.text_bytes,
-        "text_xxh3_128": reader.text_xxh3,
-        "comments": list(reader.comments),
-    }
+    return {**reader.source_facts, "comments": list(reader.comments)}
 
 
 def _files_problem(folder: Path, work: Work) -> str | None:

@@ -40,9 +40,10 @@ from dlm.index.making.journal import JOURNAL, build_key, describe_input
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
 from dlm.index.settings import ShardSettings
+from dlm.kenlm.open import open_ngrams
 from dlm.ngram import kernels as reading
-from dlm.ngram.arpa import ArpaReader, write_arpa
 from dlm.ngram.arpa import kernels as rows
+from dlm.ngram.arpa import write_arpa
 from dlm.ngram.partition import SLOTS
 from dlm.resources import available_bytes, check_disk
 from dlm.spill import kernels as sorting
@@ -84,10 +85,10 @@ def build_shard_set(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> Manifest:
-    """Shards the model in an ARPA file.
+    """Shards the model in an ARPA file, or in a KenLM binary file.
 
     Args
-        arpa       plain, gzip, zstd or xz
+        arpa       an ARPA file, plain, gzip, zstd or xz; or a KenLM binary file
         output     folder to make; it must not exist, or be empty
         encoding   "exact", or "compact": smaller, and its values quantised
         bits       per quantised value, or 32 to keep values as they are; compact only
@@ -207,7 +208,7 @@ def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]
     An ArpaError names places in `arpa`: nothing is left for the builder to refuse.
     """
     say(f"reading {os.fspath(arpa)} to repair it")
-    with ArpaReader(arpa) as reader:
+    with open_ngrams(arpa, progress=say) as reader:
         stages.check_header(reader)
         raw = read_raw(reader)
         raw = with_prefixes(reader.vocabulary, raw)

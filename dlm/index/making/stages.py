@@ -28,7 +28,9 @@ from dlm.index.making.values import Quantiser, ValueHistogram
 from dlm.index.making.work import BlockStream, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
-from dlm.ngram.arpa import ArpaReader, NgramBatch, is_reopenable
+from dlm.kenlm.open import open_ngrams
+from dlm.kenlm.reader import NgramReader
+from dlm.ngram.arpa import NgramBatch, is_reopenable
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
 from dlm.progress import ProgressReporter
@@ -80,7 +82,7 @@ class Context:
         return np.uint64(multiplier), np.uint64(inverse), np.uint64((1 << bits) - 1)
 
 
-def check_header(reader: ArpaReader) -> None:
+def check_header(reader: NgramReader) -> None:
     if reader.order > MAX_ORDER:
         raise ArpaError(
             f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}",
@@ -92,7 +94,7 @@ def check_header(reader: ArpaReader) -> None:
 
 
 class NgramSource(Protocol):
-    """A model to build from: an `ArpaReader`, or the n-grams of a shard set."""
+    """A model to build from: an `NgramReader`, or the n-grams of a shard set."""
 
     @property
     def order(self) -> int:
@@ -412,7 +414,7 @@ def raise_faults(c: Context, path: str) -> None:
     wanted = {tuple(row): 0 for row in rows.tolist()}
     if not is_reopenable(path):
         raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
-    with ArpaReader(path) as reader:
+    with open_ngrams(path) as reader:
         words: list[bytes] = []
         for batch in reader.batches():
             if batch.order < order:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dlm.errors import ArpaError
 from dlm.ngram.arpa.header import read_header
@@ -130,6 +130,11 @@ class ArpaReader:
         """XXH3 (128 bits, hexadecimal) of the decompressed text; raises as `text_bytes`."""
         self._require_finished()
         return self._text.text_xxh3
+
+    @property
+    def source_facts(self) -> dict[str, Any]:
+        """Size and checksum of the decompressed text, for provenance; once it is read."""
+        return {"text_bytes": self.text_bytes, "text_xxh3_128": self.text_xxh3}
 
     def batches(self) -> Iterator[NgramBatch]:
         """All n-grams, section by section from order 1 up, each section in the order of the file.

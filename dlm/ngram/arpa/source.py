@@ -268,8 +268,8 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         return (
             "the file is a KenLM binary model, not an ARPA file",
-            "A KenLM binary cannot be turned back into ARPA: give the file it was built from, "
-            "the IN.arpa of `build_binary IN.arpa OUT.binary`",
+            "It is read only from a plain file: run "
+            f"`{text} > OUT.binary`, then `dlm export OUT.binary --output OUT.arpa`",
         )
     for magic, kind in (
         (b"blmt", "an IRSTLM binary table"),

@@ -1,0 +1,357 @@
+"""The n-grams of a file of hash tables, which stores only hashes of their words.
+
+Every n-gram's context and suffix are in a KenLM file too: so the n-grams of order n are looked for
+among those that two of order n - 1 make which share n - 2 words. Signs in the file say which have
+something after or before them, and a filter of the table's keys rejects most of the rest. The
+result is accepted only if every key of a table is claimed once, and none twice.
+
+    2-grams        all pairs of words of which one may begin and the other may end a longer n-gram
+    n-grams        for each context p, the suffixes s whose first n - 2 words are p's last n - 2
+
+The number of candidates is known before an order is begun, and its time after the first seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError, KenlmFormatError
+from dlm.files import scratch_folder
+from dlm.jit import compile_ahead
+from dlm.kenlm import invert_kernels as kernels
+from dlm.kenlm.layout import Layout, Level
+from dlm.ngram.arpa import NgramBatch
+from dlm.progress import ProgressReporter
+from dlm.spill.arrays import IN_MEMORY, Storage
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Sorter
+
+U8, U32, I64, F32 = np.uint8, np.uint32, np.int64, np.float32
+
+KERNELS = (
+    kernels.fill_filter,
+    kernels.pair_words,
+    kernels.claim,
+    kernels.values,
+    kernels.flags,
+    kernels.suffixes,
+    kernels.cut,
+    kernels.join,
+    kernels.take,
+)
+LIMIT_S = 10 * 3600.0  # of one order, unless forced
+MOST_BUCKETS = (1 << 32) - 1  # of an order: places have 32 bits
+_TRIAL_S = 3.0  # after which the time is estimated
+_CLASS_BYTES = 1 << 14  # of the filter, of one class: half of a first cache
+_FILTER_BYTES = 4  # per key: of those that are not in a table, one in a thousand passes
+_MOST_CLASS_BITS, _MOST_WORD_BITS = 16, 26
+_CLASS_WORD_BITS = 7  # so that a class has 64 words, on average
+_TURN = 1 << 26  # candidates between two looks at the clock
+_FOUND_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What an inversion may take.
+
+    memory_bytes  of arrays; beyond it they are files in `folder`
+    folder        for these; None: that of temporary files
+    limit_s       seconds of one order, from an estimate; None: any
+    """
+
+    memory_bytes: int
+    folder: Path | None = None
+    limit_s: float | None = LIMIT_S
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """The n-grams of one order, sorted by their words.
+
+    Shapes, k the order, n rows
+        ids      (n, k)  uint32  oldest word first
+        context  (n,)    uint32  rank of all but the last word in order k - 1
+        suffix   (n,)    uint32  rank of all but the first word in order k - 1
+        bucket   (n,)    uint32  in the file's table
+        contexts int             how many n-grams order k - 1 has
+    """
+
+    ids: NDArray[np.uint32]
+    context: NDArray[np.uint32]
+    suffix: NDArray[np.uint32]
+    bucket: NDArray[np.uint32]
+    contexts: int
+
+    @classmethod
+    def of(cls, rows: int, order: int, contexts: int, storage: Storage) -> _Order:
+        """Room for so many n-grams."""
+        context, suffix, bucket = (storage.empty(rows, U32) for _ in range(3))
+        return cls(storage.empty((rows, order), U32), context, suffix, bucket, contexts)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A table of the file at its address, and the filter of its keys."""
+
+    level: Level
+    at: int
+    class_bits: int
+    word_bits: int
+    words: NDArray[np.int64]
+    keys: int
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int, NDArray[np.int64]]:
+        """As kernels take them."""
+        level = self.level
+        return self.at, level.entries, level.entry_size, self.class_bits, self.word_bits, self.words
+
+
+class _Claims:
+    """Which keys of a table are those of an n-gram that was found."""
+
+    def __init__(self, layout: Layout, table: _Table) -> None:
+        self._layout, self._table = layout, table
+        self._claimed = np.zeros(table.level.entries, U8)
+        self._found = 0
+        self.again = 0
+
+    def add(self, found: NDArray[np.uint32]) -> None:
+        """Takes n-grams, the bucket of each in the last column."""
+        self._found += len(found)
+        self.again += int(kernels.claim(found, self._claimed))
+
+    def check(self) -> None:
+        """Raises `KenlmFormatError` unless every key was found once."""
+        lost = self._table.keys - (self._found - self.again)
+        if not lost and not self.again:
+            return
+        order = self._table.level.order
+        raise KenlmFormatError(
+            f"of {self._table.keys:,} keys, {lost:,} are of no {order}-gram of known words and "
+            f"{self.again:,} are of several, so the n-grams cannot be told",
+            path=self._layout.path,
+            section=f"{order}-grams",
+            advice="Keys of no n-gram are those of a damaged file, or of an n-gram that its ARPA "
+            "file listed twice. Build the file again; as it is, it can only be searched",
+        )
+
+
+class _Turns:
+    """Reports the progress of an order, and estimates its time."""
+
+    def __init__(
+        self, effort: Effort, progress: ProgressReporter, table: _Table, total: int
+    ) -> None:
+        self._effort, self._progress, self._total = effort, progress, total
+        self._order = table.level.order
+        self._done, self._began_s, self._is_estimated = 0, time.monotonic(), False
+        progress.stage(f"finding {table.keys:,} {self._order}-grams", total, "candidates")
+
+    def done(self, candidates: int) -> None:
+        """Counts candidates; raises `ConfigError` if the rest would take too long."""
+        self._done += candidates
+        self._progress.step(candidates)
+        elapsed_s = time.monotonic() - self._began_s
+        limit_s = self._effort.limit_s
+        trial_s = _TRIAL_S if limit_s is None else min(_TRIAL_S, limit_s)
+        if self._is_estimated or not self._done or elapsed_s < trial_s:
+            return
+        self._is_estimated = True
+        needed_s = elapsed_s * self._total / self._done
+        self._progress.tell(
+            f"the {self._total:,} candidates for {self._order}-grams take about {needed_s:,.0f} s"
+        )
+        if limit_s is not None and needed_s > limit_s:
+            raise ConfigError(
+                f"finding the {self._order}-grams would take about {needed_s / 3600:,.1f} hours, "
+                f"more than {limit_s / 3600:,.1f}. Pass --force to `dlm export`, and give its ARPA "
+                "file to other commands"
+            )
+
+
+class Inversion:
+    """The n-grams of orders 2 and up of a file, one order after another.
+
+    Args
+        base      address of the file
+        unigrams  (words, 2) float32, as they lie
+    Raises
+        ConfigError       too many buckets, too little memory; or an order would take too long
+        KenlmFormatError  a key is claimed by no n-gram, or twice
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        base: int,
+        unigrams: NDArray[np.float32],
+        effort: Effort,
+        progress: ProgressReporter,
+    ) -> None:
+        self._layout, self._base, self._unigrams = layout, base, unigrams
+        self._effort, self._progress = effort, progress
+        for level in layout.levels:
+            if level.entries > MOST_BUCKETS:
+                raise ConfigError(
+                    f"{layout.path} has {level.entries:,} buckets of {level.order}-grams; at most "
+                    f"{MOST_BUCKETS:,} can be turned back into n-grams"
+                )
+        arrays, least = needed_bytes(layout)
+        if least > effort.memory_bytes:
+            raise ConfigError(
+                f"turning {layout.path} back into n-grams needs at least {least:,} bytes of "
+                f"memory, but the limit is {effort.memory_bytes:,}; raise --memory"
+            )
+        self._in_files = arrays + least > effort.memory_bytes
+
+    def batches(self, rows: int) -> Iterator[NgramBatch]:
+        """The n-grams, `rows` at a time."""
+        compile_ahead(KERNELS)  # else the estimate of the time counts it
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch_folder(self._effort.folder, "dlm-kenlm"))
+            storage = Storage(folder) if self._in_files else IN_MEMORY
+            below: _Order | None = None
+            for level in self._layout.levels:
+                table = self._table(level)
+                if below is None:
+                    order = self._pairs(table, storage, folder)
+                else:
+                    order = self._joined(table, below, storage)
+                yield from self._rows(table, order, rows)
+                below = order
+
+    def _table(self, level: Level) -> _Table:
+        bits = max((level.count * _FILTER_BYTES).bit_length() - 4, 0)
+        widest = max(self._layout.words.bit_length() - _CLASS_WORD_BITS, 0)
+        class_bits = min(max(bits - (_CLASS_BYTES.bit_length() - 4), 0), widest, _MOST_CLASS_BITS)
+        word_bits = min(max(bits - class_bits, 0), _MOST_WORD_BITS)
+        words = np.zeros(1 << (class_bits + word_bits), I64)
+        at = self._base + level.at
+        keys = kernels.fill_filter(
+            at, level.entries, level.entry_size, class_bits, word_bits, words
+        )
+        return _Table(level, at, class_bits, word_bits, words, int(keys))
+
+    def _pairs(self, table: _Table, storage: Storage, folder: Path) -> _Order:
+        """The 2-grams: every word that may go on with every word that may be a suffix."""
+        bits = self._unigrams.view(U32)
+        first_ids = np.flatnonzero(bits[:, 1] != 1 << 31).astype(U32)
+        last_ids = np.flatnonzero(bits[:, 0] < 1 << 31).astype(U32)
+        first, first_ids, first_begin = _by_class(
+            (first_ids.astype(I64) + 1) * I64(kernels.OF_WORD), first_ids, table.class_bits
+        )
+        last, last_ids, last_begin = _by_class(
+            last_ids.astype(I64) * I64(kernels.OF_SUFFIX), last_ids, table.class_bits
+        )
+        hashes = np.concatenate([first, last])
+        widest = int(np.diff(last_begin).max(initial=0))
+        candidates = np.empty(widest, I64)
+        found = np.empty((max(_FOUND_ROWS, 2 * widest), 3), U32)
+        claims = _Claims(self._layout, table)
+        turns = _Turns(self._effort, self._progress, table, len(first_ids) * len(last_ids))
+        memory = max(self._effort.memory_bytes // 4, MIN_MEMORY_BYTES)
+        with Sorter(folder, 3, 2, memory, name="pairs") as sorter:
+            for c in range(len(first_begin) - 1):
+                state = np.zeros(2, I64)
+                while state[0] >= 0:
+                    count = kernels.pair_words(
+                        table.at, table.level.entries, table.level.entry_size, table.word_bits,
+                        table.words, c, first_begin, last_begin, hashes, first_ids, last_ids,
+                        state, candidates, found,
+                    )  # fmt: skip
+                    claims.add(found[:count])
+                    sorter.add(found[:count])
+                turns.done(int(first_begin[c + 1] - first_begin[c]) * len(last_ids))
+            claims.check()
+            order = _Order.of(table.keys, 2, self._layout.words, storage)
+            at = 0
+            runs = sorter.finish()
+            with runs:
+                for block in runs.blocks(_FOUND_ROWS):
+                    here = slice(at, at + len(block))
+                    order.ids[here] = block[:, :2]
+                    order.bucket[here] = block[:, 2]
+                    at += len(block)
+            runs.remove()
+        order.context[:], order.suffix[:] = order.ids[:, 0], order.ids[:, 1]
+        return order
+
+    def _joined(self, table: _Table, below: _Order, storage: Storage) -> _Order:
+        """The n-grams of an order above 2, of two of the order below that overlap."""
+        level = self._layout.levels[table.level.order - 3]
+        at, size, n = self._base + level.at, level.entry_size, len(below.bucket)
+        is_suffix, goes_on = storage.empty(n, U8), storage.empty(n, U8)
+        kernels.flags(at, size, below.bucket, is_suffix, goes_on)
+        known = int(np.count_nonzero(is_suffix))
+        begin = storage.empty(below.contexts + 1, I64)
+        halves, rank, last = (storage.empty(known, t) for t in (I64, U32, U32))
+        kernels.suffixes(
+            at, size, below.bucket, below.context, is_suffix, below.ids, begin, halves, rank, last
+        )
+        del is_suffix
+        out = np.zeros(3, I64)
+        kernels.cut(below.suffix, goes_on, begin, 0, np.iinfo(I64).max, out)
+        widest = int(out[2])
+        candidates = np.empty(widest, I64)
+        found = np.empty((max(_FOUND_ROWS, 2 * widest), 3), U32)
+        claims = _Claims(self._layout, table)
+        turns = _Turns(self._effort, self._progress, table, int(out[1]))
+        order = _Order.of(table.keys, table.level.order, n, storage)
+        state = np.zeros(1, I64)
+        rows = 0
+        while state[0] < n:
+            kernels.cut(below.suffix, goes_on, begin, int(state[0]), _TURN, out)
+            end, turn = int(out[0]), int(out[1])
+            while state[0] < end:
+                count = kernels.join(
+                    *table.numbers, below.ids, below.suffix, goes_on, begin, halves, end,
+                    state, candidates, found,
+                )  # fmt: skip
+                claims.add(found[:count])
+                if not claims.again:  # else there may be more of them than keys
+                    here = slice(rows, rows + count)
+                    kernels.take(
+                        found[:count], below.ids, rank, last, order.ids[here],
+                        order.context[here], order.suffix[here], order.bucket[here],
+                    )  # fmt: skip
+                    rows += count
+            turns.done(turn)
+        claims.check()
+        return order
+
+    def _rows(self, table: _Table, order: _Order, rows: int) -> Iterator[NgramBatch]:
+        level = table.level
+        top = level.order == self._layout.order
+        for begin in range(0, len(order.bucket), rows):
+            bucket = order.bucket[begin : begin + rows]
+            prob, backoff = np.empty(len(bucket), F32), np.empty(len(bucket), F32)
+            kernels.values(table.at, level.entry_size, top, bucket, prob, backoff)
+            ids = order.ids[begin : begin + rows]
+            yield NgramBatch(level.order, begin, ids, prob, backoff)
+
+
+def _by_class(
+    hashes: NDArray[np.int64], ids: NDArray[np.uint32], class_bits: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64]]:
+    """Words sorted by the low bits of their hashes, and where each class begins."""
+    low = hashes & ((1 << class_bits) - 1)
+    place = np.argsort(low, kind="stable")
+    begin = np.zeros((1 << class_bits) + 1, I64)
+    np.cumsum(np.bincount(low, minlength=1 << class_bits), out=begin[1:])
+    return hashes[place], ids[place], begin
+
+
+def needed_bytes(layout: Layout) -> tuple[int, int]:
+    """What the inversion of a file takes: arrays that may be files, and what must be memory."""
+    rows = [(4 * level.order + 12) * level.count for level in layout.levels]
+    joining = [17 * level.count for level in layout.levels]
+    arrays = max(sum(rows[i : i + 2]) + joining[i] for i in range(len(rows)))
+    held = max(level.count * _FILTER_BYTES + level.entries for level in layout.levels)
+    return arrays, held + 40 * layout.words + 2 * MIN_MEMORY_BYTES

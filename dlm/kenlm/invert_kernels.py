@@ -1,0 +1,315 @@
+"""Finds the words of the n-grams in a hash table, which holds only hashes of them.
+
+The key of an n-gram of words w1 ... wn, oldest first, is made from the last word backwards:
+k = wn, then k = (k * OF_SUFFIX) ^ ((1 + w) * OF_WORD) mod 2^64 for w = w(n-1) ... w1. So it is
+the key of its suffix and a hash of its first word, combined by XOR.
+
+A filter says of most candidates that they are in no table, before a table is read. Its words of 64
+bits are divided into classes by the low bits of the key. Those of a candidate are the XOR of the
+low bits of its two halves, so candidates can be taken a class at a time, and the part of the
+filter that is read stays in the first cache.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import inlined, kernel
+from dlm.kenlm.kernels import probe
+from dlm.ngram.memory_kernels import as_float32, load64
+
+# DO NOT CHANGE: KenLM's, of keys on disk.
+OF_SUFFIX, OF_WORD = 8978948897894561157, 17894857484156487943 - (1 << 64)
+
+_OF_SUFFIX, _OF_WORD = np.int64(OF_SUFFIX), np.int64(OF_WORD)
+_0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
+_LOW_32 = np.int64((1 << 32) - 1)
+_SIGN = np.int64(0x80000000)
+# Bits of a key that choose the filter's word in its class, and three bits in that.
+_WORD_SHIFT, _FIRST, _SECOND, _THIRD = np.int64(20), np.int64(58), np.int64(52), np.int64(46)
+_6_BITS = np.int64(63)
+KEY_BYTES, PROB_BYTES = 8, 4
+
+
+@inlined
+def passes(word, key):  # type: ignore[no-untyped-def]
+    """1 if a key may have been entered in this word of the filter, else 0."""
+    hit = (word >> ((key >> _FIRST) & _6_BITS)) & (word >> ((key >> _SECOND) & _6_BITS))
+    return hit & (word >> ((key >> _THIRD) & _6_BITS)) & _1
+
+
+@kernel("int64, int64, int64, int64, int64, out int64[:]")
+def fill_filter(at, buckets, size, class_bits, word_bits, words):  # type: ignore[no-untyped-def]
+    """Enters the keys of a table.
+
+    Args
+        at, buckets, size  address of the table, and how many buckets of how many bytes it has
+        class_bits         low bits of a key that are its class, 20 at most
+        word_bits          2**word_bits words of each class; 26 at most
+    Shapes
+        words              (2**(class_bits + word_bits),) int64, of zeros
+    Returns  how many keys there are
+    """
+    class_mask, word_mask = (_1 << class_bits) - _1, (_1 << word_bits) - _1
+    keys = _0
+    for i in range(buckets):
+        key = load64(at + i * size)
+        if key:
+            keys += 1
+            here = ((key & class_mask) << word_bits) | ((key >> _WORD_SHIFT) & word_mask)
+            bits = _1 << ((key >> _FIRST) & _6_BITS)
+            bits |= _1 << ((key >> _SECOND) & _6_BITS)
+            words[here] |= bits | (_1 << ((key >> _THIRD) & _6_BITS))
+    return keys
+
+
+@kernel("int64, int64, int64")
+def count_keys(at, buckets, size):  # type: ignore[no-untyped-def]
+    """How many buckets are used."""
+    keys = _0
+    for i in range(buckets):
+        keys += load64(at + i * size) != _0
+    return keys
+
+
+@kernel(
+    "int64, int64, int64, int64, int64[:], int64, int64[:], int64[:], int64[:], uint32[:], "
+    "uint32[:], out int64[:], out int64[:], out uint32[:, :]"
+)
+def pair_words(  # type: ignore[no-untyped-def]
+    at, buckets, size, word_bits, words, chosen, first_begin, last_begin, hashes,
+    first_ids, last_ids, state, candidates, found,
+):  # fmt: skip
+    """The pairs of a class of first words with all last words that are in a table.
+
+    Args
+        at, ..., words  the table and its filter, as `fill_filter` has them
+        chosen          the class of first words
+    Shapes
+        first_begin  (classes + 1,)  int64   where the first words of each class begin
+        last_begin   (classes + 1,)  int64   the same of last words
+        hashes       (F + L,)        int64   what a first word adds to a key; then what a last word
+                                             adds. Each sorted by class
+        first_ids    (F,)            uint32
+        last_ids     (L,)            uint32
+        state        (2,)            int64   class of last words and first word to go on with; 0, 0
+                                             at first; class -1 when all are done
+        candidates   (C,)            int64   room; the last words of each class fit in it
+        found        (R, 3)          uint32  filled: first word, last word, bucket
+    Returns          rows found; at least C fit before it returns early
+    """
+    word_mask = (_1 << word_bits) - _1
+    filter_at, hash_at = np.int64(words.ctypes.data), np.int64(hashes.ctypes.data)
+    lasts_at = hash_at + (np.int64(len(first_ids)) << _3)
+    rows = _0
+    classes = np.int64(len(last_begin) - 1)
+    begin, end = first_begin[chosen], first_begin[chosen + 1]
+    c = state[0]
+    i = begin + state[1]
+    while c < classes:
+        low, high = last_begin[c], last_begin[c + 1]
+        if low < high:
+            part = filter_at + ((np.int64(chosen) ^ c) << (word_bits + _3))
+            while i < end:
+                if rows + high - low > len(found):
+                    state[0], state[1] = c, i - begin
+                    return rows
+                first = load64(hash_at + (i << _3))
+                hits = _0
+                for j in range(low, high):
+                    key = first ^ load64(lasts_at + (j << _3))
+                    word = load64(part + (((key >> _WORD_SHIFT) & word_mask) << _3))
+                    candidates[hits] = j
+                    hits += passes(word, key)
+                for h in range(hits):
+                    j = candidates[h]
+                    bucket = probe(at, buckets, size, first ^ load64(lasts_at + (j << _3)))
+                    if bucket:
+                        found[rows, 0] = first_ids[i]
+                        found[rows, 1] = last_ids[j]
+                        found[rows, 2] = (bucket - at) // size
+                        rows += 1
+                i += 1
+        i = begin
+        c += 1
+    state[0], state[1] = np.int64(-1), _0
+    return rows
+
+
+@kernel("uint32[:], uint8[:], int64[:], int64, int64, out int64[:]")
+def cut(suffix, goes_on, begin, first, budget, out):  # type: ignore[no-untyped-def]
+    """The candidates of a join in turns.
+
+    Shapes
+        suffix, goes_on, begin  as `join`
+        out  (3,) int64  filled: the n-gram after the last of the turn, its candidates, and the most
+                         candidates of one n-gram
+    """
+    total = most = _0
+    p = first
+    while p < len(suffix) and total < budget:
+        if goes_on[p]:
+            m = np.int64(suffix[p])
+            here = begin[m + 1] - begin[m]
+            total += here
+            most = max(most, here)
+        p += 1
+    out[0], out[1], out[2] = p, total, most
+
+
+@kernel(
+    "int64, int64, int64, int64, int64, int64[:], uint32[:, :], uint32[:], uint8[:], int64[:], "
+    "int64[:], int64, out int64[:], out int64[:], out uint32[:, :]"
+)
+def join(  # type: ignore[no-untyped-def]
+    at, buckets, size, class_bits, word_bits, words, ids, suffix, goes_on, begin, halves, end,
+    state, candidates, found,
+):  # fmt: skip
+    """The n-grams that are in a table, of those whose context and whose suffix are known.
+
+    Args
+        at, ..., words  the table and its filter, as `fill_filter` has them
+        end             contexts below it are joined
+    Shapes, k being the order below that of the table
+        ids         (n, k)  uint32  n-grams of order k: the contexts
+        suffix      (n,)    uint32  rank of each one's suffix in order k - 1
+        goes_on     (n,)    uint8   whether something may be listed after it
+        begin       (m + 1,) int64  of each n-gram of order k - 1, where those begin that continue
+                                    it and are themselves suffixes
+        halves      (s,)    int64   what these add to a key
+        state       (2,)    int64   context to go on with, and which suffix of it; the context is
+                                    `end` when all are done
+        candidates  (C,)    int64   room for the suffixes of one context
+        found       (R, 3)  uint32  filled: context, suffix in `halves`, bucket
+    Returns         rows found
+    """
+    class_mask, word_mask = (_1 << class_bits) - _1, (_1 << word_bits) - _1
+    filter_at, halves_at = np.int64(words.ctypes.data), np.int64(halves.ctypes.data)
+    rows = _0
+    p = state[0]
+    while p < end:
+        if goes_on[p]:
+            m = np.int64(suffix[p])
+            low, high = begin[m], begin[m + 1]
+            if rows + high - low > len(found):
+                break
+            first = (_1 + np.int64(ids[p, 0])) * _OF_WORD
+            hits = _0
+            for j in range(low, high):
+                key = first ^ load64(halves_at + (j << _3))
+                here = ((key & class_mask) << word_bits) | ((key >> _WORD_SHIFT) & word_mask)
+                word = load64(filter_at + (here << _3))
+                candidates[hits] = j
+                hits += passes(word, key)
+            for h in range(hits):
+                j = candidates[h]
+                bucket = probe(at, buckets, size, first ^ load64(halves_at + (j << _3)))
+                if bucket:
+                    found[rows, 0], found[rows, 1] = p, j
+                    found[rows, 2] = (bucket - at) // size
+                    rows += 1
+        p += 1
+    state[0] = p
+    return rows
+
+
+@kernel("uint32[:, :], out uint8[:]")
+def claim(found, claims):  # type: ignore[no-untyped-def]
+    """Marks buckets as claimed; returns how many were claimed before.
+
+    Shapes
+        found   (R, 3)      uint32  the bucket last
+        claims  (buckets,)  uint8   0 or 1, changed
+    """
+    again = _0
+    for i in range(len(found)):
+        again += claims[found[i, 2]]
+        claims[found[i, 2]] = 1
+    return again
+
+
+@kernel("int64, int64, uint32[:], out uint8[:], out uint8[:]")
+def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
+    """What signs say of n-grams: whether something longer ends in one, or may be listed after it.
+
+    Shapes
+        bucket              (n,)  uint32
+        is_suffix, goes_on  (n,)  uint8   filled
+    """
+    for i in range(len(bucket)):
+        values = load64(at + np.int64(bucket[i]) * size + KEY_BYTES)
+        is_suffix[i] = (values & _SIGN) == _0
+        goes_on[i] = ((values >> np.int64(32)) & _LOW_32) != _SIGN
+
+
+@kernel(
+    "int64, int64, uint32[:], uint32[:], uint8[:], uint32[:, :], out int64[:], out int64[:], "
+    "out uint32[:], out uint32[:]"
+)
+def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, last):  # type: ignore[no-untyped-def]
+    """What `join` takes of the n-grams of an order that are suffixes.
+
+    Shapes
+        bucket, context, is_suffix  (n,)    context: rank in the order below, rising
+        ids       (n, k)    uint32
+        begin     (m + 1,)  int64   filled; m n-grams of the order below
+        halves    (s,)      int64   filled
+        rank      (s,)      uint32  filled: of the n-gram
+        last      (s,)      uint32  filled: its last word
+    """
+    s = _0
+    m = _0
+    for i in range(len(bucket)):
+        while m <= np.int64(context[i]):
+            begin[m] = s
+            m += 1
+        if is_suffix[i]:
+            halves[s] = load64(at + np.int64(bucket[i]) * size) * _OF_SUFFIX
+            rank[s], last[s] = i, ids[i, ids.shape[1] - 1]
+            s += 1
+    while m < len(begin):
+        begin[m] = s
+        m += 1
+
+
+@kernel(
+    "uint32[:, :], uint32[:, :], uint32[:], uint32[:], out uint32[:, :], out uint32[:], "
+    "out uint32[:], out uint32[:]"
+)
+def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ignore[no-untyped-def]
+    """The n-grams that a join found.
+
+    Shapes
+        found      (R, 3)      uint32  context, suffix among `rank`, bucket
+        ids        (n, k)      uint32  of the contexts
+        rank, last (s,)        uint32  of the suffixes
+        new_ids    (R, k + 1)  uint32  filled, as are the others
+    """
+    k = ids.shape[1]
+    for i in range(len(found)):
+        p, s = found[i, 0], found[i, 1]
+        for j in range(k):
+            new_ids[i, j] = ids[p, j]
+        new_ids[i, k] = last[s]
+        context[i], suffix[i], bucket[i] = p, rank[s], found[i, 2]
+
+
+@kernel("int64, int64, bool, uint32[:], out float32[:], out float32[:]")
+def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def]
+    """The values of n-grams as they lie, the sign of a probability set.
+
+    Shapes
+        bucket         (n,)  uint32
+        prob, backoff  (n,)  float32  filled; backoff is 0 at the highest order (`top`)
+    """
+    for i in range(len(bucket)):
+        here = at + np.int64(bucket[i]) * size
+        if top:  # eight bytes that end where the bucket does: none beyond the last is read
+            both = load64(here + PROB_BYTES)
+            prob[i] = as_float32((both >> np.int64(32)) | _SIGN)
+            backoff[i] = np.float32(0.0)
+        else:
+            both = load64(here + KEY_BYTES)
+            prob[i] = as_float32((both & _LOW_32) | _SIGN)
+            backoff[i] = as_float32(both >> np.int64(32))

@@ -1,0 +1,55 @@
+"""Opens a model's n-grams, whatever file it is in: what every command reads models with.
+
+with open_ngrams("model.binary", progress=tell) as reader:
+    for batch in reader.batches():
+        ...
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dlm.kenlm.invert import LIMIT_S, Effort
+from dlm.kenlm.layout import PREFIX, is_kenlm
+from dlm.kenlm.reader import KenlmReader, NgramReader
+from dlm.ngram.arpa import ArpaReader
+from dlm.progress import Tell
+from dlm.resources import available_bytes
+
+
+def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a file that begins as KenLM's binary files do."""
+    place = Path(path)
+    if not place.is_file():
+        return False
+    with place.open("rb") as file:
+        return is_kenlm(file.read(len(PREFIX)))
+
+
+def open_ngrams(
+    path: str | os.PathLike[str],
+    *,
+    words: str | os.PathLike[str] | None = None,
+    memory_bytes: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Tell = lambda line: None,
+) -> NgramReader:
+    """A reader of the n-grams of an ARPA file or of a KenLM binary file.
+
+    Args
+        words         a list, one word per line, for a KenLM file that stores none
+        memory_bytes  of finding the n-grams in KenLM's hash tables; None: a quarter of what is free
+        folder        for what exceeds it; None: that of temporary files
+        force         search however long it takes
+        progress      called with lines of that
+    Raises
+        ArpaError, KenlmFormatError, OSError
+    """
+    if not is_kenlm_file(path):
+        return ArpaReader(path)
+    limit = available_bytes() // 4 if memory_bytes is None else memory_bytes
+    place = None if folder is None else Path(folder)
+    effort = Effort(limit, place, None if force else LIMIT_S)
+    return KenlmReader(path, words=words, effort=effort, progress=progress)

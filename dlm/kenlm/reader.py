@@ -1,0 +1,288 @@
+"""The n-grams of a KenLM binary file, read as `ArpaReader` reads those of an ARPA file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dlm.errors import ArpaError, KenlmFormatError
+from dlm.kenlm import invert_kernels, trie_kernels
+from dlm.kenlm.invert import Effort, Inversion
+from dlm.kenlm.layout import Data, ModelType, open_file
+from dlm.kenlm.view import make_view
+from dlm.kenlm.vocab import words_of
+from dlm.ngram.arpa import NgramBatch, provenance_line
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.progress import ProgressReporter, Tell
+
+F32, I64, U32 = np.float32, np.int64, np.uint32
+
+KENLM = "kenlm"  # what `compression` says of these files
+_DAMAGED = "Get the file again, or build it again from its ARPA file"
+
+
+class NgramReader(Protocol):
+    """A model in a file, whose n-grams are read once, in order: `ArpaReader` has the contract."""
+
+    path: str
+
+    @property
+    def comments(self) -> Sequence[str]:
+        """Lines before the model."""
+
+    @property
+    def order(self) -> int:
+        """N."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """N-grams by order."""
+
+    @property
+    def compression(self) -> str:
+        """`plain`, `gzip`, `zstd`, `xz`, or `kenlm`: a binary file."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words, known once the 1-grams are read."""
+
+    @property
+    def source_facts(self) -> dict[str, Any]:
+        """What identifies the content, known once it is read."""
+
+    def batches(self) -> Iterator[NgramBatch]:
+        """All n-grams, order by order from 1."""
+
+    def error_at(
+        self, message: str, *, order: int, row: int, advice: str | None = None
+    ) -> ArpaError | KenlmFormatError:
+        """The error for a fault in an n-gram that was read before."""
+
+    def close(self) -> None:
+        """Closes the file."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class KenlmReader:
+    """The n-grams of a KenLM binary file of any type, in one pass.
+
+    Values are the float32 of the file, signs apart, which KenLM uses as flags. An n-gram that
+    KenLM inserted because a longer one ends in it (a *blank*) is an n-gram here: its probability is
+    what backing off gave, and its weight 0.
+
+    Args
+        words     a list, one word per line, for a file that stores none
+        effort    of finding the words of n-grams in a file of hash tables
+        progress  of that, and one line that says what is lost
+    Fields
+        comments  one: the provenance, which says the same
+    Raises
+        KenlmFormatError  the file is damaged, or not all keys are those of n-grams
+        ConfigError       the words are missing, or finding the n-grams takes too much
+    Guarantees
+        each n-gram once, its context before it; words of an n-gram of a trie rise from the last to
+        the first, of hash tables from the first to the last
+    Cost
+        trie: the words, and a batch. Hash tables: see invert.py
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        words: str | os.PathLike[str] | None = None,
+        effort: Effort,
+        progress: Tell,
+        batch_ngrams: int = 65536,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._data: Data
+        self._data, self.layout = open_file(path)
+        self._view = make_view(self._data, self.layout)
+        self._list = words
+        self._effort, self._progress = effort, progress
+        self._batch_ngrams = batch_ngrams
+        self._started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The map goes with the reader."""
+
+    @property
+    def order(self) -> int:
+        """N."""
+        return self.layout.order
+
+    @property
+    def compression(self) -> str:
+        """Neither plain text nor compressed."""
+        return KENLM
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """N-grams by order, blanks among them.
+
+        Cost  of hash tables, whose header counts no blanks: the file is read
+        """
+        words = self.layout.words - (not self._has_unk)
+        if self.layout.model_type.is_trie:
+            return (words, *self.layout.counts[1:])
+        base = self._data.ctypes.data
+        tables = [(base + t.at, t.entries, t.entry_size) for t in self.layout.levels]
+        return (words, *(int(invert_kernels.count_keys(*table)) for table in tables))
+
+    @property
+    def blanks(self) -> tuple[int, ...] | None:
+        """By order, how many n-grams are blanks; None for a trie, which does not say."""
+        if self.layout.model_type.is_trie:
+            return None
+        pairs = zip(self.counts[1:], self.layout.counts[1:], strict=True)
+        return (0, *(found - listed for found, listed in pairs))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words of the model, with KenLM's ids."""
+        table = words_of(self._data, self.layout, self._view, self._list)
+        vocabulary = table.vocabulary(unk_in_model=self._has_unk)
+        missing = [w for w in (BEGIN_SENTENCE, END_SENTENCE) if w not in vocabulary]
+        if missing:
+            raise KenlmFormatError(
+                f"the words lack {' and '.join(word.decode() for word in missing)}",
+                path=self.path,
+                section="words",
+                advice="A model of sentences has both <s> and </s>; this one can only be searched",
+            )
+        return vocabulary
+
+    @cached_property
+    def comments(self) -> list[str]:
+        """One line of provenance."""
+        return [provenance_line("export", **self.facts)]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the provenance says: the file, its blanks, and what it does not hold."""
+        kind = self.layout.model_type
+        lost = ["the decimal text of the ARPA file"]
+        if kind.is_quantised:
+            lost.append("the values before quantisation")
+        if kind is ModelType.REST_PROBING:
+            lost.append("the rest costs")
+        if self.blanks is None or any(self.blanks):
+            lost.append("which n-grams are blanks")
+        return {
+            "method": "the n-grams of a KenLM binary file",
+            "from": Path(self.path).name,
+            "type": kind.name.lower(),
+            "blanks": None if self.blanks is None else list(self.blanks),
+            "lost": lost,
+        }
+
+    @property
+    def source_facts(self) -> dict[str, Any]:
+        """Size and XXH3 (128 bits) of the file."""
+        digest = xxhash.xxh3_128_hexdigest(self._data.data)
+        return {"file_bytes": self.layout.size, "file_xxh3_128": digest}
+
+    def error_at(
+        self, message: str, *, order: int, row: int, advice: str | None = None
+    ) -> KenlmFormatError:
+        """The error for an n-gram that was read before."""
+        return self._error(message, order, _DAMAGED if advice is None else advice)
+
+    def batches(self) -> Iterator[NgramBatch]:
+        """As `ArpaReader.batches`; a file of hash tables is searched for its n-grams meanwhile."""
+        if self._started:
+            raise RuntimeError("a KenlmReader reads its file once; open another for a second pass")
+        self._started = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[NgramBatch]:
+        blanks = "" if self.blanks is None else f"; {sum(self.blanks):,} of its n-grams are blanks"
+        self._progress(f"{self.path} does not hold {'; '.join(self.facts['lost'])}{blanks}")
+        first = not self.vocabulary.unk_in_model
+        unigrams = self._unigrams
+        for at in range(int(first), len(unigrams), self._batch_ngrams):
+            values = unigrams[at : at + self._batch_ngrams]
+            ids = np.arange(at, at + len(values), dtype=U32)[:, None]
+            yield self._clean(
+                NgramBatch(1, at - first, ids, -np.abs(values[:, 0]), values[:, 1].copy())
+            )
+        if self.layout.model_type.is_trie:
+            found = self._of_trie()
+        else:
+            base, reporter = self._data.ctypes.data, ProgressReporter(self._progress)
+            inversion = Inversion(self.layout, base, unigrams, self._effort, reporter)
+            found = inversion.batches(self._batch_ngrams)
+        yield from map(self._clean, found)
+
+    @property
+    def _unigrams(self) -> NDArray[np.float32]:
+        """Of each word, probability and back-off weight as they lie, (words, 2)."""
+        layout = self.layout
+        end = layout.unigrams_at + layout.words * layout.unigram_bytes
+        rows = self._data[layout.unigrams_at : end].reshape(layout.words, layout.unigram_bytes)
+        return np.ascontiguousarray(rows[:, :8]).view(F32)
+
+    @cached_property
+    def _has_unk(self) -> bool:
+        """Whether the model had an n-gram for `<unk>`, rather than KenLM's value for it."""
+        if not self.layout.model_type.is_trie:
+            return self.layout.words == self.layout.counts[0]
+        prob, weight = self._unigrams[0]
+        if prob != MISSING_UNK_LOG10_PROB or weight.view(U32) != 0:
+            return True
+        return bool(trie_kernels.has_unk(self._view.ctypes.data))
+
+    def _of_trie(self) -> Iterator[NgramBatch]:
+        for order in range(2, self.order + 1):
+            cursors = np.zeros((order, trie_kernels.CURSOR_FIELDS), I64)
+            cursors[:, trie_kernels.NODE] = -1
+            count = self.counts[order - 1]
+            for first in range(0, count, self._batch_ngrams):
+                rows = min(self._batch_ngrams, count - first)
+                ids = np.empty((rows, order), U32)
+                prob, backoff = np.empty(rows, F32), np.empty(rows, F32)
+                status = trie_kernels.read_trie(
+                    self._view.ctypes.data, order, first, cursors, ids, prob, backoff
+                )
+                if status < 0:
+                    what = "a pointer" if status == trie_kernels.BAD_POINTER else "a word"
+                    raise self._error(f"{what} is not one that KenLM writes", order, _DAMAGED)
+                yield NgramBatch(order, first, ids, prob, backoff)
+
+    def _clean(self, batch: NgramBatch) -> NgramBatch:
+        """The batch without -0.0; raises if a value is none of a model's."""
+        prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
+        if not bool((prob <= 0).all()) or not bool(np.isfinite(backoff).all()):
+            raise self._error("a value is positive, infinite or NaN", batch.order, _DAMAGED)
+        return NgramBatch(batch.order, batch.first_row, batch.ids, prob, backoff)
+
+    def _error(self, message: str, order: int, advice: str) -> KenlmFormatError:
+        return KenlmFormatError(message, path=self.path, section=f"{order}-grams", advice=advice)
