@@ -383,7 +383,7 @@ def export(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a shard set or a KenLM binary file back into an ARPA file.
+    """Convert a shard set or a KenLM file back into ARPA.
 
     A KenLM probing file holds hashes in place of words: its n-grams are found again by a search,
     whose time is estimated. The ARPA file is written only if every hash is that of one n-gram.
