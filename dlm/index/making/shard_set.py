@@ -155,7 +155,9 @@ def _streamed(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Writes a set's files in bounded memory; its manifest's content. `original`: of `_repair`."""
-    with ArpaReader(arpa) as reader:
+    search = None if memory_bytes is None else memory_bytes // 4
+    folder = place.spill.parent
+    with open_ngrams(arpa, memory_bytes=search, folder=folder, progress=say) as reader:
         if original is None:  # else `_repair` did
             stages.check_header(reader)
         counts = credible_counts(reader)
