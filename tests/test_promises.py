@@ -22,6 +22,7 @@ PAGES = {
     "dlm/estimate/README.md",
     "dlm/federated/README.md",
     "dlm/index/README.md",
+    "dlm/kenlm/README.md",
     "dlm/pipeline/README.md",
     "dlm/server/README.md",
     "loadtest/README.md",

@@ -33,6 +33,12 @@ KEY_BYTES, PROB_BYTES = 8, 4
 
 
 @inlined
+def bucket_of(at, buckets, size, key):  # type: ignore[no-untyped-def]
+    """The address of the bucket of a key in a table, or 0."""
+    return probe(at, buckets, size, np.int64(np.uint64(key) % np.uint64(buckets)), key)
+
+
+@inlined
 def passes(word, key):  # type: ignore[no-untyped-def]
     """1 if a key may have been entered in this word of the filter, else 0."""
     hit = (word >> ((key >> _FIRST) & _6_BITS)) & (word >> ((key >> _SECOND) & _6_BITS))
@@ -124,7 +130,7 @@ def pair_words(  # type: ignore[no-untyped-def]
                     hits += passes(word, key)
                 for h in range(hits):
                     j = candidates[h]
-                    bucket = probe(at, buckets, size, first ^ load64(lasts_at + (j << _3)))
+                    bucket = bucket_of(at, buckets, size, first ^ load64(lasts_at + (j << _3)))
                     if bucket:
                         found[rows, 0] = first_ids[i]
                         found[rows, 1] = last_ids[j]
@@ -204,7 +210,7 @@ def join(  # type: ignore[no-untyped-def]
                 hits += passes(word, key)
             for h in range(hits):
                 j = candidates[h]
-                bucket = probe(at, buckets, size, first ^ load64(halves_at + (j << _3)))
+                bucket = bucket_of(at, buckets, size, first ^ load64(halves_at + (j << _3)))
                 if bucket:
                     found[rows, 0], found[rows, 1] = p, j
                     found[rows, 2] = (bucket - at) // size
