@@ -119,8 +119,9 @@ class PrivacyReport:
             gap = stage["gap"]
             how = checklist.sampling(str(stage.get("sampling")), None)
             lines.append(
-                f"{name}: a user takes part at most {stage['max_participations']} times, and the "
-                f"rounds of two participations differ by at least {gap} (MinS {gap - 1}). "
+                f"{name}: a user takes part at most "
+                f"{counted(stage['max_participations'], 'time')}, and the rounds of two "
+                f"participations differ by at least {gap} (MinS {gap - 1}). "
                 f"Cohorts: {how}."
             )
             if ledger is None or ledger["observed"] is None:

@@ -142,7 +142,9 @@ def trusted_of(stage: StageRecord) -> list[str]:
         found.append("columns of norm 1 (bandmf)")
     lacking = [what for what, text in _costs(stage).items() if not text]
     if lacking:
-        found.append(f"that {' and '.join(lacking)} cost nothing")
+        *others, last = lacking
+        together = f"{', '.join(others)} and {last} cost" if others else f"{last} costs"
+        found.append(f"that {together} nothing")
     return found + costs_of(stage)
 
 
