@@ -215,6 +215,12 @@ def find_words(view, text, begin, ids):  # type: ignore[no-untyped-def]
         ids[i] = word_id(view, murmur(at + begin[i], begin[i + 1] - begin[i]))
 
 
+@kernel("int64, int64, int64", nogil=False)
+def find_id(view, text, size):  # type: ignore[no-untyped-def]
+    """The id of the word of `size` bytes at an address, with PAD_BYTES after it."""
+    return word_id(view, murmur(text, size))
+
+
 # ----------------------------------------------------------------------------------- n-grams
 # An n-gram is found from its last word back: in a hash table by its key, in a trie among the
 # children of its suffix.
@@ -312,17 +318,18 @@ def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
         if not before < word < after:
             return np.int64(-1)
         steps += 1
-    while first < end:
-        middle = (first + end) >> _1
-        at = base + middle * size
+    if first >= end:
+        return np.int64(-1)
+    # The last that is not above the word; without a branch that would be mispredicted.
+    count = end - first
+    while count > _1:
+        half = count >> _1
+        at = base + (first + half) * size
         found = (load64(at >> _3) >> (at & _7)) & mask
-        if found < word:
-            first = middle + _1
-        elif found > word:
-            end = middle
-        else:
-            return middle
-    return np.int64(-1)
+        first = first + half if found <= word else first
+        count -= half
+    at = base + first * size
+    return first if (load64(at >> _3) >> (at & _7)) & mask == word else np.int64(-1)
 
 
 @inlined

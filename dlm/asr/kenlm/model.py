@@ -13,6 +13,7 @@ from dlm.asr.kenlm import sentences
 from dlm.asr.kenlm.batch import NextStates, score_batch
 from dlm.asr.kenlm.config import KenlmConfig, KenlmLoadMethod, WordScore
 from dlm.asr.kenlm.opened import OpenedModel, opened
+from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
 from dlm.asr.kenlm.state import KenlmState
 from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable
 from dlm.asr.kenlm.words import Words
@@ -88,7 +89,11 @@ class KenlmModel:
             bos  whether it begins after <s>; never put <s> into the sentence
             eos  whether its end, </s>, is also scored
         """
-        return sentences.score(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
+        text = _bytes_of(sentence)
+        direct = self._opened.direct
+        if direct is not None and len(text) <= TEXT_BYTES:
+            return direct.score(text, bool(bos), bool(eos))
+        return sentences.score(self._opened, text, bool(bos), bool(eos))
 
     def perplexity(self, sentence: str | bytes) -> float:
         """Perplexity of a sentence and its end: 10 ** (-log10 P / (words + 1))."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.asr.kenlm.scorer import FileScorer
 from dlm.asr.kenlm.state import KenlmState, PickledStates
 from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, ModelTable, StepTable
 from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
@@ -89,6 +90,10 @@ class OpenedModel:
             self.table = UnpackedTable(utterance, self.counts, self._mark, unpacked)
         else:
             self.table = StepTable(utterance, self.counts, self._mark)
+        # Scores sentences of a KenLM file, for which a table is not needed.
+        self.direct: FileScorer | None = None
+        if isinstance(self.table.scorer, FileScorer):
+            self.direct = self.table.scorer
         self._looked_s = time.monotonic()
 
     def current(self) -> ModelTable:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm import sentence_kernels as kernels
 from dlm.kenlm import score_kernels as file_kernels
+from dlm.kenlm.kernels import find_id
 from dlm.kenlm.model import WHITE_SPACE, KenlmFile, splits_at
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
@@ -43,11 +44,14 @@ class FileScorer:
         numbers[file_kernels.SPLITS] = _DELIMITERS.ctypes.data
         numbers[file_kernels.SCRATCH] = self._kept[-1].ctypes.data
         self._address = numbers.ctypes.data
+        self._view = file.view.ctypes.data
         self._score: Callable[..., float] = file_kernels.score_sentence.compile()
+        self._find: Callable[[int, int, int], int] = find_id.compile()
 
     def id_of(self, word: bytes) -> int:
         """See `Scorer`."""
-        return int(self._kept[0].ids_of([word])[0])
+        padded = word + PADDING  # this name keeps it in place
+        return self._find(self._view, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
         """See `Scorer`."""
