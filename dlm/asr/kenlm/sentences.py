@@ -112,9 +112,10 @@ def score_many(
     if not texts:
         return np.zeros(0)
     if local is not None:
-        lines = score_lines(
-            local, b"\n".join(t.translate(_SPACES) for t in texts), bos=bos, eos=eos
-        )
+        joined = b"\n".join(texts)
+        if joined.count(b"\n") >= len(texts) or b"\v" in joined or b"\f" in joined:
+            joined = b"\n".join(text.translate(_SPACES) for text in texts)
+        lines = score_lines(local, joined, bos=bos, eos=eos)
         model.counts.queries += int(lines.begin[-1]) + eos * len(texts)
         return lines.totals
     found = []
