@@ -279,7 +279,8 @@ class KenlmReader:
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
         """The batch without -0.0; raises if a value is none of a model's."""
-        prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
+        with np.errstate(invalid="ignore"):  # NaN, which is refused below
+            prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob <= 0).all()) or not bool(np.isfinite(backoff).all()):
             raise self._error("a value is positive, infinite or NaN", batch.order, _DAMAGED)
         return NgramBatch(batch.order, batch.first_row, batch.ids, prob, backoff)
