@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +19,7 @@ from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.index.layout import Manifest
+    from dlm.kenlm.reader import NgramReader
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set.")]
 Model = Annotated[
@@ -352,6 +354,56 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
         )
 
 
+class Reading(NamedTuple):
+    """How a KenLM file is read: its words, the memory, a folder, and whatever time it takes."""
+
+    vocab: Path | None
+    memory: str | None
+    folder: Path | None
+    force: bool
+
+    def open(self, path: Path, tell: Callable[[str], None]) -> NgramReader:
+        """The n-grams of a file."""
+        from dlm.kenlm.open import open_ngrams
+        from dlm.resources import available_bytes, parse_size
+
+        return open_ngrams(
+            path,
+            words=self.vocab,
+            memory_bytes=available_bytes() if self.memory is None else parse_size(self.memory),
+            folder=self.folder,
+            force=self.force,
+            progress=tell,
+        )
+
+
+def _export_probing(
+    model: Path, output: Path, reading: Reading, tell: Callable[[str], None]
+) -> None:
+    """Writes a model as a KenLM probing file."""
+    from dlm.index.check.decode import decode
+    from dlm.index.layout import MANIFEST
+    from dlm.index.ngrams import read_raw
+    from dlm.kenlm.write import write_probing
+    from dlm.record.provenance import is_record_line
+
+    if (model / MANIFEST).exists():
+        decoded = decode(model)
+        vocabulary, orders = decoded.vocabulary, decoded.orders
+        comments = decoded.manifest.provenance.get("comments", [])
+    else:
+        with reading.open(model, tell) as reader:
+            orders, comments = read_raw(reader), reader.comments
+            vocabulary = reader.vocabulary
+    write_probing(output, vocabulary, orders, progress=tell)
+    if any(is_record_line(str(line)) for line in comments):
+        print(
+            f"dlm: {output} does not carry the privacy record of {model}: a KenLM file has no "
+            f"place for it. Keep {model} beside it",
+            file=sys.stderr,
+        )
+
+
 def export(
     directory: Model,
     output: Annotated[
@@ -363,6 +415,9 @@ def export(
             help="ARPA file to write; .gz, .zst or .xz compresses it.  [default: standard output]",
         ),
     ] = None,
+    to: Annotated[
+        str, typer.Option("--format", help="arpa, or probing: a KenLM file; needs --output.")
+    ] = "arpa",
     vocab: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Words, one per line, of a KenLM file that stores none."),
@@ -385,6 +440,9 @@ def export(
 ) -> None:
     """Convert a shard set or a KenLM file back into ARPA.
 
+    With --format probing, a shard set, an ARPA file or a KenLM file becomes a probing file, as
+    KenLM's build_binary makes it: C++ decoders open it.
+
     A KenLM probing file holds hashes in place of words: its n-grams are found again by a search,
     whose time is estimated. The ARPA file is written only if every hash is that of one n-gram.
 
@@ -392,13 +450,13 @@ def export(
         dlm export shards/model --output exported.arpa.zst
         dlm export shards/model | head
         dlm export model.binary --output exported.arpa.zst
+        dlm export shards/model --format probing --output model.binary
     """
     from dlm.cli.paths import check_folder, check_writes
     from dlm.errors import ConfigError
     from dlm.index.check.decode import export_arpa
     from dlm.kenlm.export import export_ngrams
-    from dlm.kenlm.open import is_kenlm_file, open_ngrams
-    from dlm.resources import available_bytes, parse_size
+    from dlm.kenlm.open import is_kenlm_file
 
     if output is not None and str(output) == "-":
         output = None
@@ -409,6 +467,18 @@ def export(
     check_writes("--output", output, arpa=True, inputs=(directory, vocab))
     check_folder("--tmp", tmp)
     target = sys.stdout.buffer if output is None else output
+    tell = stage_printer(quiet=quiet)
+    beside = None if output is None else output.absolute().parent
+    if to not in ("arpa", "probing") or (to == "probing" and output is None):
+        raise ConfigError(
+            f"--format is {to}{'' if output else ' without --output'}; expected arpa, or probing "
+            "with --output FILE"
+        )
+    reading = Reading(vocab, memory, tmp or beside, force)
+    if to == "probing":
+        assert output is not None
+        _export_probing(directory, output, reading, tell)
+        return
     if not is_kenlm_file(directory):
         if vocab is not None or memory is not None or tmp is not None:
             raise ConfigError(
@@ -417,14 +487,5 @@ def export(
             )
         export_arpa(directory, target)
         return
-    tell = stage_printer(quiet=quiet)
-    beside = None if output is None else output.absolute().parent
-    with open_ngrams(
-        directory,
-        words=vocab,
-        memory_bytes=available_bytes() if memory is None else parse_size(memory),
-        folder=tmp or beside,
-        force=force,
-        progress=tell,
-    ) as reader:
+    with reading.open(directory, tell) as reader:
         export_ngrams(reader, target, progress=tell)

@@ -27,8 +27,8 @@ PREFIX = b"mmap lm http://kheafield.com/code "
 _VERSIONED = PREFIX + b"format version "
 _VERSION = 5
 _SANITY = struct.Struct("<56s3f3IQ")
-_REFERENCE = _SANITY.pack(_VERSIONED + b"5\n\0", 0.0, 1.0, -0.5, 1, 0xFFFFFFFF, 0, 1)
-_FIXED = struct.Struct("<B3xfIB3xI")
+REFERENCE = _SANITY.pack(_VERSIONED + b"5\n\0", 0.0, 1.0, -0.5, 1, 0xFFFFFFFF, 0, 1)
+FIXED = struct.Struct("<B3xfIB3xI")
 _SEARCH_VERSION = {False: 0, True: 1}  # by whether it is a trie
 _QUANTISED_VERSION, _ARRAY_VERSION, _PROBING_VERSION = 2, 0, 0
 _FIRST_WORD = b"<unk>\0"
@@ -159,8 +159,8 @@ def open_file(
     """
     with open(path, "rb") as file:  # noqa: PTH123
         size = os.fstat(file.fileno()).st_size
-        if size < len(_REFERENCE):
-            _check_head(file.read(len(_REFERENCE)), os.fspath(path))
+        if size < len(REFERENCE):
+            _check_head(file.read(len(REFERENCE)), os.fspath(path))
         data = np.frombuffer(hold(file, size, memory_options), np.uint8)
     return data, read_layout(data, os.fspath(path))
 
@@ -172,12 +172,12 @@ def read_layout(data: Data, path: str) -> Layout:
         path  for messages
     Raises    KenlmFormatError, as `open_file`
     """
-    _check_head(data[: len(_REFERENCE)].tobytes(), path)
-    at = len(_REFERENCE)
+    _check_head(data[: len(REFERENCE)].tobytes(), path)
+    at = len(REFERENCE)
     fault = _Faults(path, len(data))
-    fault.check_end(at + _FIXED.size, "header")
-    order, multiplier, kind, has_words, version = _FIXED.unpack_from(data.data, at)
-    at += _FIXED.size
+    fault.check_end(at + FIXED.size, "header")
+    order, multiplier, kind, has_words, version = FIXED.unpack_from(data.data, at)
+    at += FIXED.size
     if kind not in list(ModelType):
         raise fault(f"the model has type {kind}; KenLM has types 0 to 5", "header")
     model_type = ModelType(kind)
@@ -225,6 +225,12 @@ def read_layout(data: Data, path: str) -> Layout:
     )
 
 
+def buckets_of(count: int, multiplier: float) -> int:
+    """The buckets of a hash table for so many entries."""
+    wanted = float(np.float32(multiplier) * np.float32(count))
+    return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
+
+
 _Sections = tuple[int, int, int, int, int, tuple[Level, ...], int]
 
 
@@ -237,10 +243,6 @@ def _probing(
     multiplier: float,
 ) -> _Sections:
     """The sections of a file of hash tables, from the end of the header."""
-
-    def buckets(count: int) -> int:
-        wanted = float(np.float32(multiplier) * np.float32(count))
-        return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
 
     fault.check_end(at + 8, "vocabulary")
     version, words = struct.unpack_from("<2I", data.data, at)
@@ -255,7 +257,7 @@ def _probing(
             "vocabulary",
             at,
         )
-    hashes_at, hashes = at + 8, buckets(counts[0])
+    hashes_at, hashes = at + 8, buckets_of(counts[0], multiplier)
     unigrams_at = hashes_at + 12 * hashes
     value_bytes = 12 if model_type is ModelType.REST_PROBING else 8
     at = unigrams_at + value_bytes * (counts[0] + 1)
@@ -263,7 +265,7 @@ def _probing(
     levels = []
     for order, count in enumerate(counts[1:], 2):
         size = 12 if order == len(counts) else 8 + value_bytes
-        level = Level(order, count, at, buckets(count), size)
+        level = Level(order, count, at, buckets_of(count, multiplier), size)
         at += level.entries * size
         fault.check_end(at, f"{order}-grams")
         levels.append(level)
@@ -395,7 +397,7 @@ class _Faults:
 
 def _check_head(head: bytes, path: str) -> None:
     """That a file begins as KenLM's do, in this version and byte order."""
-    if head == _REFERENCE:
+    if head == REFERENCE:
         return
     fault = _Faults(path, len(head))
     build = "Build it again from its ARPA file, with the current `build_binary`"
@@ -416,7 +418,7 @@ def _check_head(head: bytes, path: str) -> None:
             0,
             advice=build,
         )
-    if len(head) < len(_REFERENCE):
+    if len(head) < len(REFERENCE):
         raise fault(f"the file ends after {len(head)} bytes, in its header", "header")
     swapped = struct.pack(">3f", 0.0, 1.0, -0.5)
     found = "of a machine with another byte order" if swapped in head else "not those of x86-64"

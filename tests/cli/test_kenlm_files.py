@@ -111,3 +111,24 @@ def test_info_shows_the_header_of_a_kenlm_file(home: Path, run: Run) -> None:
     assert b"quantised" in run("info", GOLDEN / "demo.quant.binary").stdout
     assert run("info", "--helm", "demo.array.binary", cwd=home).returncode == 1
     assert run("export", home, "--vocab", "words.txt", cwd=home).returncode == 1
+
+
+def test_export_writes_a_probing_file(home: Path, run: Run, tmp_path: Path) -> None:
+    """Of an ARPA file that of build_binary; of a set and of a trie the same n-grams. A record that
+    it cannot carry is said to stay behind."""
+    assert run("shard", "demo.arpa", "--output", tmp_path / "set", cwd=home).returncode == 0
+    for model in ("demo.arpa", tmp_path / "set", "demo.array.binary"):
+        output = tmp_path / "out.binary"
+        done = run("export", model, "--format", "probing", "-o", output, "--force", cwd=home)
+        assert done.returncode == 0, done.stderr
+        assert b"privacy record" not in done.stderr
+        if model == "demo.arpa":
+            assert output.read_bytes() == (GOLDEN / "demo.probing.binary").read_bytes()
+        assert run("export", output, "-o", tmp_path / "back.arpa", "--force").returncode == 0
+        assert by_words(tmp_path / "back.arpa") == by_words(home / "demo.arpa")
+    text = (home / "demo.arpa").read_text()
+    (tmp_path / "private.arpa").write_text(f'# privacy: {{"format": "x"}}\n{text}')
+    done = run("export", tmp_path / "private.arpa", "--format", "probing", "-o", tmp_path / "x")
+    assert b"privacy record" in done.stderr
+    assert run("export", "demo.arpa", "--format", "probing", cwd=home).returncode == 1
+    assert run("export", "demo.arpa", "--format", "trie", "-o", "x", cwd=home).returncode == 1

@@ -1,0 +1,196 @@
+"""Writes a model as a KenLM probing file, which KenLM opens and scores as one of `build_binary`.
+
+KenLM wants the suffix of every n-gram. One that is missing, a *blank*, is added with the score of
+backing off, computed in KenLM's order. Signs are flags: that of a probability is clear where a
+longer n-gram ends in it, and a weight of 0 is -0.0 where nothing follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.files import replacing
+from dlm.kenlm import write_kernels as kernels
+from dlm.kenlm.layout import FIXED, REFERENCE, ModelType, buckets_of
+from dlm.ngram.arpa import SectionColumns
+from dlm.ngram.arpa.writer import WordBytes
+from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+
+F32, U32, I64 = np.float32, np.uint32, np.int64
+
+MULTIPLIER = 1.5  # buckets per n-gram: KenLM's default
+_SIGN = U32(1 << 31)
+_SPARE = 1.1  # buckets per entry, at least
+
+
+@dataclass(eq=False)
+class _Order:
+    """An order: the model's n-grams, then blanks.
+
+    Shapes
+        ids (n, k) uint32, keys (n,) int64, prob (n,) float32, backoff (n,) float32
+        is_suffix (n,) bool   a longer n-gram ends in it
+    """
+
+    ids: NDArray[np.uint32]
+    keys: NDArray[np.int64]
+    prob: NDArray[np.float32]
+    backoff: NDArray[np.float32]
+    listed: int
+    is_suffix: NDArray[np.bool_]
+    by_key: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        ids: NDArray[np.uint32],
+        prob: NDArray[np.float32],
+        backoff: NDArray[np.float32] | None,
+        listed: int,
+    ) -> _Order:
+        """An order whose flags are not set."""
+        keys = _keys(ids, 0, ids.shape[1])
+        weight = np.zeros(len(ids), F32) if backoff is None else backoff.copy()
+        weight[weight == 0] = F32(-0.0)
+        suffix = np.zeros(len(ids), np.bool_)
+        return cls(ids, keys, prob.copy(), weight, listed, suffix, np.argsort(keys))
+
+    def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of each key, -1 where there is none."""
+        if not len(self.keys):
+            return np.full(len(keys), -1, I64)
+        at = np.searchsorted(self.keys, keys, sorter=self.by_key)
+        rows = self.by_key[np.minimum(at, len(self.keys) - 1)]
+        return np.where(self.keys[rows] == keys, rows, -1)
+
+
+def write_probing(
+    path: Path,
+    vocabulary: Vocabulary,
+    sections: Sequence[SectionColumns],
+    *,
+    multiplier: float = MULTIPLIER,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[int, ...]:
+    """Writes a model as a probing file, whole or not at all.
+
+    Args
+        sections    n-grams of order 1, 2, ..., as `write_arpa` takes them
+        multiplier  buckets per n-gram; more if blanks need it
+    Returns       by order, how many blanks were added
+    Raises
+        ConfigError  order 1; an n-gram without its context, or two words or n-grams with one hash
+        OSError
+    Cost
+        memory: some 100 bytes per n-gram
+    """
+    if len(sections) < 2:
+        raise ConfigError("the model has order 1; a KenLM file has order 2 or more")
+    ids, prob, backoff = sections[0]
+    words = len(vocabulary)
+    unigrams = np.full(words, MISSING_UNK_LOG10_PROB, F32), np.zeros(words, F32)
+    unigrams[0][ids[:, 0]] = prob
+    if backoff is not None:
+        unigrams[1][ids[:, 0]] = backoff
+    orders = [_Order.of(np.arange(words, dtype=U32)[:, None], *unigrams, words)]
+    orders += [_Order.of(*section, len(section[0])) for section in sections[1:]]
+    for k in range(len(orders) - 1, 1, -1):
+        orders[k - 1] = _closed(orders[k - 1], orders[k])
+    for shorter, order in itertools.pairwise(orders):
+        _link(shorter, order)
+    if not vocabulary.unk_in_model:
+        orders[0].backoff[0] = 0.0
+    counts = [words - (not vocabulary.unk_in_model), *(order.listed for order in orders[1:])]
+    blanks = tuple(len(order.keys) - order.listed for order in orders)
+    for order in orders[1:]:
+        if order.listed and buckets_of(order.listed, multiplier) < _SPARE * len(order.keys):
+            multiplier = 1.01 * _SPARE * len(order.keys) / order.listed
+    progress(
+        f"writing {path}: {sum(map(len, (o.keys for o in orders))):,} n-grams, "
+        f"{sum(blanks):,} of them blanks"
+    )
+    header = REFERENCE + FIXED.pack(len(orders), multiplier, ModelType.PROBING, 1, 0)
+    header += struct.pack(f"<{len(counts)}Q", *counts)
+    with replacing(path) as file:
+        file.write(header + bytes(-len(header) % 8))
+        text = WordBytes.of(vocabulary)
+        hashes = np.empty(words, I64)
+        kernels.hash_words(text.text, text.begin, hashes)
+        file.write(struct.pack("<2I", 0, words))
+        number = np.arange(1, words, dtype=U32)[:, None]
+        file.write(_table(hashes[1:], number, buckets_of(counts[0], multiplier), "words").data)
+        first = orders[0]
+        pairs = np.zeros((counts[0] + 1, 2), U32)
+        # KenLM reads the sign of a word's probability as it is written: 0 has none.
+        pairs[:words, 0] = np.where(first.is_suffix, np.abs(first.prob), first.prob).view(U32)
+        pairs[:words, 1] = first.backoff.view(U32)
+        file.write(pairs.data)
+        for k, order in enumerate(orders[1:], 2):
+            bits = np.abs(order.prob).view(U32) | np.where(order.is_suffix, U32(0), _SIGN)
+            values = [bits] if k == len(orders) else [bits, order.backoff.view(U32)]
+            buckets = buckets_of(order.listed, multiplier)
+            file.write(_table(order.keys, np.stack(values, 1), buckets, f"{k}-word n-grams").data)
+        file.write(b"\0".join([b"<unk>", *vocabulary.words[1:], b""]))
+    return blanks
+
+
+def _keys(ids: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.int64]:
+    keys = np.empty(len(ids), I64)
+    kernels.keys_of(np.ascontiguousarray(ids), begin, end, keys)
+    return keys
+
+
+def _closed(order: _Order, longer: _Order) -> _Order:
+    """The order with a blank, without values, for each suffix of `longer` that it lacks."""
+    keys = _keys(longer.ids, 1, longer.ids.shape[1])
+    lost = np.flatnonzero(order.rows_of(keys) < 0)
+    _, places = np.unique(keys[lost], return_index=True)
+    new = longer.ids[lost[np.sort(places)], 1:]
+    if not len(new):
+        return order
+    zeros = np.zeros(len(new), F32)
+    return _Order.of(
+        np.concatenate([order.ids, new]),
+        np.concatenate([order.prob, zeros]),
+        np.concatenate([order.backoff, zeros]),
+        order.listed,
+    )
+
+
+def _link(shorter: _Order, order: _Order) -> None:
+    """Sets the flags of contexts and suffixes, and the values of blanks, which back off to them."""
+    k = order.ids.shape[1]
+    if k == 2:
+        context, suffix = (order.ids[:, j].astype(I64) for j in range(2))
+    else:
+        context = shorter.rows_of(_keys(order.ids, 0, k - 1))
+        suffix = shorter.rows_of(_keys(order.ids, 1, k))
+    if bool((context < 0).any()):
+        lost = int(np.count_nonzero(context < 0))
+        raise ConfigError(
+            f"{lost:,} n-grams of {k} words have a context that is not in the model, which KenLM "
+            "refuses; `dlm shard --repair` adds them"
+        )
+    blank = slice(order.listed, None)
+    order.prob[blank] = -np.abs(shorter.prob[suffix[blank]]) + shorter.backoff[context[blank]]
+    shorter.is_suffix[suffix] = True
+    followed = np.zeros(len(shorter.keys), np.bool_)
+    followed[context] = True
+    shorter.backoff[followed & (shorter.backoff == 0)] = 0.0
+
+
+def _table(
+    keys: NDArray[np.int64], values: NDArray[np.uint32], buckets: int, what: str
+) -> NDArray[np.uint32]:
+    table = np.zeros((buckets, 2 + values.shape[1]), U32)
+    if bool((keys == 0).any()) or kernels.fill_table(keys, values, table) != len(keys):
+        raise ConfigError(f"two of the {what} have one hash, which KenLM cannot tell apart")
+    return table
