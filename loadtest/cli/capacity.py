@@ -115,12 +115,12 @@ def capacity(
 
     load_at(first_rate)  # what is wrong with it, or with the trace, is told before servers start
     read_trace(used)
-    check_installed()
     points: list[Point] = []
     known: dict[str, Any] = {}
     if resume is not None:
         known = read_capacity(resume)
         points = points_to_go_on_with(known, settings, limits)
+    check_installed()
     tell = stage_printer(quiet=quiet)
 
     def keep(points: list[Point], ended: str, report: Report | None) -> None:

@@ -116,7 +116,6 @@ def run(
         check_named(faults)
     used = trace or DEMO_TRACE
     read_trace(used)
-    check_installed()
     settings = RunSettings(
         cluster or Path(),
         used,
@@ -129,6 +128,7 @@ def run(
         seed,
         stability_percentage if until_stable else None,
     )
+    check_installed()
     tell = stage_printer(quiet=quiet)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(new_results(output))

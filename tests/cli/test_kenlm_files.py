@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import Run
 from dlm.ngram.backoff import DictModel
 
-GOLDEN = Path(__file__).parents[1] / "kenlm/golden"
+GOLDEN = Path(__file__).parents[1] / "kenlm_files/golden"
 BINARIES = ["demo.probing.binary", "demo.array.binary"]
 
 

@@ -801,7 +801,7 @@ NOT_ARPA: dict[str, tuple[bytes, str, str]] = {
     "KenLM": (
         b"mmap lm http://kheafield.com/code format version 5\n\0rest",
         "KenLM binary",
-        "build_binary IN.arpa",
+        "dlm export OUT.binary",
     ),
     "IRSTLM binary": (b"blmt 3 1 2 3\n", "IRSTLM", "compile-lm --text yes {} OUT.arpa"),
     "IRSTLM quantised": (b"Qblmt 3 1 2 3\n", "IRSTLM", "compile-lm --text yes {} OUT.arpa"),

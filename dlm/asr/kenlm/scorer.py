@@ -21,7 +21,7 @@ TEXT_PADDING = b"\n" + PADDING
 IN_BYTES = bytes.__basicsize__ - 1
 
 
-class Scorer(Protocol):
+class WordScorer(Protocol):
     """What looks up words, and scores sentences if the whole model is in this process."""
 
     def id_of(self, word: bytes) -> int:
@@ -49,17 +49,17 @@ class FileScorer:
         self._find: Callable[[int, int, int], int] = find_id.compile()
 
     def id_of(self, word: bytes) -> int:
-        """See `Scorer`."""
+        """See `WordScorer`."""
         padded = word + PADDING  # this name keeps it in place
         return self._find(self._view, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """See `Scorer`."""
+        """See `WordScorer`."""
         padded = text + PADDING  # this name keeps it in place
         return self._score(self._address, id(padded) + IN_BYTES, len(text), bos, eos)
 
     def take_count(self) -> int:
-        """See `Scorer`."""
+        """See `WordScorer`."""
         found = int(self._numbers[file_kernels.SCORED])
         self._numbers[file_kernels.SCORED] = 0
         return found

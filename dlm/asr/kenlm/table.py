@@ -17,7 +17,7 @@ from dlm.asr.kenlm.row_kernels import (
     CONTEXT_BYTES,
     HEAD_BYTES,
 )
-from dlm.asr.kenlm.scorer import FileScorer, Scorer, TextScorer
+from dlm.asr.kenlm.scorer import FileScorer, TextScorer, WordScorer
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
 from dlm.client.api.states import LOCAL_MODEL
 from dlm.kenlm.model import KenlmFile
@@ -37,7 +37,7 @@ ROW_MASK = (1 << kernels.ROW_BITS) - 1
 class WordIds(dict[str, int]):
     """Ids by word, each looked up once; cleared after too many unknown words."""
 
-    def __init__(self, scorer: Scorer, size: int) -> None:
+    def __init__(self, scorer: WordScorer, size: int) -> None:
         self._find = scorer.id_of
         self._most = size + UNKNOWN_WORDS
 
@@ -83,7 +83,7 @@ class ModelTable(ABC):
         utterance: Utterance,
         counts: ModelCounts,
         owner: object,
-        scorer: Scorer,
+        scorer: WordScorer,
     ) -> None:
         self.utterance = utterance
         self.model_info: ModelInfo = utterance.model_info
@@ -134,7 +134,7 @@ class StepTable(ModelTable):
         self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
     ) -> None:
         local = utterance.local_model
-        scorer: Scorer
+        scorer: WordScorer
         if isinstance(local, KenlmFile):
             self.is_whole, self.view, scorer = True, local.view, FileScorer(local)
             self._kernels = compiled_for_files()
