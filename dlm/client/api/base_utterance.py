@@ -83,11 +83,7 @@ def check_deadline(deadline_s: float) -> None:
 
 
 class Asking:
-    """One call in progress, in parts, and its time, which starts when this is created.
-
-    Args
-        deadline_s  seconds; by default the utterance's own
-    """
+    """One call in progress, in parts, and its time, which starts when this is created."""
 
     __slots__ = ("_begun", "_handle", "_limit_s", "_parts", "_planned_s")
 
@@ -100,14 +96,12 @@ class Asking:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
 
     def ask(self, parts: Parts, asks: Asks) -> Steps[list[tuple[Queries, Any]]]:
-        """Plans and sends the parts, and waits until each has ended.
+        """Plans and sends the parts; the queries and answers of each, once all have ended.
 
-        Returns  the queries and answers of each part
-        Raises   DeadlineExceeded, or what a part ended with
+        Raises  DeadlineExceeded, or what a part ended with
         """
         self._parts = []
         try:
@@ -226,10 +220,8 @@ class BaseUtterance:
         return self._inputs.null()
 
     def states(self, states: Sequence[State]) -> States:
-        """Several states of this utterance as one array, which can be indexed and joined.
-
-        Raises  ModelMismatch  a state of another model
-        """
+        """Several states of this utterance as one array; raises `ModelMismatch` for one of another
+        model."""
         return self._inputs.states(states)
 
     def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
@@ -367,7 +359,6 @@ class BaseUtterance:
     # -- asking -------------------------------------------------------------------------------
 
     def _limit(self, deadline_s: float | None) -> float:
-        """Seconds that a call has."""
         limit = self._deadline_s if deadline_s is None else deadline_s
         limit = self._core.config.deadline_s if limit is None else limit
         check_deadline(limit)
@@ -398,10 +389,8 @@ class BaseUtterance:
                 self._calls -= 1
 
     def _move(self, error: StaleShardSet, asking: Asking) -> None:
-        """Switches to the model that replaced its own; may block.
-
-        Raises  `error`, if no time is left or the utterance must keep its model
-        """
+        """Switches to the model that replaced its own; may block. Raises `error`, if no time is
+        left or the utterance must keep its model."""
         self._check_may_move(error, asking)
         with suppress(DlmError):  # without another model, low orders answer what they can
             fresh = self._core.current(asking.left_s, self.model_info.model)
@@ -425,7 +414,6 @@ class BaseUtterance:
         ahead: int = 0,
         asks: Asks = SCORES,
     ) -> Asked:
-        """See `Core.submit`."""
         if self._rescores and self._core.mode() is Mode.LOCAL_FALLBACK:
             raise ModelSwitched(
                 "the servers are failing, so new utterances use the local fallback; open a new "

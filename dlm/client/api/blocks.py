@@ -26,12 +26,10 @@ from dlm.ngram.vocab import UNK_ID
 
 
 def source_of(answers: Answers) -> NDArray[np.uint8]:
-    """The source of each answer, as an array."""
     return np.zeros(len(answers), np.uint8) if answers.source is None else answers.source
 
 
 def joined(answers: Sequence[Answers]) -> Answers:
-    """Several answers as one."""
     if len(answers) == 1:
         return answers[0]
     plain = all(a.source is None for a in answers)
@@ -74,9 +72,7 @@ class ContextBlocks:
     def extend(self, words: Any = None) -> Extension:
         """Like `Utterance.extend`, for these states.
 
-        Args
-            words  W words for all states, or K rows of W words; by default the whole vocabulary,
-                   in the order of ids
+        Args  words  W words for all states, or K rows of W words; by default all of the vocabulary
         Raises  QueryError
         """
         inputs = self._inputs
@@ -144,7 +140,6 @@ class _Fetched:
 
     @property
     def words(self) -> int:
-        """How many have arrived."""
         return sum(len(part.words) for part in self.parts)
 
 
@@ -155,8 +150,8 @@ class BlockFetch:
         states  (K,)
         source  of the low orders' answers
     Attributes
-        wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts
-                may have something stored after them that the low orders lack
+        wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts may
+                have something stored after them that the low orders lack
     """
 
     def __init__(self, states: States, source: int) -> None:
@@ -170,10 +165,8 @@ class BlockFetch:
         return np.array([self._fetched[row].words for row in self.wanted], np.uint32)
 
     def take(self, answered: list[tuple[list[BlockPart | None], NDArray[np.uint8]]]) -> None:
-        """Takes what arrived for the wanted rows, in one or several parts.
-
-        Raises  ProtocolError  words that cannot follow those before them
-        """
+        """Takes what arrived for the wanted rows; raises `ProtocolError` for words that cannot
+        follow those before them."""
         left = []
         parts = [part for some, _ in answered for part in some]
         sources = [source for _, some in answered for source in some.tolist()]
@@ -203,15 +196,10 @@ class BlockFetch:
         self.wanted = self.wanted[:0]
 
     def unknown(self) -> list[int]:
-        """Rows whose servers do not know the call."""
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
     def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
-        """The block of each row.
-
-        Args
-            instead  by row of `unknown`: the answers to every word of the vocabulary
-        """
+        """The block of each row; `instead`: for each `unknown` one, the answers to every word."""
         return tuple(
             _block(low, context, fetched, instead.get(row))
             for row, (context, fetched) in enumerate(

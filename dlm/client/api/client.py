@@ -61,7 +61,6 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
 
 
 def _check_path(cluster: str | os.PathLike[str]) -> None:
-    """Raises `ConfigError`, which says what to write, unless `cluster` is the path of a file."""
     path = Path(cluster)
     if path.is_dir():
         raise ConfigError(
@@ -98,7 +97,7 @@ def open_local_fallback(directory: Path) -> LocalScorer:
 
 
 class _Face:
-    """The shared part of both clients."""
+    """What both clients share."""
 
     def __init__(self, core: Core | LocalScorer) -> None:
         if not isinstance(core, (Core, LocalScorer)):
@@ -126,11 +125,8 @@ class _Face:
         self._core.watch()
 
     def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
-        """The arguments of a new utterance.
-
-        Args
-            wait_s  for the next model, if servers no longer hold the one in use
-        """
+        """The arguments of a new utterance, which waits `wait_s` for the next model if servers no
+        longer hold the one in use."""
         core, fallback = self._core, self._fallback
         if deadline_s is not None:
             check_deadline(deadline_s)
@@ -212,8 +208,7 @@ class Client(_Face):
                      cluster.toml names at the time, or else the servers' default
         Raises
             ConfigError          no such file; a cache that cannot be written; certificates or a
-                                 token that cannot be read; the servers hold no such model, or
-                                 several
+                                 token that cannot be read; no such model, or several
             AuthenticationError  the servers rejected the client's credentials
             UnavailableError     no server answers, and there is no local fallback
             ProtocolError        servers answer, but not as proto/README.md says
@@ -302,15 +297,12 @@ class Opening(Coroutine[Any, Any, "AsyncClient"]):
         return self._opening.__await__()
 
     def send(self, value: Any) -> Any:
-        """See `Coroutine.send`."""
         return self._opening.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """See `Coroutine.throw`."""
         return self._opening.throw(*error)
 
     def close(self) -> None:
-        """See `Coroutine.close`."""
         self._opening.close()
 
     async def __aenter__(self) -> AsyncClient:
@@ -360,9 +352,8 @@ class AsyncClient(_Face):
         """See `Client.utterance`.
 
         An unpickled copy of a client has not connected yet, and must not block the event loop while
-        it does. Either await its first utterance, ``await client.utterance()``, or let the
-        utterance's first call connect, within the call's deadline; until then, the utterance has no
-        states and no words. An utterance of a connected client may be awaited, too.
+        it does. Either ``await client.utterance()``, or let the utterance's first call connect,
+        within the call's deadline; until then, the utterance has no states and no words.
         """
         self._core.check_open()
         if self._core.begun:

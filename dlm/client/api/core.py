@@ -1,8 +1,8 @@
 """One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
 
 Both clients use this core, from any thread, and wait until the loop ends their call. The state of
-one process (connections, lanes, counters) is in `runtime` and is made anew after a fork; the rest
-(low orders, settings) is shared with the child.
+one process (connections, lanes, counters) is in `runtime`; the rest (low orders, settings) is
+shared with a forked child.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ class Core(Scorer, Host):
         return deadline_s
 
     def connection(self, address: str) -> Connection:
-        """The connection to `address`, made on first use."""
         return self._links.connection(address)
 
     # -- the cascade --------------------------------------------------------------------------
@@ -195,7 +194,6 @@ class Core(Scorer, Host):
         self.table.follow_later()
 
     def ask_probe(self, timeout_s: float, done: Callable[[bool], None]) -> None:
-        """See `Host`: an utterance's worth of queries to each shard."""
         snapshot = self.table.known
         assert snapshot is not None  # otherwise no shard would be reachable
         manifest = snapshot.topology.manifest

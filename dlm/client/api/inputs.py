@@ -54,7 +54,6 @@ def split_words(sentence: str | bytes) -> list[bytes]:
 
 
 def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
-    """The same, some words at a time."""
     text = as_bytes(sentence)
     begin = 0
     while begin < len(text):
@@ -65,7 +64,6 @@ def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
 
 
 def _check_sequence(value: Any, name: str, expected: str = "a sequence of words") -> None:
-    """Raises `QueryError` unless `value` can be counted and indexed, and is not one string."""
     kind = type(value)
     if kind is list or kind is tuple or (kind is np.ndarray and value.ndim):
         return
@@ -95,12 +93,10 @@ def _check_states(states: Any) -> None:
 class Inputs:
     """Checks what callers pass to an utterance that is open on one model.
 
-    Args
-        before   the utterance's previous model, if servers no longer hold it
+    Args  before   the utterance's previous model, if servers no longer hold it
     Attributes
         width    most words in a context, order - 1
-        settled  the utterance stays on this model: an id of it was used or looked up, or it
-                 answered
+        settled  the utterance stays on this model: an id of it was used, or it answered
     """
 
     def __init__(self, snapshot: Snapshot, kind: str, before: Inputs | None = None) -> None:
@@ -114,13 +110,11 @@ class Inputs:
 
     @property
     def words(self) -> Vocabulary:
-        """The words of the model."""
         return self.snapshot.grams.vocabulary
 
     # -- words --------------------------------------------------------------------------------
 
     def id_of(self, word: Word) -> int:
-        """The id of one word."""
         if isinstance(word, (str, bytes)):
             return self.words.id_of(word)
         self.settled = True
@@ -139,11 +133,8 @@ class Inputs:
     def ids(
         self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
     ) -> NDArray[np.uint32]:
-        """The ids of words.
-
-        Args
-            planned  they are sent next, so the plan of the call checks them
-        """
+        """The ids of words; unchecked if `planned`: then they are sent next, and the plan of the
+        call checks them."""
         _check_sequence(words, name)
         if not isinstance(words, np.ndarray):
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
@@ -166,11 +157,9 @@ class Inputs:
     # -- states -------------------------------------------------------------------------------
 
     def begin(self) -> State:
-        """See `Utterance.begin`."""
         return State(self.model_info, (self.words.begin_id,) if self.width else ())
 
     def null(self) -> State:
-        """See `Utterance.null`."""
         return State(self.model_info, ())
 
     def states(self, states: States | Sequence[State]) -> States:
@@ -202,11 +191,7 @@ class Inputs:
         return state
 
     def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
-        """See `Utterance.states_after`.
-
-        Args
-            first  the place of the first of these contexts in the caller's sequence
-        """
+        """See `Utterance.states_after`; `first`: the place of the first in the whole call."""
         _check_contexts(contexts)
         dense = np.zeros((len(contexts), self.width), np.uint32)
         lengths = np.zeros(len(contexts), np.uint8)
@@ -227,7 +212,6 @@ class Inputs:
     # -- calls --------------------------------------------------------------------------------
 
     def score(self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]) -> Parts:
-        """The queries of `Utterance.score`."""
         _check_contexts(contexts)
         _check_sequence(words, "words")
         if len(contexts) != len(words):
@@ -303,8 +287,7 @@ class Inputs:
     def sentences(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]
     ) -> Parts:
-        """The queries of `Utterance.score_sentences`; puts the tokens of each sentence into
-        `counts`."""
+        """The queries of `Utterance.score_sentences`; puts the tokens of each into `counts`."""
         counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(

@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 class Counted(Protocol):
-    """The parts of a client that a collector reads."""
+    """What a collector reads of a client."""
 
     @property
     def counts(self) -> ClientMetrics:
@@ -81,7 +81,7 @@ class ClientCollector(Collector):
         self._fallback = fallback
 
     def describe(self) -> Iterable[Metric]:
-        """The same families as `collect`, so that a second client is refused."""
+        """The families of `collect`, so that a second client is refused."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
@@ -177,9 +177,9 @@ def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int
 
 
 def _queries(stats: Stats, fallback: int) -> Metric:
-    """All but `bigram_fallback` and `local_fallback` add up to the queries to the full model, once
-    none is in progress, and unless some were sent again or refused unsent; `bigram_fallback` ones
-    were mostly sent before."""
+    """All but the fallbacks add up to the queries to the full model, once none is in progress,
+    unless some were sent again or refused unsent; `bigram_fallback` ones were mostly sent before.
+    """
     return _counter(
         "queries",
         "Queries by source of the answer; shard: distinct queries sent; "

@@ -1,8 +1,7 @@
 """Scorers of batches of ids: servers (`api.core.Core`), or a shard set in this process.
 
-Handles and clients use either through `Scorer`, without knowing which it is. So a decoder can be
-written and tested offline with `Client.local(DIR)`; the local fallback of a client is opened the
-same way.
+Handles and clients use either through `Scorer`, so a decoder can be written and tested offline with
+`Client.local(DIR)`; a client's local fallback is opened the same way.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ Asked: TypeAlias = Call | EndedCall
 
 
 class Scorer(Counted, Protocol):
-    """Scores batches of ids.
-
-    Attributes
-        local_model  the model, if it is in this process; None if servers answer
-    """
+    """Scores batches of ids; `local_model` is the model if it is in this process, else None."""
 
     config: ClientConfig
     local_model: LocalModel | KenlmFile | None
@@ -110,8 +105,7 @@ class LocalScorer(Scorer):
 
     Args
         directory  of the shard set; the path of the file
-        source     the `source` of the answers; a `LOCAL_FALLBACK` one keeps the deadlines of a
-                   client of servers
+        source     of the answers; with `LOCAL_FALLBACK`, deadlines are kept as with servers
     """
 
     def __init__(self, model: LocalModel | KenlmFile, directory: Path, source: int = FULL) -> None:
@@ -279,8 +273,7 @@ def open_local(
 ) -> LocalScorer:
     """Opens the shard set in `directory`, or the KenLM file at this path.
 
-    Args
-        words  see `KenlmFile.open`
+    Args  words  see `KenlmFile.open`
     Raises
         ConfigError       there is no such folder, or it is another file; `what` names it
         ShardFormatError, KenlmFormatError  it is damaged

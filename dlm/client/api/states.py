@@ -1,7 +1,6 @@
 """Input and output of utterances: states, and scores with the states after them.
 
-Each carries its `ModelInfo` (the model and shard set it belongs to), so the scores of two models
-are never mixed in one sentence.
+Each carries its `ModelInfo`, so the scores of two models are never mixed in one sentence.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class State:
     _words: tuple[int, ...]
 
     def __len__(self) -> int:
-        """Words that still matter."""
         return len(self._words)
 
 
@@ -78,7 +76,6 @@ class States:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array of states."""
         return self._lengths.shape
 
     def __len__(self) -> int:
@@ -132,7 +129,6 @@ class States:
         ]
 
     def reshape(self, *shape: int) -> States:
-        """The same states in another shape."""
         lengths = self._lengths.reshape(*shape)
         return States(
             self.model_info,
@@ -157,11 +153,9 @@ class Extension:
         matched_order  (K, W)  uint8   order of the longest n-gram found
         ngram_length   (K, W)  uint8   the same as KenLM counts it
         states         (K, W)          the state after each word
-        source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in
-                       time; all
-                                       `LOCAL_FALLBACK` if the local fallback answered
-        oov            (K, W)  bool    true if the vocabulary lacks the word; it was then scored as
-                                       the unknown word
+        source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in time;
+                                       all `LOCAL_FALLBACK` if the local fallback answered
+        oov            (K, W)  bool    the vocabulary lacks the word; scored as the unknown word
     """
 
     log10_prob: NDArray[np.float32]

@@ -1,8 +1,4 @@
-"""Handles on one utterance, which decoders call: synchronous, and for asyncio.
-
-An utterance is pinned to a model, and its states carry that model: a state given to an utterance of
-another model is a type error, never a wrong score.
-"""
+"""Handles on one utterance, which decoders call: synchronous, and for asyncio."""
 
 from __future__ import annotations
 
@@ -35,12 +31,15 @@ def _no_memory(cause: MemoryError) -> DlmError:
 
 
 class Utterance(BaseUtterance):
-    """A synchronous handle; made by `Client.utterance`. Any thread may use it."""
+    """A synchronous handle; made by `Client.utterance`. Any thread may use it.
+
+    It is pinned to a model, and its states carry that model: a state given to an utterance of
+    another model is a type error, never a wrong score.
+    """
 
     def _run(
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
-        """Carries out a call, waiting in this thread."""
         try:
             steps = query(Asking(self, deadline_s), *args, **more)
             try:
@@ -72,8 +71,7 @@ class Utterance(BaseUtterance):
             contexts    Q contexts, most recent word last, of any length; ids or strings
             words       Q words
             deadline_s  seconds; by default the utterance's own
-        Raises
-            QueryError, UnavailableError, ProtocolError
+        Raises  QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._score, deadline_s, contexts, words)
 
@@ -88,8 +86,7 @@ class Utterance(BaseUtterance):
         Args
             words  W words for all states, or K rows of W words: strings, bytes or ids. A string is
                    one word, even with spaces in it; `oov` marks those that the model lacks
-        Raises
-            ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
+        Raises  ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._extend, deadline_s, states, words)
 
@@ -107,8 +104,7 @@ class Utterance(BaseUtterance):
             sentences  each a string, split at spaces, tabs and line ends, or a sequence of words,
                        ids or strings
             bos, eos   whether a sentence begins after <s>, and whether its end is scored
-        Raises
-            QueryError (one string instead of several), UnavailableError, ProtocolError
+        Raises  QueryError (one string instead of several), UnavailableError, ProtocolError
         """
         return self._run(self._score_sentences, deadline_s, sentences, bos, eos)
 
@@ -118,8 +114,7 @@ class Utterance(BaseUtterance):
         """The `k` likeliest next words: (id, log10 P), best first, ties by id.
 
         They may include the sentence end and id 0, the unknown word, which stands for every word
-        that the vocabulary lacks; never <s>, which follows nothing. `vocabulary.words[id]` is the
-        word of an id, in bytes.
+        that the vocabulary lacks; never <s>. `vocabulary.words[id]` is the word of an id, in bytes.
 
         Cost  that of `next_distribution`
         """
@@ -144,8 +139,7 @@ class Utterance(BaseUtterance):
         several if much is stored. If the servers do not know the call, it asks for every word of
         the vocabulary.
 
-        Raises
-            ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
+        Raises  ModelMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
         return self._run(self._context_blocks, deadline_s, states)
 
@@ -205,7 +199,6 @@ class AsyncUtterance(BaseUtterance):
     async def _run(
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
-        """Carries out a call, waiting on the event loop."""
         try:
             asking = Asking(self, deadline_s)
             await self._connected(asking)

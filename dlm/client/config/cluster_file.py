@@ -1,9 +1,8 @@
 """cluster.toml: where the servers are, which model is the default, and how to reach them.
 
-`ClusterToml` is the content of one, `ClusterFile` the file that a running client follows: it takes
-the servers and the default model again whenever the file changes, and the settings of connections
-and of the local fallback only once. A later change to these is checked and logged, so the operator
-learns of a mistake before the next start.
+A running client (`ClusterFile`) follows the servers and the default model; settings of connections
+and of the local fallback are taken once. A later change to these is checked and logged, so the
+operator learns of a mistake before the next start.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class FixedEndpoints(Servers):
 
 @dataclass(frozen=True, slots=True)
 class StartSettings:
-    """The settings that a client takes from cluster.toml and its configuration when it starts."""
+    """What a client takes from cluster.toml and its configuration when it starts."""
 
     security: ClientSecurity
     local_fallback: Path | None
@@ -91,8 +90,7 @@ class StartSettings:
     def of(cls, toml: ClusterToml, config: ClientConfig) -> StartSettings:
         """The settings of a client that starts now; `config` takes precedence.
 
-        Raises
-            ConfigError  a setting is wrong, or names a file or folder that is missing or unusable
+        Raises  ConfigError  one is wrong, or names a file or folder that is missing or unusable
         """
         security = config.security.over(toml.security())
         check_files(security)
@@ -111,7 +109,6 @@ class StartSettings:
         return cls(security, local_fallback)
 
     def changed(self, now: StartSettings) -> list[str]:
-        """Settings that differ in `now`, by their names in cluster.toml."""
         mine, other = self.security, now.security
         keys = [
             key for key in ("token_file", *TLS_KEYS) if getattr(mine, key) != getattr(other, key)
@@ -123,12 +120,9 @@ class StartSettings:
 class ClusterFile(Servers):
     """A cluster.toml that may change: read again on every call, and parsed if its text is another.
 
-    Args
-        config   of the client; takes precedence over the file
-    Attributes
-        started  the settings that a client takes from the file when it starts
-    Raises
-        ConfigError  the file is missing, or a client cannot start with it
+    Args  config   of the client; takes precedence over the file
+    Attributes  started  the settings that a client takes from the file when it starts
+    Raises  ConfigError  the file is missing, or a client cannot start with it
     """
 
     def __init__(self, path: str | os.PathLike[str], config: ClientConfig | None = None) -> None:
@@ -158,8 +152,7 @@ class ClusterFile(Servers):
 class ClusterToml:
     """The content of a cluster.toml. It is parsed once; a setting is checked when it is asked for.
 
-    Raises
-        ConfigError  the file is missing, is not TOML, or has an unknown setting
+    Raises  ConfigError  the file is missing, is not TOML, or has an unknown setting
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -176,7 +169,6 @@ class ClusterToml:
                 )
 
     def again(self) -> ClusterToml:
-        """The file's content now: this object, unless the text has changed."""
         return self if _text(self.path) == self._text else ClusterToml(self.path)
 
     def servers(self) -> list[Endpoint]:
@@ -192,10 +184,8 @@ class ClusterToml:
         return [_endpoint(self.path, server) for server in servers]
 
     def local_fallback(self) -> Path | None:
-        """The folder of the local fallback, relative to the file's; None for none.
-
-        Raises  ConfigError  it is not a string
-        """
+        """The folder of the local fallback, relative to the file's; None for none. Raises
+        `ConfigError` unless it is a string."""
         folder = self._content.get("local_fallback")
         if folder is None:
             return None
@@ -206,10 +196,7 @@ class ClusterToml:
         return self.path.absolute().parent / folder
 
     def model(self) -> str | None:
-        """The default model; None for none.
-
-        Raises  ConfigError  it is not the start of an id
-        """
+        """The default model; None for none. Raises `ConfigError` unless it can begin an id."""
         model = self._content.get("model")
         if model is not None and not isinstance(model, str):
             raise ConfigError(
@@ -222,9 +209,8 @@ class ClusterToml:
             raise
 
     def security(self) -> ClientSecurity:
-        """The credentials: the table [tls], and token_file; paths are relative to the file.
-
-        The file contains no token itself, since it is not secret.
+        """The credentials: the table [tls], and token_file; paths are relative to the file. The
+        file contains no token itself, since it is not secret.
 
         Raises  ConfigError  an unknown setting, or one of the wrong type
         """

@@ -1,6 +1,7 @@
 """The files that a client's security settings name: certificates, and the token of each call.
 
-They are read when a client starts, and again whenever they change.
+They are read when a client starts, and again whenever they change; if they are unusable by then,
+what they last held stays in use.
 """
 
 from __future__ import annotations
@@ -25,10 +26,7 @@ T = TypeVar("T")
 
 
 def check_files(security: ClientSecurity) -> None:
-    """Reads certificates, key and token, before any server is asked.
-
-    Raises  ConfigError  a file is missing or unusable
-    """
+    """Reads certificates, key and token; raises `ConfigError` if a file is missing or unusable."""
     certificates_of(security)
     read_token(security)
 
@@ -36,10 +34,7 @@ def check_files(security: ClientSecurity) -> None:
 def certificates_of(security: ClientSecurity) -> Certificates | None:
     """A function that returns what each channel's handshakes use; None without TLS.
 
-    The files are read again when they change. If they are unusable by then, the old ones stay.
-
-    Raises
-        ConfigError  a file is missing or unusable
+    Raises  ConfigError  a file is missing or unusable
     """
     if not security.ca:
         return None
@@ -51,10 +46,7 @@ def certificates_of(security: ClientSecurity) -> Certificates | None:
 def read_token(security: ClientSecurity) -> Token | None:
     """A function that returns the metadata with the token, for each call; None without a token.
 
-    A token file is read again when it changes. If it is unusable by then, the old token stays.
-
-    Raises
-        ConfigError  the file is missing or unusable
+    Raises  ConfigError  the file is missing or unusable
     """
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)

@@ -123,8 +123,7 @@ def check_address(address: object) -> str:
 
     gRPC itself reads a port above 65535 as another port, and many typos as names.
 
-    Raises
-        ConfigError  what is wrong with it; the caller adds where it was found
+    Raises  ConfigError  what is wrong with it; the caller adds where it was found
     """
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
@@ -164,11 +163,8 @@ def _refusal(address: object, fault: str) -> ConfigError:
 
 
 def _local_target(address: str) -> str | None:
-    """The gRPC target of the loopback addresses that `address` stands for, or None.
-
-    Also None if any address is on another machine, if another DNS server is to be asked, and for
-    schemes whose addresses come from elsewhere (xds).
-    """
+    """The gRPC target of the loopback addresses that `address` stands for; None if one is on
+    another machine, or comes from another DNS server or a scheme such as xds."""
     if address.startswith(("unix:", "unix-abstract:")):
         return address
     # "ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "dns:///name:5", "name:5"

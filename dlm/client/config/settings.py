@@ -281,8 +281,5 @@ class ClientConfig:
 
     @property
     def security(self) -> ClientSecurity:
-        """Its credentials, and the authorities it trusts.
-
-        Raises  ConfigError  half of a pair, or an invalid token
-        """
+        """Its credentials; raises `ConfigError` for half of a pair, or an invalid token."""
         return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

@@ -1,9 +1,6 @@
 """What is done about a message after something has happened to it: decided here, and only here.
 
-Pure: `after(outcome, message, now)` reads what it is given; `delivery` carries its decision out.
-Beside messages, `after_stream` decides about those that were on a stream when its server ended it,
-`after_call` about a call whose model no server holds any longer, and `after_file` and `after_files`
-about a download.
+Pure; `delivery` carries the decisions out.
 
 =======  ================================================  ========================================
 outcome  while                                             then
@@ -53,7 +50,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 
 
 class Asked(Protocol):
-    """What a decision reads of a message; see `Message`."""
+    """What a decision reads of a message."""
 
     ended: bool
     deadline: float
@@ -79,7 +76,6 @@ class Failed(NamedTuple):
     retries  tokens left for messages that failed
     moving   whether a server of the shard is stopping or starting, or lately was
     due      whether the last look for the servers is long enough ago
-    closed   whether the client is closed
     """
 
     error: DlmError
@@ -109,10 +105,8 @@ class Late(NamedTuple):
     until     the earliest deadline of a caller that still waits
     hedges    tokens left for late messages; 0 if hedging is off
     avoided   servers that are not well
-    slow      servers that are slower than another; all_slow, whether all of the shard are: more
-              work would not make them faster
+    slow      slower than another; all_slow: all of the shard are, so more work will not help
     heard     what is known about some servers; looked up only if that matters
-    closed    whether the client is closed
     """
 
     since: float
@@ -181,7 +175,6 @@ Decision: TypeAlias = Done | Elsewhere | Later | NotYet | Look | Move | GiveUp
 
 
 def after(outcome: Outcome, message: Asked, now: float) -> Decision:
-    """What is done next; see the table above."""
     if message.ended:
         return Done()
     if isinstance(outcome, Failed):
@@ -198,15 +191,14 @@ def after(outcome: Outcome, message: Asked, now: float) -> Decision:
 
 
 def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
-    """Another server is asked once. If the server is draining or warming up, one after another is,
-    outside the budget: that is not a failure, and there are only so many.
+    """Another server is asked once, within the budget. While servers drain or warm up, one after
+    another is, outside the budget: that is not a failure, and there are only so many.
 
-    Also after a damaged reply, since the server's host, or the way to it, may be at fault; and if
-    it refused the credentials, since it may have old tokens. A Score changes nothing, so it does no
-    harm if the first server answers after all.
+    A damaged reply and rejected credentials count, too: the host, the way to it or its tokens may
+    be at fault. A Score changes nothing, so it does no harm if the first server answers after all.
 
-    If servers are being rolled, one that has just become ready may not be known yet, so the message
-    waits. If they are silent, callers get the error at once.
+    During a rolling restart, a server that has just become ready may not be known yet, so the
+    message waits. If servers are silent, callers get the error at once.
     """
     error = outcome.error
     if message.out:
@@ -250,13 +242,11 @@ def _after_delay(outcome: Late, message: Asked, now: float) -> Decision:
 def after_stream(
     wanted: bool, left_s: float, *, changed: bool, lost: bool
 ) -> Elsewhere | Alone | GiveUp:
-    """What is done with a message whose stream the server has ended; a Score changes nothing, so it
-    may be sent again.
+    """What is done with a message whose stream the server has ended.
 
     Args
         wanted   whether anybody waits for its answer
-        left_s   until its deadline
-        changed  whether the token has changed since that stream was opened: then it goes on another
+        changed  whether the token has changed since that stream was opened
         lost     whether gRPC lost the reason
     """
     if wanted and changed:
@@ -270,15 +260,13 @@ def after_call(settled: bool, calls: int, left_s: float) -> Move | GiveUp:
     Args
         settled  whether its caller has states, ids or scores of that model
         calls    of the utterance that are in progress
-        left_s   until the call's deadline
     """
     return GiveUp() if settled or calls > 1 or left_s <= 0.0 else Move()
 
 
 def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
-    """What is done after a server sent a file wrong, or not all of it. A broken download is resumed
-    where it stopped; and if the beginning from another server turns out to be wrong, the same
-    server is asked for the whole file.
+    """What is done after a server sent a file wrong, or not all of it: a broken download is
+    resumed, and one that was begun elsewhere and turns out wrong is fetched whole.
 
     Args
         tries    of this server
@@ -289,13 +277,7 @@ def after_file(tries: int, *, wrong: bool, resumed: bool) -> Again | Elsewhere:
 
 
 def after_files(error: UnavailableError, pause_s: float, left_s: float) -> Later | GiveUp:
-    """What is done after all servers failed to send a file, the last with `error`: some may have
-    had too many downloads.
-
-    Args
-        pause_s  before they would be tried again
-        left_s   until the time is over
-    """
+    """What is done after all servers failed to send a file: some may have been too busy."""
     return Later(pause_s) if error.retryable and pause_s < left_s else GiveUp()
 
 

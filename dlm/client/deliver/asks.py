@@ -1,7 +1,6 @@
 """The two kinds of message to a shard: for scores of words, and for all words after contexts.
 
-Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. This
-module has the differences: how requests and replies are encoded, and the method that sends them.
+They differ in how requests and replies are encoded, and in the method that sends them.
 """
 
 from __future__ import annotations
@@ -41,13 +40,11 @@ class ScoreAsks:
     name = "scores"
 
     def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        """See `Asks`."""
         return codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
 
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> Answers:
-        """See `Asks`."""
         answers = codec.decode_score_reply(
             data,
             shard_set=manifest.shard_set_bytes,
@@ -59,7 +56,6 @@ class ScoreAsks:
         return answers
 
     def post(self, connection: Connection) -> Post:
-        """See `Asks`."""
         return connection.score
 
 
@@ -67,9 +63,8 @@ class ScoreAsks:
 class BlockPart:
     """A reply's content for one context, or a part of it.
 
-    total  words stored after the context
-    Shapes
-        log10_backoffs (L - 2,) float32; words (n,) uint32, ascending; their answers
+    total   words stored after the context
+    Shapes  log10_backoffs (L - 2,) float32; words (n,) uint32, ascending; their answers
     """
 
     total: int
@@ -88,7 +83,6 @@ class BlockAsks:
     name = "blocks"
 
     def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
-        """See `Asks`."""
         lengths, words = _each(groups)
         return codec.encode_block_request(
             manifest.shard_set_bytes, shard, lengths, words, groups.words
@@ -97,7 +91,6 @@ class BlockAsks:
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> list[BlockPart]:
-        """See `Asks`."""
         lengths, _ = _each(groups)
         stored = codec.decode_block_reply(
             data,
@@ -126,7 +119,6 @@ class BlockAsks:
         return parts
 
     def post(self, connection: Connection) -> Post:
-        """See `Asks`."""
         return connection.context_block
 
 

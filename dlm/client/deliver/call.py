@@ -1,8 +1,8 @@
 """What a caller waits on: its batch in progress, the parts that were sent, and the end, once.
 
-Each side owns its own data. Only the loop records the outcome of a part, once; only the caller
-assembles the answers, when its call has ended or its time is up. So nothing here needs a lock, and
-a late reply reaches a part that nobody reads any longer.
+Only the loop records the outcome of a part, once; only the caller assembles the answers, when its
+call has ended or its time is up. So nothing here needs a lock, and a late reply reaches a part that
+nobody reads any longer.
 """
 
 from __future__ import annotations
@@ -61,18 +61,13 @@ class Ending:
         return not self._ends and self.end(CancelledError())
 
     def done(self) -> bool:
-        """Whether it has ended."""
         return bool(self._ends)
 
     def cancelled(self) -> bool:
-        """Whether it ended by being cancelled."""
         return bool(self._ends) and isinstance(self._ends[0][0], CancelledError)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The error it ended with; None for success.
-
-        Raises  TimeoutError, CancelledError
-        """
+        """The error it ended with, None for success; raises `TimeoutError`, `CancelledError`."""
         if not self._ends:
             # A lock does not accept longer waits.
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
@@ -159,7 +154,6 @@ class Part:
         reroutes   fresh tables so far
         queued     when it began to wait, by `perf_counter`
     Attributes
-        place      of the lane in which it waits
         answers    of its message, with its own at `where`; None until there are any
         error      why no shard answers it; None if one did, or still may
     """
@@ -185,7 +179,6 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Whether its outcome is known."""
         return self.answers is not None or self.error is not None
 
 
@@ -197,13 +190,11 @@ class Call:
         plan      its distinct queries
         deadline  on the clock of the client
     Attributes
-        future    ends with the call; None is its result, and `result` makes the answers
+        future    ends with the call, without a value: `result` makes the answers
         parts     all that go to shards; replaced as a whole
         let_in    it can no longer be refused
-        moves_on  its utterance can switch to another model, so it fails if its own is no longer
-                  held
+        moves_on  its utterance can switch to another model, so it fails if its own is not held
         messages  that carried a part of it
-        span      if it is traced
     """
 
     asks: ClassVar[Asks] = SCORES
@@ -248,8 +239,7 @@ class Call:
     ) -> None:
         """Lets the bigram fallback answer queries that no shard answers in time.
 
-        Args
-            scored  called with the number of queries it answered, why, and the shard that did not
+        Args  scored  called with the number of queries it answered, why, and the shard that did not
         """
         self._grams, self._bigram_scored = grams, scored
 
@@ -306,7 +296,6 @@ class Call:
             self.fail(error)
 
     def succeed(self) -> None:
-        """Ends the call with its answers."""
         self.future.end()
 
     def _may_miss(self, error: DlmError) -> bool:
@@ -316,11 +305,9 @@ class Call:
     # -- in the caller's thread ---------------------------------------------------------------
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """The error it ended with; None if it has answers."""
         return self.future.exception(timeout_s)
 
     def done(self) -> bool:
-        """Whether it has ended."""
         return self.future.done()
 
     def cancel(self) -> bool:
@@ -328,10 +315,7 @@ class Call:
         return self.future.cancel()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The answers, in the order of the queries, once the call has ended.
-
-        Raises  TimeoutError, or the call's error
-        """
+        """The answers, in the order of the queries; raises `TimeoutError`, or the call's error."""
         self.future.result(timeout_s)
         if self._found is None:
             try:
@@ -388,7 +372,6 @@ class Call:
         )
 
     def _tell_fallback(self, missed: list[Part]) -> None:
-        """Reports the queries that the bigram fallback answers instead of shards."""
         if self._bigram_scored is None:
             return
         told: dict[tuple[str, int], tuple[int, DlmError]] = {}
@@ -413,15 +396,12 @@ class EndedCall:
         """Too late."""
 
     def done(self) -> bool:
-        """See `Call.done`."""
         return True
 
     def cancel(self) -> bool:
-        """See `Call.cancel`."""
         return False
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """See `Call.result`."""
         self.future.result()
         return self._found
 

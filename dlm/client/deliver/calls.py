@@ -1,4 +1,4 @@
-"""Calls to one server beside its streams: each separate, over a channel of its own on the loop.
+"""Calls to one server beside its streams, each separate, over a channel of its own on the loop.
 
 Heartbeats, descriptions, downloads, and the few messages whose trace is sampled. A call costs three
 times a message on a stream.
@@ -44,7 +44,7 @@ OpenChannel = Callable[[], grpc.aio.Channel]
 def open_channel(
     target: str, security: ClientSecurity, certificates: Certificates | None
 ) -> grpc.aio.Channel:
-    """On the loop: a channel, without the token, which calls must carry; it connects at the first.
+    """On the loop: a channel that connects at its first call. Calls must carry the token.
 
     Raises  ConfigError  a file is missing or unusable
     """
@@ -69,7 +69,6 @@ class SentCall(NamedTuple):
 
 
 def closed_error(address: str) -> DlmError:
-    """The error for what a closed connection had in flight."""
     return ShardDown(f"the connection to {address} was closed")
 
 
@@ -85,11 +84,10 @@ def failed(address: str, cause: Exception) -> DlmError:
 
 
 class Calls:
-    """Runs on the loop. The channel is opened for the first call, and ends at the latest with the
-    loop.
+    """Calls over one channel, which is opened for the first call and ends with the loop at the
+    latest.
 
-    Guarantees
-        `reply` of each call is called once, on the loop, or `suspend` returns the call
+    Guarantees  `reply` of each call is called once, on the loop, or `suspend` returns the call
     """
 
     def __init__(self, address: str, open_channel: OpenChannel) -> None:
@@ -103,7 +101,6 @@ class Calls:
         self._some = asyncio.Event()
 
     def send(self, home: LoopThread, call: SentCall) -> None:
-        """Sends a call, to be answered by its deadline."""
         self._number += 1
         self._out[self._number] = call
         self._unsent.append(self._number)
@@ -119,7 +116,6 @@ class Calls:
         return out
 
     def close(self) -> None:
-        """Ends the calls in flight."""
         if self._task is not None:
             self._task.cancel()
         for call in self.suspend():
@@ -173,10 +169,8 @@ class Calls:
 class ReceivedFile:
     """A file being received, over a channel of its own: it must not delay heartbeats.
 
-    The loop reads a chunk ahead of the thread that takes them.
-
-    Attributes
-        chunks  what has arrived; at last no bytes, with an error unless the server had sent all
+    The loop reads a chunk ahead of the thread that takes them from `chunks`; the last is empty,
+    with an error unless the server had sent all.
     """
 
     def __init__(self, address: str, request: bytes, deadline: float, metadata: Metadata) -> None:
@@ -187,14 +181,12 @@ class ReceivedFile:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, home: LoopThread, open_channel: OpenChannel) -> None:
-        """On the loop."""
         if home.ending:  # resumed by whoever wants the file
             self.chunks.put((None, closed_error(self._address)))
         else:
             self._task = home.start(self._run(open_channel))
 
     def go_on(self) -> None:
-        """On the loop: a chunk was taken."""
         self._more.set()
 
     def end(self) -> None:

@@ -41,16 +41,15 @@ def result_of(error: BaseException | None) -> str:
 class Stats:
     """What a client has counted since it was made (or since the fork).
 
-    queries        queries asked by callers; a context block counts as one
-    local_hits   of these, answered from the low orders, without any message
+    queries        asked by callers; a context block counts as one
+    local_hits     of these, answered from the low orders, without any message
     duplicates     of these, repeated within a call or a message, and sent once
     sent_queries   distinct queries sent to servers
-    messages       messages sent
-    failed         messages that failed
+    messages       sent; failed: those that failed
     retries        failed messages that were sent again to another replica
     hedges         late messages that were sent to a second replica too
     hedges_won     of these, those that the second replica answered first
-    bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
+    bytes_sent, bytes_received  of these messages, without gRPC's own framing
     bigram_fallback  distinct queries that the bigram fallback answered
     refreshes      times the table was stale and was fetched again
     """
@@ -71,11 +70,10 @@ class Stats:
 
 
 class ClientMetrics:
-    """Counters of one process; one thread each counts those of `stats` that are not here.
+    """Counters of one process; a forked child starts from zero.
 
     Any thread may count: a lock, taken once per call and once per message, keeps counts consistent.
-    It is reentrant, since a signal handler may run while its own thread counts. A forked child
-    starts with its own counters.
+    It is reentrant, since a signal handler may run while its own thread counts.
     """
 
     def __init__(self) -> None:
@@ -88,24 +86,18 @@ class ClientMetrics:
         self.stages = {stage: Histogram(SECONDS) for stage in STAGES}
 
     def now(self) -> Stats:
-        """The current `stats`."""
         with self._lock:
             return replace(self.stats)
 
     def planned(self, queries: int, local_hits: int = 0, duplicates: int = 0) -> None:
-        """Counts the queries to this client; see `Stats`."""
         with self._lock:
             self.stats.queries += queries
             self.stats.local_hits += local_hits
             self.stats.duplicates += duplicates
 
     def sent(self, queries: int, size: int, duplicates: int) -> None:
-        """On the loop: counts a message as it is sent.
-
-        Args
-            size        in bytes
-            duplicates  repeats among its calls
-        """
+        """On the loop: counts a message as it is sent, of `size` bytes, and the repeats among its
+        calls."""
         stats = self.stats
         stats.messages += 1
         stats.sent_queries += queries
@@ -115,7 +107,6 @@ class ClientMetrics:
                 stats.duplicates += duplicates
 
     def fell_back(self, queries: int) -> None:
-        """Counts queries that the bigram fallback answered."""
         with self._lock:
             self.stats.bigram_fallback += queries
 
@@ -124,7 +115,7 @@ class ClientMetrics:
 
         Args
             result  `result_of` its error, or CANCELLED if its caller gave up
-            plan_s  seconds from the caller to the queues: checks, grouping, low orders, routing
+            plan_s  from the caller to the queues: checks, grouping, low orders, routing
         """
         with self._lock:
             self.calls[result] += 1
@@ -144,8 +135,8 @@ class ClientMetrics:
 
         Args
             queries   distinct queries in it
-            calls     calls that it carried parts of
-            queue_s   the longest wait of one of its parts in the lane, in seconds
+            calls     that it carried parts of
+            queue_s   the longest wait of one of its parts in the lane
             encode_s  arrays to bytes
             wire_s    from sending the bytes to receiving the reply: network, server and gRPC
             decode_s  bytes to arrays, and to the callers; 0 without a reply

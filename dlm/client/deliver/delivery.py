@@ -1,10 +1,9 @@
 """Messages go to servers, and replies, errors and time end them.
 
-All of it runs on the loop, one step after another. `lanes` gives the messages, and
-`replicas` the server to ask. Whatever happens to a message, `after` decides what is done about it,
+All of it runs on the loop, one step after another. `after` decides what is done about a message,
 and `Delivery._do` does that, here and nowhere else. A message has ended when all of its parts have,
-and its place in the lane is free. If a step raises, `cut_off` starts over: ending anything twice
-changes nothing.
+and its place in the lane is free. If a step raises, `_cut_off` ends what it was about: ending
+anything twice changes nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class Delivery:
     Attributes
         inbox  the way to the loop; `tell`, its own
         post   sends a call's parts; its future ends
-        overload, max_queries  see `Lanes`
     """
 
     def __init__(
@@ -97,11 +95,7 @@ class Delivery:
     def count_bigram_fallback(
         self, call: Call, queries: int, error: DlmError, shard: int | None
     ) -> None:
-        """Counts queries that the bigram fallback answered.
-
-        Args
-            shard  that did not answer
-        """
+        """Counts queries that the bigram fallback answered, as `shard` did not."""
         self._links.runtime.counts.fell_back(queries)
         self.tell(self._note_fallback, call.model, queries, error, shard)
 
@@ -143,7 +137,6 @@ class Delivery:
     def _send(
         self, message: Message, *, hedge: bool = False, among: Sequence[str] | None = None
     ) -> None:
-        """Sends a message to one of the servers of its shard, or of those `among` them."""
         runtime, replicas = message.runtime, message.replicas
         try:
             address = runtime.choose(
@@ -180,7 +173,6 @@ class Delivery:
         return late_after((usual[address] for address in message.replicas), now)
 
     def _write(self, attempt: Attempt, connection: Connection | Exception) -> None:
-        """Sends a message over a connection, if one could be made."""
         message = attempt.message
         runtime, queries = message.runtime, len(message.groups.words)
         if message.ended or attempt.replied:  # while the connection was made
@@ -262,7 +254,6 @@ class Delivery:
     # -- what is done about a message that failed or is late ------------------------------------
 
     def _failed(self, message: Message, error: DlmError) -> None:
-        """A server did not answer a message, or none could be asked."""
         runtime, now = message.runtime, self._clock()
         outcome = Failed(
             error,
@@ -305,11 +296,7 @@ class Delivery:
         self._do(after(outcome, message, now), message)
 
     def _do(self, decision: Decision, message: Message, error: DlmError = _LATE) -> None:
-        """Carries out a decision of `after`: the only place where one is.
-
-        Args
-            error  why, if the message failed
-        """
+        """Carries out a decision of `after`; `error` says why, if the message failed."""
         runtime = message.runtime
         match decision:
             case Elsewhere():  # it keeps its place in the lane
@@ -388,7 +375,6 @@ class Delivery:
     # -- the end of a message -------------------------------------------------------------------
 
     def _succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
-        """A server answered."""
         runtime = message.runtime
         message.ended = True
         # Before its calls end: a waiting caller may read the counters at once.
@@ -406,11 +392,8 @@ class Delivery:
         self._free(message)
 
     def _fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
-        """No server will answer; its unanswered parts are missed.
-
-        Args
-            counts  whether the cascade counts it; not if its parts were sent elsewhere
-        """
+        """No server will answer. `counts`: the cascade counts it, unless its parts were sent
+        elsewhere."""
         if message.ended:
             return
         message.ended = True

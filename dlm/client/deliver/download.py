@@ -1,8 +1,7 @@
 """The low orders are fetched once, kept on disk, and shared by processes.
 
 A folder named after the shard set holds the manifest, the vocabulary and the 1- and 2-grams. A lock
-makes processes take turns. An interrupted download resumes where it stopped. Files are used only if
-their checksums match the manifest.
+makes processes take turns.
 """
 
 from __future__ import annotations
@@ -70,11 +69,10 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` sets the order in which they are
                    asked, so that clients that start together do not all ask the same one
-        timeout_s  in total; at most half is spent waiting for another process that fetches the
-                   same. A partial download is kept, and the next try resumes it
+        timeout_s  in total, at most half of it for another process that fetches the same
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
-        UnavailableError  no server sent them in time
+        UnavailableError  no server sent them in time; the next try resumes the download
         ProtocolError     the files do not match the manifest
     """
     sources = list(sources)
@@ -97,10 +95,8 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Download:
-    """Fetches low orders into a folder beside `home`, and renames it when it is complete.
-
-    until  on `clock`: when the time is over
-    """
+    """Fetches low orders into a folder beside `home`, until `until`, and renames it when it is
+    complete."""
 
     manifest: Manifest
     sources: list[Source]
@@ -161,7 +157,7 @@ class _Download:
         return replace(grams, directory=home)
 
     def _fetch_in_time(self, kind: str, part: Path) -> None:
-        """Fetches one file. If a server has too many downloads already, tries again later."""
+        """Fetches one file; tries again later while servers have too many downloads."""
         pause_s = RETRY_S
         while True:
             try:
@@ -182,10 +178,8 @@ class _Download:
                 pause_s = min(2 * pause_s, 2.0)
 
     def _fetch_file(self, kind: str, part: Path) -> None:
-        """Fetches one file, from where an earlier try stopped; skips a server that fails.
-
-        None of several servers may take all the time that is left.
-        """
+        """Fetches one file, from where an earlier try stopped; skips a server that fails. None of
+        several may take all the time that is left."""
         entry = self.manifest.file(kind)
         path = part / entry.name
         last: DlmError = (
@@ -262,10 +256,8 @@ class _Download:
 
 
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
-    """Removes abandoned downloads of other shard sets that are old, or whose space is needed.
-
-    Raises  OSError  there is still too little space
-    """
+    """Removes abandoned downloads of other shard sets that are old, or whose space is needed;
+    raises `OSError` if there is still too little."""
     begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
     needed = sum(manifest.file(kind).bytes for kind in FILES) - begun + KEEP_FREE_BYTES
     for age_s in (LEFT_S, 0.0):
@@ -286,8 +278,8 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
     """Renames a complete copy to `home`, unless there is a complete one already.
 
-    Other processes may do the same at any moment, with or without the lock, so nothing is removed
-    by that name: a copy that seems damaged is first moved aside, and checked again there.
+    Others may do the same at any moment, so nothing is removed by that name: a copy that seems
+    damaged is first moved aside, and checked again there.
     """
     for tries_left in reversed(range(PUT_TRIES)):
         try:

@@ -1,7 +1,7 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
-A message on an open stream costs a third of the processor time of a call, on both sides. In return,
-this module does what gRPC does for calls: it matches replies to requests, and it times them out.
+A message on a stream costs a third of the processor time of a call, on both sides. In return, this
+module matches replies to requests, and times them out, as gRPC does for calls.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
 class Sent:
     """A message in flight; its bytes are kept, so that it can be sent again after a fork.
 
-    alone     the same request as a separate call: the method, its bytes, and the reply's callback
-    metadata  the trace context for the server; if there is any, it is sent as a separate call
-    lost      a stream lost it, so it is sent as a separate call, which will show what is wrong
-    wanted    whether anybody waits for its answer
+    alone     the same as a separate call: the method, its bytes, and the reply's callback. Used
+              if there are metadata (a trace), or if a stream lost it, to show what is wrong
+    lost      a stream lost it
+    wanted    whether anybody waits for its answer; if not, and it was not sent yet, it will not be
     """
 
     request: bytes
@@ -85,7 +85,6 @@ class Sent:
     wanted: bool = True
 
     def withdraw(self) -> None:
-        """Its answer is no longer wanted: if it has not been sent yet, it will not be."""
         self.wanted = False
 
     def drop(self) -> None:
@@ -100,10 +99,8 @@ class Exchange:
         open_channel  makes the channel, and returns the metadata that a call must carry
         mark          identifies the token in these metadata; never the token itself
         again         called for each message in flight if the server ended the stream, with the
-                      mark and whether gRPC lost the stream's status; whether it sends the message
-                      again
-    Attributes
-        ended  takes nothing new
+                      mark and whether gRPC lost the status; whether it sends the message again
+    Attributes  ended  takes nothing new
     Guarantees
         `reply` of an accepted message is called once, with the bytes or an error, at the deadline
         at the latest (plus the time that the machine needs to run a thread)
@@ -173,13 +170,12 @@ class Exchange:
         self._close_if_done()
 
     def close(self, error: DlmError) -> None:
-        """As `end`, and closes the stream."""
         self.end(error)
         self._task.cancel()
 
     def suspend(self) -> list[Sent]:
-        """Takes nothing new, and returns the messages in flight: a Score changes nothing, so it can
-        be sent again after a fork."""
+        """Takes nothing new, and returns the messages in flight, which can be sent again after a
+        fork."""
         self.ended = True
         pending, self.pending = self.pending, {}
         self._outgoing.clear()
@@ -246,8 +242,8 @@ class Exchange:
             self.end(error, by_server=True, lost=lost)
 
     async def _write(self, call: Any) -> None:
-        """Sends queued messages until it is cancelled with the stream: a stream that takes nothing
-        new still answers what it accepted. Failures show when the stream is read."""
+        """Sends queued messages until it is cancelled with the stream. Failures show when the
+        stream is read."""
         self._writable = asyncio.Event()
         try:
             while True:
@@ -261,7 +257,6 @@ class Exchange:
             call.cancel()
 
     async def _drain(self, call: Any) -> None:
-        """Sends queued messages, unless another call does."""
         self._busy = True
         try:
             while self._outgoing:
@@ -288,8 +283,8 @@ class Exchange:
         return False
 
     def _wants(self, sequence: int) -> bool:
-        """Whether to send a message; a withdrawn one ends here. A separate function, since a
-        reference in the waiting writer would keep alive a client that nobody closes."""
+        """Whether to send a message; a withdrawn one ends here. Not inlined: a reference in the
+        waiting writer would keep alive a client that nobody closes."""
         sent = self.pending.get(sequence)
         if sent is None or sent.wanted:
             return sent is not None

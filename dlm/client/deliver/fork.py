@@ -2,10 +2,9 @@
 
 A child can use gRPC only if no thread was inside it, or held one of its locks, when the process
 forked. Only the loop enters gRPC. So a fork suspends it: streams end, their channels are closed,
-and the loop stops; after it, in the parent, they are opened again, and what was in flight is sent
-again. gRPC stops its own threads, but only while it has a channel; so one that is never used stays
-open. When the interpreter exits, the same happens, without resuming: a thread inside gRPC may crash
-the interpreter while it shuts down.
+and the loop stops; after it, the parent opens them again, and sends again what was in flight. gRPC
+stops its own threads, but only while it has a channel; so one that is never used stays open. At
+exit the same happens, without resuming: a thread inside gRPC may crash the interpreter.
 
 There is one more lock, numba's, held while a kernel is compiled or loaded on its first run. A child
 would wait for it forever, so a fork waits until it is free.
@@ -30,7 +29,7 @@ class Streams(Protocol):
     """An object with streams on the loop."""
 
     def suspend(self) -> None:
-        """Takes back the messages in flight, and posts a call that will send them again; then the
+        """Takes back the messages in flight, and posts a call that sends them again, before the
         loop ends."""
 
 

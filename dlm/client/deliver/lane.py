@@ -3,9 +3,8 @@
 Nothing here waits or knows the time: the loop, which alone uses lanes, passes it in.
 
 An idle shard is asked at once. While a message is in flight, parts of other calls gather, and are
-sent together when it comes back: so batching needs no timer, and calls of many utterances share a
-message. Usually one message is in flight; but if it stalls, it must not hold up the others. So
-another is sent when the last was sent longer ago than the shard usually takes, up to `limit`.
+sent together when it comes back: so batching needs no timer. If a message takes longer than the
+shard usually does, another is sent, up to `limit`: a stall must not hold up the others.
 
 =========  ======================================  =============================================
 event      while                                   then
@@ -19,10 +18,9 @@ time       what waits is past its deadline         `expire` gives it
 =========  ======================================  =============================================
 
 The queue is bounded: in queries, by the size of a few messages; in time, by how fast the shard has
-answered lately (`Pace`). If the queries ahead would take half of the time that a new call has
-left, the call is refused at once: waiting would only use up everyone's deadlines, and its caller
-still has time for a fallback. A message is never refused while nothing else is in flight, so a
-shard that was slow is found to be fast again.
+answered lately (`Pace`). If the queries ahead would take half of the time that a new call has left,
+the call is refused at once, while its caller still has time for a fallback. Nothing is refused
+while nothing is in flight, so a shard that was slow is found to be fast again.
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """
@@ -47,11 +45,7 @@ PATIENCE = 0.5
 
 
 class Waiting(Protocol):
-    """Work that waits to be sent.
-
-    queries   how many it has
-    deadline  on the clock of `now`
-    """
+    """Work that waits to be sent; `deadline` is on the clock of `now`."""
 
     queries: int
     deadline: float
@@ -72,7 +66,6 @@ class Pace(NamedTuple):
     at: float = 0.0
 
     def passed(self, now: float, busy: bool) -> Pace:
-        """The pace after time has passed; `busy` if something was in flight."""
         answers, queries, busy_s, at = self
         if not busy:
             return Pace(answers, queries, busy_s, now)
@@ -84,18 +77,14 @@ class Pace(NamedTuple):
         return Pace(answers, queries, busy_s, now)
 
     def answered(self, queries: int) -> Pace:
-        """A message came back with answers."""
         answers = self.answers + 1
         if answers <= FIRST_ANSWERS:
             return Pace(answers, 0.0, 0.0, self.at)
         return Pace(answers, self.queries + queries, self.busy_s, self.at)
 
     def seconds(self, queries: int, since_s: float = 0.0) -> float:
-        """How long `queries` queries will take; 0 while too little is known.
-
-        Args
-            since_s  seconds that were busy after `at`
-        """
+        """How long `queries` queries will take, with `since_s` busy seconds after `at`; 0 while too
+        little is known."""
         return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
@@ -108,8 +97,8 @@ class Lane(Generic[T]):
     Args
         limit        messages in flight, at most
         max_queries  of one message; larger work is sent alone
+        usual_s      how long a message to this shard usually takes
     Attributes
-        usual_s    how long a message to this shard usually takes
         waiting    oldest first; `queued` queries in all
         in_flight  number of the message -> its queries; `asked` in all
         earliest   no waiting work has a deadline before this
@@ -135,12 +124,10 @@ class Lane(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is in flight."""
         return not self.waiting and not self.in_flight
 
     @property
     def ahead(self) -> int:
-        """Queries in flight, or waiting."""
         return self.queued + self.asked
 
     def refuses(self, queries: int, deadline: float, now: float) -> bool:
@@ -200,12 +187,12 @@ class Lane(Generic[T]):
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
-        """A message came back, with or without answers; False if it had already.
+        """A message came back; False if it had already.
 
         Args
             answered  with answers, which show the shard's pace
-            gone      no server took it: none was reached, or none lets this client in. The time it
-                      took says nothing about the pace, and the known pace ends with the servers
+            gone      no server took it, or none lets this client in: its time says nothing about
+                      the pace, and the known pace ends with the servers
         """
         queries = self.in_flight.pop(number, None)
         if queries is None:
@@ -223,7 +210,6 @@ class Lane(Generic[T]):
         self.asked -= self.in_flight.pop(number, 0)
 
     def clear(self) -> list[T]:
-        """Empties the queue; returns what was in it."""
         works = list(self.waiting)
         self.waiting.clear()
         self.queued, self.earliest = 0, inf

@@ -1,6 +1,6 @@
 """The lanes of a client: parts of calls go into the lane of their shard, and messages come out.
 
-Runs on the loop, except `overload`. `lane` decides when a message may be sent.
+Runs on the loop, except `overload`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dlm.errors import DeadlineExceeded, DlmError, Overloaded
 
 @dataclass(eq=False)
 class Lanes:
-    """The lanes of a client."""
+    """See `lane`."""
 
     _config: ClientConfig
     _links: Links
@@ -38,12 +38,9 @@ class Lanes:
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
     ) -> Overloaded | None:
-        """In any thread: the error for a call if a shard already has too much to do. It is found
-        before any work: a client that refuses many calls needs its time for those it answers.
-
-        Args
-            queries  of each shard of `snapshot`
-        """
+        """In any thread: the error for a call of so many queries per shard, if one already has too
+        much to do. Found before any work: a client that refuses many needs its time for those it
+        answers."""
         lanes, now = self._links.runtime.lanes, self._clock()
         for shard in range(snapshot.topology.manifest.shards):
             lane = lanes.get(Place(snapshot.shard_set, shard, asks.name))
@@ -153,8 +150,7 @@ class Lanes:
         return message
 
     def _wanted(self, place: Place, snapshot: Snapshot | None, parts: list[Part]) -> list[Part]:
-        """Of the parts taken from a lane, those still to be sent there; all of one shard set, so of
-        one model."""
+        """The parts taken from a lane that are still to be sent there; all of one shard set."""
         wanted = []
         for part in parts:
             if part.ended or part.call.done():

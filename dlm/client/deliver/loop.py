@@ -1,9 +1,8 @@
 """The thread with the event loop on which the clients of a process do everything, its mailbox, and
 the steps that a client leaves there.
 
-All streams of all clients share this thread. Other threads leave calls in the mailbox; calls that
-many threads leave at the same time cross together. Mailbox and timers outlive a loop: what is left
-while a fork suspends it is done by the next one.
+Calls that many threads leave at the same time cross together. Mailbox and timers outlive a loop:
+what is left while a fork suspends it is done by the next one.
 """
 
 from __future__ import annotations
@@ -56,13 +55,7 @@ class Home(Protocol):
 
 class Mailbox:
     """Calls that other threads leave for an event loop. It is woken once for all that come before
-    it gets to them: waking takes longer than most of the calls.
-
-    Args
-        posted  calls and their arguments
-    Attributes
-        closed  what is posted stays
-    """
+    it gets to them: waking takes longer than most of the calls."""
 
     __slots__ = ("_loop", "_posted", "closed", "woken_until")
 
@@ -73,7 +66,7 @@ class Mailbox:
         self.woken_until = 0.0  # a thread has woken it, until then at the latest
 
     def post(self, call: Callable[..., None], *args: Any) -> bool:
-        """From any thread: has the loop run `call`; False if it is closed."""
+        """From any thread: has the loop run `call`; False if it is closed, and the call stays."""
         self._posted.append((call, args))
         return self.wake()
 
@@ -129,14 +122,13 @@ class LoopThread:
         return self.mailbox.closed
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """On the loop: runs `work`, which ends with the loop at the latest."""
         task: asyncio.Task[None] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def call_at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """On the loop: calls `call` at `when` by time.monotonic, give or take a millisecond."""
+        """On the loop: calls `call` at `when` by time.monotonic, within a millisecond."""
         self._loop.call_at(when, call, *args)
 
     def arm(self) -> None:
@@ -163,9 +155,8 @@ class LoopThread:
     def stop(self, before: Callable[[], None]) -> None:
         """Calls `before`, cancels all tasks, lets them end, and ends the thread.
 
-        Args
-            before  called on the loop, so between two replies and never within one; called here
-                    once more if the loop does not get to it
+        `before` is called on the loop, so never within a reply; and here, too, if the loop does not
+        get to it.
         """
 
         async def end() -> None:
@@ -214,7 +205,6 @@ _order = itertools.count()
 
 
 def running() -> LoopThread:
-    """On the loop: the loop of this process."""
     assert _running is not None
     return _running
 
@@ -236,7 +226,6 @@ def leave(call: Callable[..., None], *args: Any) -> bool:
 
 
 def is_here() -> bool:
-    """Whether this is the loop's own thread."""
     return getattr(_here, "loop", False)  # also of a loop that is being stopped
 
 
@@ -339,14 +328,13 @@ LOOK_S = 1.0  # between checks of lanes and messages, while there are any
 
 @dataclass(eq=False)
 class Inbox:
-    """A client's steps on the loop, one after another: so no step sees a message, a lane or a
-    server half changed.
+    """A client's steps on the loop, one after another: none sees a message, a lane or a server half
+    changed.
 
     Args
         owner    has the state of the client in this process
-        home     where steps run: the loop of the process
-        give_up  called with the first argument of a step that cannot be posted, and why; from any
-                 thread
+        home     the loop of the process
+        give_up  called with the first argument of a step that cannot be posted, and why; any thread
         cut_off  the same for a step that raised
         send     sends one of the messages that are ready
         look     checks what may be late; returns when to check again
@@ -363,20 +351,17 @@ class Inbox:
     # -- in any thread ------------------------------------------------------------------------
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """Makes the loop carry out a step."""
         try:
             self._home.post(self._take, step, args)
         except Exception as exc:  # noqa: BLE001 - no loop can be started; the step waits for one
             self._give_up(args[0] if args else None, exc)
 
     def carry_out(self, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
         (self.step if self._home.is_here() else self.tell)(step, *args)
 
     # -- on the loop --------------------------------------------------------------------------
 
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Steps`."""
         self._home.later(delay_s, self.step, step, *args)
 
     def look_by(self, at: float) -> None:
@@ -399,7 +384,7 @@ class Inbox:
 
     def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Carries out a step of another thread. What it made ready is sent after all steps that
-        wait in the mailbox now: so simultaneous parts are sent together."""
+        wait now: so simultaneous parts are sent together."""
         runtime = self._owner.runtime
         runtime.busy = True
         self._try(step, args)
@@ -409,7 +394,7 @@ class Inbox:
             self._home.post(self._flush)
 
     def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step, and sends what it made ready. If steps nest, the outermost does:
+        """Carries out a step, and sends what it made ready. If steps nest, the outermost sends, so
         immediate failures do not deepen the stack."""
         runtime = self._owner.runtime
         if runtime.busy:
@@ -429,7 +414,6 @@ class Inbox:
             runtime.busy = False
 
     def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Runs one step; its failure does not affect others."""
         try:
             step(*args)
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting

@@ -25,7 +25,7 @@ class Message:
 
     Attributes
         number   its number in its lane
-        groups   its queries; place_of, the places of its parts' queries, if they share any
+        place_of the places of its parts' queries in `groups`, if they share any
         tried    addresses that it was sent to since the last wait for servers
         soonest  the earliest deadline of its parts
         rounds   times that all servers were tried in vain, and waited for
@@ -66,31 +66,25 @@ class Message:
 
     @property
     def replicas(self) -> Sequence[str]:
-        """Addresses of the servers of its shard."""
         return self.snapshot.topology.addresses.get(self.shard, ())
 
     @property
     def untried(self) -> set[str]:
-        """Those of them that it was not sent to."""
         return set(self.replicas).difference(self.tried)
 
     @property
     def asks(self) -> Asks:
-        """The kind of its parts, which all have the same."""
         return self.parts[0].call.asks
 
     def encode(self) -> None:
-        """Makes the bytes of its request."""
         manifest = self.snapshot.topology.manifest
         self.request, self.checksum = self.asks.encode(manifest, self.shard, self.groups)
 
     def decode(self, data: bytes) -> Any:
-        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
         manifest = self.snapshot.topology.manifest
         return self.asks.decode(data, manifest, self.shard, self.groups, self.checksum)
 
     def answer(self, answers: Any) -> None:
-        """Gives each part its own answers."""
         begin, place_of = 0, self.place_of
         for part in self.parts:
             where = slice(begin, begin := begin + part.queries)
@@ -100,7 +94,6 @@ class Message:
 class Attempt:
     """A message at one server, or on its way to it; `hedge` if it is the second server.
 
-    sent      it was sent
     since     when it was sent; until there is a connection, when it was started
     late_at   when to decide whether another server is asked as well; inf for never
     withdraw  reports that its answer is no longer wanted
@@ -137,7 +130,7 @@ def naming_shard(error: DlmError, message: Message) -> DlmError:
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
-    """The error for a message if something other than a `DlmError` was raised; logs it."""
+    """The error for a message if something was raised; logs it unless it is a `DlmError`."""
     if isinstance(error, DlmError):
         return error
     # If a bigram fallback answers instead, this is the only report.

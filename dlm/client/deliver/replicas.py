@@ -40,7 +40,7 @@ def choose(
     missed: frozenset[str] = frozenset(),
     tried: frozenset[str] = frozenset(),
 ) -> str | None:
-    """The server to ask: of two drawn at random, the less busy one (power of two choices).
+    """The server to ask, None if there is none: of two drawn at random, the less busy one.
 
     Args
         replicas     addresses of the servers that hold the shard
@@ -50,11 +50,9 @@ def choose(
         missed       avoided servers that were not reached lately: asked only after other avoided
                      ones, which may be draining and still answer
         tried        by this message: asked only after all others
-    Returns
-        None if there are none
     Paper
-        Mitzenmacher 2001: two choices instead of one take the longest queue from logarithmic to
-        doubly logarithmic, and need no agreement among clients
+        Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic, and
+        clients need not agree
     """
     wanted = list(replicas)
     for worse in (tried, missed, avoided, slow):  # the strongest reason first
@@ -80,7 +78,6 @@ class TokenBucket:
         self._most = self.saved = most
 
     def earn(self) -> None:
-        """A message was sent for the first time."""
         self.saved = min(self.saved + self._share, self._most)
 
     def spend(self) -> bool:
@@ -94,8 +91,8 @@ class TokenBucket:
 class Heard(NamedTuple):
     """What is known about a server that might take over a message.
 
-    within_s  it answered nearly all of its latest messages in this time, or its heartbeats if it
-              had no messages; inf if neither
+    within_s  it answered nearly all of its latest messages in this time, or its heartbeats if there
+              were none; inf if neither
     silent_s  how long it has had messages without answering any; 0 if it has none
     misses    whether it lately missed a message and has answered none since
     """
@@ -105,7 +102,6 @@ class Heard(NamedTuple):
     misses: bool = False
 
     def would_answer(self, left_s: float) -> bool:
-        """Whether it is expected to answer within `left_s`."""
         in_time = self.within_s <= left_s and self.silent_s <= max(self.within_s, UNKNOWN_S)
         return in_time and not self.misses
 
@@ -113,8 +109,7 @@ class Heard(NamedTuple):
 def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
     """Which servers may take over a message that one server has kept for half of its time.
 
-    Never one that is slow or silent itself: if all servers of a shard are, no message is sent
-    twice.
+    Never one that is slow or silent itself: if all of a shard are, no message is sent twice.
 
     Args
         heard   by address: servers that are up and were not asked
@@ -126,10 +121,8 @@ def may_take_over(heard: Mapping[str, Heard], left_s: float) -> list[str]:
 class Usual:
     """The latest answers of one server.
 
-    Attributes
-        median_s, late_s  the median, and the percentile after which an answer is late; inf while
-                          too few came
-        at                when the last one came; -inf for never
+    late_s  the percentile after which an answer is late; as the median, inf while too few came
+    at      when the last one came; -inf for never
     """
 
     __slots__ = ("_missed_at", "_new", "_times", "at", "late_s", "median_s")
@@ -141,7 +134,6 @@ class Usual:
         self.median_s = self.late_s = inf
 
     def note(self, took_s: float, now: float) -> None:
-        """Records the time of an answer."""
         if now - self.at > FORGET_S:
             self._times.clear()
             self._new = 0
@@ -160,7 +152,6 @@ class Usual:
         return self.late_s < inf and now - self.at <= FORGET_S
 
     def miss(self, now: float) -> None:
-        """Records that it did not answer a message in time."""
         self._missed_at = now
 
     def misses(self, now: float) -> bool:
@@ -176,7 +167,6 @@ class Usual:
 
 
 def late_after(servers: Iterable[Usual], now: float) -> float:
-    """Seconds after which a message to a shard with these servers is late: the percentile of the
-    fastest one."""
+    """Seconds after which a message to a shard is late: the percentile of its fastest server."""
     late_s = min((one.late_s for one in servers if one.known(now)), default=UNKNOWN_S)
     return max(late_s, LEAST_S)

@@ -58,7 +58,6 @@ class Snapshot:
 
     @property
     def shard_set(self) -> str:
-        """Id of the shard set."""
         return self.topology.manifest.shard_set
 
     @property
@@ -69,7 +68,6 @@ class Snapshot:
 
     @cached_property
     def replicated(self) -> bool:
-        """Whether a shard has several servers."""
         return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
 
 
@@ -79,7 +77,6 @@ Tell = Callable[..., None]  # makes the loop carry out a step, with its argument
 
 
 def closed_error() -> ClientClosed:
-    """The error for use of a closed client."""
     return ClientClosed("this client is closed; open another")
 
 
@@ -137,7 +134,6 @@ class Runtime:
     def choose(
         self, replicas: Sequence[str], tried: frozenset[str], now: float, config: HeartbeatConfig
     ) -> str | None:
-        """The server of a message, see `replicas.choose`."""
         if len(replicas) == 1:
             return replicas[0]
         missed, avoided, slow = self.unwell(replicas, now, config)
@@ -159,7 +155,6 @@ class Runtime:
         return missed, avoided, slow
 
     def heard(self, address: str, now: float) -> Heard:
-        """What is known about the answers of a server."""
         usual = self.usual[address]
         within_s = usual.within_s(now)
         if within_s is None:
@@ -205,7 +200,6 @@ class Runtime:
             log.warning("client.bigram_fallback.changed", extra=fields)
 
     def note_answer(self, now: float) -> None:
-        """Logs the end of bigram-fallback scores, if a message was answered long enough after."""
         outage = self.outage
         if outage is not None and outage.is_over(now):
             self.outage = None
@@ -220,7 +214,6 @@ class Runtime:
         return not self.connections and (self.watch is None or self.ended)
 
     def end(self) -> None:
-        """Releases everything."""
         with self.lock:
             self.ended = True
             if self.watch is not None:
@@ -243,7 +236,6 @@ class Runtime:
         self.ready.clear()
 
     def forget(self, shard_sets: Set[str]) -> None:
-        """On the loop: forgets the idle lanes of all other shard sets."""
         for place, lane in list(self.lanes.items()):
             if place.shard_set not in shard_sets and lane.idle:
                 del self.lanes[place]
@@ -268,7 +260,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _let_go(runtime: Runtime) -> None:
     """Ends a runtime that nobody can use any longer. The garbage collector may call this in any
-    thread, with any lock held, so it waits for nothing. If no loop runs, nothing is open."""
+    thread, with any lock held, so it waits for nothing."""
     if runtime.process is not _process:
         _INHERITED.append(runtime)
     elif not runtime.is_idle:
@@ -276,11 +268,7 @@ def _let_go(runtime: Runtime) -> None:
 
 
 class Links:
-    """The runtime of the current process, and its connections.
-
-    Args
-        connect  makes a connection to an address
-    """
+    """The runtime of the current process, and its connections, which `connect` makes."""
 
     def __init__(self, connect: Connect) -> None:
         self.closed = False
@@ -288,14 +276,13 @@ class Links:
         self._runtime = self._begin()
 
     def _begin(self) -> Runtime:
-        """A runtime that ends when these links are collected without being closed."""
         runtime = Runtime()
         weakref.finalize(self, _let_go, runtime).atexit = False
         return runtime
 
     @property
     def runtime(self) -> Runtime:
-        """This process's runtime."""
+        """This process's; a forked child gets its own."""
         runtime = self._runtime
         if runtime.process is not _process:
             with _making:
@@ -308,11 +295,9 @@ class Links:
         return runtime
 
     def stats(self) -> Stats:
-        """The current counters of this process."""
         return self.runtime.counts.now()
 
     def check_open(self) -> None:
-        """Raises ClientClosed if the client is closed."""
         if self.closed:
             raise closed_error()
 
@@ -332,13 +317,8 @@ class Links:
             return runtime.connections.setdefault(address, made)
 
     def reach(self, address: str, tell: Tell, then: Connected) -> None:
-        """On the loop: calls `then` there with the connection to `address`, once there is one. A
-        thread makes it, since resolving a name may take seconds.
-
-        Args
-            tell  makes the loop carry out a step; from any thread. Each `then` is a separate step,
-                  so an exception in one does not affect the others
-        """
+        """On the loop: calls `then` there, in a step of its own, with the connection to `address`,
+        once there is one. A thread makes it, since resolving a name may take seconds."""
         runtime = self.runtime
         found = runtime.connections.get(address)
         if found is not None:
@@ -373,11 +353,9 @@ class Links:
             found.close()
 
     def forget_lanes(self, shard_sets: Set[str]) -> None:
-        """Forgets the idle lanes of all other shard sets."""
         loop.leave(self.runtime.forget, shard_sets)
 
     def close(self) -> None:
-        """Closes every connection; parts that wait and messages in flight fail."""
         runtime = self.runtime
         with runtime.lock:
             self.closed = True

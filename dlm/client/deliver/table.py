@@ -1,7 +1,7 @@
 """Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
 
 One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
-second thread fetches the low orders of the next model, while calls continue with the current one.
+second fetches the low orders of the next model, while calls continue with the current one.
 
 An utterance is pinned to its model. So a table may have several: the one for new utterances, and
 those of open utterances, as long as servers hold them.
@@ -43,12 +43,10 @@ class Table:
     """The snapshots in use.
 
     Args
-        endpoints  returns the servers and the default model; called again whenever the table is
-                   stale
+        endpoints  the servers and the default model; asked again whenever the table is stale
         model      which of their models to use, whatever the default; see `census.Census.choose`
         clock      seconds, monotonic
-    Attributes
-        known      the snapshot for new utterances; None before one is found
+    Attributes  known      the snapshot for new utterances; None before one is found
     """
 
     def __init__(
@@ -90,18 +88,14 @@ class Table:
         return None if self._gone else known
 
     def of_set(self, shard_set: str) -> Snapshot | None:
-        """The snapshot of a shard set, if it is in use."""
         every = (self.known, *self._others.values())
         return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """For a new utterance: as `snapshot`; if servers no longer hold that model, its
-        replacement, once that is fetched.
+        """For a new utterance: as `snapshot`; if servers no longer hold that model (or refused
+        `unlike`), its replacement, once that is fetched.
 
-        Args
-            unlike  a model that servers have refused since
-        Raises
-            StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
+        Raises  StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
         """
         self.follow()
         known = self.snapshot()
@@ -137,7 +131,7 @@ class Table:
         """Refreshes in the background if the default model may have changed.
 
         Called by new utterances, and by heartbeats, or by calls if there are none: a client that
-        keeps one utterance for days must also read its operator's cluster.toml, and log its errors.
+        keeps one utterance for days must also follow cluster.toml.
         """
         known = self.known
         if known is None:
@@ -155,7 +149,7 @@ class Table:
             self.refresh_later()
 
     def follow_later(self) -> None:
-        """On the loop: the same on the helper thread, since reading a file may take long."""
+        """On the loop: `follow` on the helper thread, since reading a file may take long."""
         now = self._clock()
         if self.known is None or now - self._follows < STAMP_S:
             return
@@ -176,7 +170,6 @@ class Table:
             runtime.looking = False
 
     def _refresh_shared(self) -> Snapshot:
-        """The first snapshot; many callers at once share one refresh."""
         runtime = self._links.runtime
         with runtime.lock:
             self._links.check_open()
@@ -206,8 +199,7 @@ class Table:
         The first time it also fetches the low orders. Later, those of another model are fetched in
         the background, and the model is used once they are there.
 
-        Args
-            timeout_s  for finding the servers; by default connect_s
+        Args  timeout_s  for finding the servers; by default connect_s
         """
         runtime, known = self._links.runtime, self.known
         stamp = self.endpoints.stamp()  # before the servers are read
@@ -255,7 +247,6 @@ class Table:
         return snapshot
 
     def _note_settings(self, kept: list[str]) -> None:
-        """Logs, once each, settings that changed and take effect only at the next start."""
         for name in kept:
             if name not in self._kept:
                 advice = "restart the client to apply it"
@@ -265,8 +256,7 @@ class Table:
         self._kept = frozenset(kept)
 
     def _note_kept(self, named: str | None, manifest: Manifest) -> None:
-        """Logs, once, that the model in use stays, because servers do not hold all shards of the
-        operator's default."""
+        """Logs, once, that servers do not hold all shards of the operator's default model."""
         if any(one.startswith(named or "") for one in (manifest.model, manifest.shard_set)):
             named = None
         if named is not None and named != self._unserved:
@@ -274,8 +264,8 @@ class Table:
         self._unserved = named
 
     def note_gone(self, model: str, error: DlmError) -> None:
-        """Logs, once per model, that an utterance is open on a model that no server holds. If its
-        low orders answer, no call fails, so nothing else shows it."""
+        """Logs, once per model, that an utterance is open on a model that no server holds: if its
+        low orders answer, nothing else shows it."""
         with self._links.runtime.lock:
             if model in self._missed:
                 return
@@ -283,7 +273,6 @@ class Table:
         log.warning("client.model.gone", extra={"model": model, "error": str(error)})
 
     def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
-        """The models that were in use before and that servers still hold."""
         found = {}
         for before in (*self._others.values(), self.known):
             if before is not None and before.model != now.model:
@@ -293,7 +282,6 @@ class Table:
         return found
 
     def _grams(self, model: str) -> LowGrams | None:
-        """The low orders of a model, if they were fetched already."""
         snapshot = self.of(model)
         return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
 
@@ -359,10 +347,8 @@ def _describe(
     census: Census,
     clock: Callable[[], float],
 ) -> list[pb.DescribeReply | DlmError]:
-    """A server's description of its default shard set, then of each other, within `timeout_s`.
-
-    Manifests are read here, so that this counts towards the time.
-    """
+    """A server's descriptions of its default shard set, then of each other, within `timeout_s`,
+    which includes reading the manifests."""
     until = clock() + timeout_s
     replies: list[pb.DescribeReply | DlmError] = []
     wanted = [b""]
@@ -395,12 +381,9 @@ def take_census(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Census:
-    """Asks every server what it holds.
+    """Asks every server what it holds; each has `timeout_s` for all its descriptions.
 
-    Args
-        timeout_s  for all descriptions by one server
-    Raises
-        ConfigError  the client's own credentials cannot be read
+    Raises  ConfigError  the client's own credentials cannot be read
     """
     census = Census()
     with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
@@ -414,10 +397,8 @@ def take_census(
 
 
 def _with(topology: Topology, grams: LowGrams) -> Snapshot:
-    """A shard set with low orders that may be of another sharding of its model.
-
-    Raises  ProtocolError  the manifests contradict each other about the model
-    """
+    """A shard set with low orders that may be of another sharding of its model; raises
+    `ProtocolError` if the manifests contradict each other."""
     known, found = grams.manifest, topology.manifest
     for name in ("order", "counts", "blanks", "unk_in_model"):
         if getattr(known, name) != getattr(found, name):
@@ -434,7 +415,6 @@ def _unread(cause: Exception) -> DlmError:
 
 
 def other_model(found: str, expected: str) -> StaleShardSet:
-    """The error for an utterance on a model that the servers no longer hold."""
     now = "no server holds it any longer" if found == expected else f"the servers now hold {found}"
     return StaleShardSet(
         f"this utterance was opened on model {expected}; {now}. Open a new utterance"

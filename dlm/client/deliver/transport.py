@@ -1,9 +1,7 @@
 """Bytes to a shard server and back.
 
-Scores travel on streams that stay open (`exchange`), everything else as separate calls (`calls`):
-both on the event loop of the process, which alone enters gRPC, and both survive forks (`fork`).
-Sending never waits: a stream that is not open yet is opened on the loop, and the message waits for
-it.
+Scores travel on streams that stay open (`exchange`), everything else as separate calls (`calls`).
+Sending never waits: a stream that is not open yet is opened on the loop, and the message waits.
 """
 
 from __future__ import annotations
@@ -68,11 +66,10 @@ class Connection(Protocol):
     ) -> Withdraw | None:
         """Sends a ScoreRequest; `reply` is called once, on any thread.
 
-        Args
-            metadata  the trace context for the server; usually empty
+        Args  metadata  the trace context for the server; usually empty
         Returns
-            a function that withdraws the request: if it was not sent yet, it is not sent. `reply`
-            is still called. None if requests cannot be withdrawn
+            a function that withdraws the request unless it was sent; `reply` is still called. None
+            if requests cannot be withdrawn
         """
 
     def context_block(
@@ -110,9 +107,8 @@ class GrpcConnection:
     """A `Connection` over its own gRPC channels, opened when they are needed.
 
     Args
-        streams  most Exchange streams, each over its own channel: workers that share a port share
-                 the load by connections. The second is opened when the first is busy.
-        security  TLS and the token, see `ClientSecurity`
+        streams  at most; each has its own channel, since workers that share a port share the load
+                 by connections. The second is opened when the first is busy
     """
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
@@ -138,7 +134,6 @@ class GrpcConnection:
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
-        """See `Connection.score`."""
         deadline = time.monotonic() + timeout_s
         sent = Sent(request, deadline, reply, ("Score", request, reply), metadata)
         self._post(sent)
@@ -147,8 +142,6 @@ class GrpcConnection:
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw:
-        """See `Connection.context_block`."""
-
         def unpacked(data: bytes | None, error: DlmError | None) -> None:
             try:
                 found = None if data is None else codec.carried_block_reply(data)
@@ -164,7 +157,6 @@ class GrpcConnection:
         return sent.withdraw
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """See `Connection.describe`."""
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
@@ -172,15 +164,12 @@ class GrpcConnection:
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """See `Connection.heartbeat`."""
         data = self._wait("Heartbeat", request.SerializeToString(), timeout_s)
         return self._read_beat(request, data)
 
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """See `Connection.heartbeat_later`."""
-
         def came(data: bytes | None, error: DlmError | None) -> None:
             if data is None:
                 reply(None, error)
@@ -204,7 +193,6 @@ class GrpcConnection:
         return message
 
     def _wait(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """The reply to a call, for the thread that waits for it."""
         came: Came = SimpleQueue()
         deadline = time.monotonic() + timeout_s
 
@@ -225,7 +213,6 @@ class GrpcConnection:
         return data or b""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
-        """See `Connection.download`."""
         deadline = time.monotonic() + timeout_s
         request_bytes, metadata = request.SerializeToString(), self._metadata()
         file = ReceivedFile(self.address, request_bytes, deadline, metadata)
@@ -242,7 +229,6 @@ class GrpcConnection:
             loop.leave(file.end)
 
     def close(self) -> None:
-        """See `Connection.close`."""
         self._closed = True
         if not loop.leave(self._end):  # none runs: no stream is open
             self._drop_held()
@@ -275,7 +261,6 @@ class GrpcConnection:
     # -- on the loop --------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """See `fork.Streams`."""
         for stream in self._all_streams():
             self._held += stream.suspend()
         self._held += [*self._beats.suspend(), *self._calls.suspend()]
@@ -316,8 +301,7 @@ class GrpcConnection:
         loop.post(self._send_held)
 
     def _alone(self, sent: Sent) -> SentCall:
-        """A message as a separate call, since a stream's metadata are sent when it opens. For the
-        few whose trace is sampled, and those that a stream lost."""
+        """A message as a separate call, since a stream's metadata are sent when it opens."""
         method, request, reply = sent.alone
         metadata = (*self._metadata(), *sent.metadata)
         return SentCall(method, request, sent.deadline, metadata, reply)
@@ -330,12 +314,10 @@ class GrpcConnection:
         return self._token() if self._token else ()
 
     def _mark(self) -> bytes:
-        """Distinguishes tokens without showing them."""
         return digest(repr(self._metadata()).encode())
 
     def _stream(self) -> Exchange | None:
-        """On the loop: the stream with the least load; None if the loop is ending for a fork, after
-        which held messages are sent."""
+        """On the loop: the stream with the least load; None if the loop is ending for a fork."""
         first = self._streams[0]
         if (
             first is not None
@@ -402,7 +384,6 @@ class GrpcConnection:
                 self._retire(stream)
 
     def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
-        """Whether it sends a message again after the server ended its stream."""
         left_s = sent.deadline - time.monotonic()
         how = after_stream(sent.wanted, left_s, changed=self._mark() != mark, lost=lost)
         if isinstance(how, GiveUp):

@@ -1,8 +1,8 @@
 """Compiles everything that a call needs, before any call has a deadline.
 
 On a machine where dlm has never run, numba compiles each kernel when it is first called: tens of
-seconds in total. A decoder gives its calls two. So when a client connects, it first makes a small
-call through every function that a real one uses, and does the server's part itself.
+seconds in total, while calls have two. So a client that connects first makes a small call through
+every function that a real one uses, and does the server's part itself.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ KERNELS = (
 def warm_up(grams: LowGrams) -> None:
     """Takes a call from queries to answers, with the kinds of arrays that real calls have.
 
-    They pass through the codec: a kernel is compiled again for read-only arrays, such as those over
-    received bytes.
+    They pass through the codec: a kernel is compiled again for read-only arrays, as over received
+    bytes.
     """
     manifest = grams.manifest
     width = manifest.order - 1
@@ -93,7 +93,6 @@ def warm_up(grams: LowGrams) -> None:
 
 
 def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
-    """The path of a ContextBlock, with a server that stores nothing."""
     asked = QueryGroups(
         groups.context_lengths,
         groups.context_words,

@@ -1,12 +1,11 @@
 """Carries out what `membership` and `modes` decide: heartbeats, probes, and the mode of a client.
 
-Everything runs on the loop, one step after another: ticks, which are timers of the loop, and events
-in between (an answer to a heartbeat, the end of a probe, a message that did not reach its server).
-So the state machines need no lock. Values for other threads (`mode`, `avoided`, `gone`, `slow`) are
-replaced as a whole.
+Everything runs on the loop, one step after another: ticks, which are its timers, and events in
+between (an answer to a heartbeat, the end of a probe, a message that did not reach its server).
+Values for other threads (`mode`, `avoided`, `gone`, `slow`) are replaced as a whole.
 
-Nothing here waits: anything that may resolve a name, read a file or ask a server goes to a thread
-that the host starts.
+Nothing here waits: what may resolve a name, read a file or ask a server goes to a thread that the
+host starts.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ class CascadeStatus:
 
     mode      which model new utterances are scored with; always `full` without a local fallback,
               even while every server is down
-    reason    why the mode was entered: "failures", "delay" or "recovered"; "" if the client, or
-              the parent it was forked from, started in it
-    local_fallback  whether there is a local fallback to switch to
-    for_s     seconds since the mode was entered
+    reason    why it was entered: "failures", "delay" or "recovered"; "" if the client, or the
+              parent it was forked from, started in it
+    for_s     seconds since then
+    local_fallback  whether there is one to switch to
     messages  logical messages in the window of the failure rate; failed: those that failed
     switches  times that each mode was entered, and why: (mode, reason) -> times
     servers   by shard and address
@@ -116,8 +115,7 @@ class Host(Protocol):
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """Sends a heartbeat, making the connection first if needed; `reply` is called once, on any
-        thread, or never."""
+        """Sends a heartbeat; `reply` is called once, on any thread, or never."""
 
     def renew(self, address: str) -> None:
         """Gives up the connection; later messages use another."""
@@ -135,13 +133,12 @@ class Host(Protocol):
 class CascadeMonitor:
     """The cascade of one client in one process.
 
-    `pause_s` is the time to the next tick, if no bad news comes.
-
     Args
         host       held weakly: a client that nobody closed is still collected
         may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
+    Attributes  pause_s    the time to the next tick, if no bad news comes
     """
 
     def __init__(
@@ -201,11 +198,9 @@ class CascadeMonitor:
     # -- in any thread ------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends it: its next tick does nothing, and is the last."""
         self._stopped = True
 
     def status(self) -> CascadeStatus:
-        """The current status."""
         cascade, members = self._cascade, dict(self._members)
         messages, failed = cascade.failing()
         servers = [
@@ -238,11 +233,9 @@ class CascadeMonitor:
         return member.delay_s if member is not None and member.usable else inf
 
     def begin(self) -> None:
-        """Starts the heartbeats."""
         self._plan(self._clock())
 
     def count(self, failed: bool) -> None:
-        """A logical message has ended."""
         self._ended += 1
         self._failed += failed
         if failed:
@@ -264,7 +257,6 @@ class CascadeMonitor:
         self._plan(self._ticked + TICK_S)
 
     def _plan(self, at: float) -> None:
-        """Plans the next tick at `at`, unless an earlier one is planned."""
         host = self._host()
         if host is not None and at < self._next:
             self._next = at
@@ -290,7 +282,6 @@ class CascadeMonitor:
         self._plan(self._clock() + self.pause_s)
 
     def tick(self, host: Host) -> None:
-        """Steps every state machine to now."""
         now = self._ticked = self._clock()
         topology = self._topology = host.known()
         replicas = {} if topology is None else topology.addresses
@@ -443,7 +434,6 @@ class CascadeMonitor:
             self._probe_done(number, False)
 
     def _probe_done(self, number: int, answered: bool) -> None:
-        """Records the end of a probe, from any thread."""
         self._here(self._probe_ended, modes.ProbeDone(number, answered))
 
     def _probe_ended(self, host: Host, event: modes.ProbeDone, now: float) -> None:

@@ -1,8 +1,7 @@
 """Heartbeats: whether a server can be asked, and whether the way to it has become slow.
 
-Pure: `step(state, event, now)` returns the next state of one server (or one of its workers) and
-what to do. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a
-busy kernel; `modes.py` counts failed messages.
+Pure. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a busy
+kernel; `modes.py` counts failed messages.
 
 =======  =================================  ===================================================
 health   event                              then
@@ -24,16 +23,14 @@ any      another process answers            Restarted, and as an answered beat
 A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
 that does not count as a failure. Each change of this *condition* is reported, with its reason.
 
-The fault may be in the connection: one that a firewall has dropped, or whose framing was damaged,
-stays silent as long as it lives, while the server answers on any other. So the connection is
-replaced when its server is down.
+The connection of a server that is down is replaced: the fault may be there. One that a firewall has
+dropped, or whose framing was damaged, stays silent while the server answers on any other.
 
-*Delay* is the shortest of the last five round trips. A lost packet, a new connection, a busy core
-or a thread that holds the interpreter makes some of them a hundred times as long; a slow way makes
-all of them long. (A mean would stay long for half a minute after each, and the more a client
-computes, as with its local fallback, the slower its servers would seem.) It is compared with its
-own baseline, which follows it with a time constant of minutes. So a way that has permanently become
-twice as long is slow for some minutes, and then normal: no state is a trap.
+*Delay* is the shortest of the last five round trips: a lost packet, a new connection or a busy core
+makes some a hundred times as long, a slow way makes all of them long. (A mean would stay long for
+half a minute after each.) It is compared with its own baseline, which follows it with a time
+constant of minutes. So a way that has become twice as long for good is slow for some minutes, and
+then normal: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -71,10 +68,7 @@ Reason: TypeAlias = Literal["answered", "silent", "lost", "unauthenticated"] | M
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed.
-
-    chance  drawn anew for each, 0 to 1: the jitter
-    """
+    """Time has passed; `chance`, drawn anew for each from 0 to 1, is the jitter."""
 
     chance: float = 0.5
 
@@ -140,7 +134,6 @@ Action: TypeAlias = Ping | Renew | Changed | Restarted
 class Member(NamedTuple):
     """State of one server.
 
-    health     by its heartbeats
     ready      whether it reported that it answers queries
     run        beats missed in a row, or answered in a row while DOWN
     silent     beats missed in a row, whatever the health
@@ -175,7 +168,6 @@ class Member(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """Its health, or `not_ready` if it is UP but does not answer queries."""
         return "not_ready" if self.health is Liveness.UP and not self.ready else str(self.health)
 
     @property
@@ -189,20 +181,17 @@ class Member(NamedTuple):
         return self.delay_s / self.baseline_s if self.beats >= FIRST_BEATS else 1.0
 
     def is_slow(self, config: HeartbeatConfig) -> bool:
-        """Whether the way to it has become slow."""
         return self.beats >= FIRST_BEATS and behind(self.delay_s, self.baseline_s, config)
 
 
 def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
-    """Whether a way with this delay is slow compared with one with `least_s`, by the same criterion
-    as a way that has become slow."""
+    """Whether a way is slow compared with one of `least_s`, or with its own baseline."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
 def step(
     state: Member, event: Event, now: float, config: HeartbeatConfig
 ) -> tuple[Member, list[Action]]:
-    """The next state and what to do, in order; see the table above."""
     actions: list[Action] = []
     before = state.condition
     if isinstance(event, Beat):
@@ -262,7 +251,6 @@ def _missed(state: Member, now: float, config: HeartbeatConfig) -> Member:
 
 
 def measured(state: Member, trip_s: float, now: float, config: HeartbeatConfig) -> Member:
-    """The state with another round trip in its delay and its baseline."""
     beats = state.beats + 1
     trips = (*state.trips, trip_s)[-TRIPS:]
     delay = min(trips)

@@ -1,6 +1,4 @@
-"""When a client switches to its local fallback, and when it switches back.
-
-Pure: `step(state, event, now)` returns the next state and what to do.
+"""When a client switches to its local fallback, and when it switches back. Pure.
 
 =====  ==========================================  =============================================
 mode   event                                       then
@@ -15,9 +13,9 @@ LOCAL  `probes` answered in a row                  FULL, with an empty window
 LOCAL  a probe fails, or says nothing in time      counted anew; `wait_s` doubles
 =====  ==========================================  =============================================
 
-While LOCAL_FALLBACK, no other messages are sent. A stay in FULL shorter than `stable_s` doubles
-the next wait, up to `max_wait_s`; a longer one resets it: so flapping servers are left alone, and
-every path leads back to FULL once faults end.
+While LOCAL_FALLBACK, no other messages are sent. A stay in FULL shorter than `stable_s` doubles the
+next wait, up to `max_wait_s`; a longer one resets it: so flapping servers are left alone, and every
+path leads back to FULL once faults end.
 
 Only *logical* messages are counted: one that a replica answered in the end has not failed.
 
@@ -47,10 +45,7 @@ BUCKETS = 10  # per window: old counts are dropped a tenth of the window at a ti
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Logical messages that ended since the last such event.
-
-    failed  those that failed
-    """
+    """Logical messages that ended since the last such event, and those of them that failed."""
 
     ended: int
     failed: int
@@ -106,16 +101,14 @@ class Cascade(NamedTuple):
 
     counts    (bucket, messages, failures), the oldest first; a bucket is a tenth of the window
     slow_from since when a way is slow; inf for none
-    since     when the mode was entered
+    since     when the mode was entered; reason: why, as in `Switch`, "" for the initial mode
     wait_s    from entering LOCAL_FALLBACK, or from a failed probe, to the next probe
     due       when the next probe may be sent
     passed    probes answered in a row
-    probe    number of the last probe
+    probe     number of the last probe
     until     when the probe in flight counts as failed; -inf for none
-    reason    why the mode was entered, as in `Switch`; "" for the initial mode
     Guarantees
-        at most one probe is in flight, and only in LOCAL_FALLBACK; messages are counted only in
-        FULL
+        at most one probe is in flight, only in LOCAL_FALLBACK; messages are counted only in FULL
     """
 
     mode: Mode = Mode.FULL
@@ -137,7 +130,6 @@ class Cascade(NamedTuple):
 def step(
     state: Cascade, event: Event, now: float, config: FailoverConfig
 ) -> tuple[Cascade, list[Action]]:
-    """The next state and what to do; see the table above."""
     if state.mode is Mode.FULL:
         return _full(state, event, now, config)
     return _small(state, event, now, config)

@@ -27,11 +27,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 
 
 def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
-    """Texts of servers' faults; servers with the same fault share one.
-
-    Args
-        faults  (address, text); the text may name the address
-    """
+    """Texts of servers' faults, of (address, text); servers with the same fault share one."""
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
         text = fault.removeprefix(address).lstrip(": ")
@@ -46,7 +42,7 @@ def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
 
 @dataclass(slots=True)
 class _FoundShardSet:
-    """A shard set that servers hold, and their addresses.
+    """A shard set that servers hold.
 
     addresses    shard -> addresses of servers that report it
     holders      every address that holds any shard of it
@@ -66,7 +62,6 @@ class _FoundShardSet:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is the default of every server that holds it."""
         return 0 < self.defaults == len(self.holders)
 
 
@@ -77,13 +72,11 @@ class FalseDescription(ProtocolError):
 def read_description(
     address: str, reply: pb.DescribeReply, asked: bytes = b"", known: Manifest | None = None
 ) -> Manifest:
-    """The manifest in a server's description of a shard set.
+    """The manifest in a server's description of a shard set; raises `FalseDescription`.
 
     Args
         asked  the requested shard set; empty for the server's default
         known  the manifest, if the same bytes were read before
-    Raises
-        FalseDescription
     """
     if len(reply.manifest) > MAX_MANIFEST_BYTES:
         raise FalseDescription(
@@ -153,14 +146,12 @@ class Census:
         Returns
             the one complete shard set that all its servers name as their default. If there is none,
             or several: the one in use if it is complete, else the one with most shards answering,
-            and among equals the default of most servers. A silent server comes after those that
-            answer for the shard that the endpoints give for it, so that asking it fails now and
-            works later
+            and among equals the default of most servers. Silent servers come after those that
+            answer for their shard (by the endpoints), so that asking them fails now and works later
         Raises
-            ShardDown      no server answers, or none that answers holds `model` while others are
-                           silent
+            ShardDown      no server answers; or none holds `model`, and some are silent
             ProtocolError  servers answer, but none with a readable description
-            ConfigError    every server answers, and none holds `model`; or it matches several; or
+            ConfigError    every server answers, and none holds `model`, or it matches several; or
                            the client's own credentials cannot be read
             AuthenticationError  every server refuses this client
         """
@@ -200,10 +191,8 @@ class Census:
         return self.choose(prefer, snapshot_model)
 
     def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
-        """The shard sets whose id, or whose model's id, begins with `model`; all for None.
-
-        Raises  ConfigError  they are of several models
-        """
+        """The shard sets whose id, or whose model's id, begins with `model`, all for None; raises
+        `ConfigError` if they are of several models."""
         wanted = {
             name: held
             for name, held in self.held.items()

@@ -1,6 +1,6 @@
 """A caller's two compiled steps, `plan` and `finish`, and their parts.
 
-Arrays in, arrays out, no Python objects; `plan`, which takes longest, releases the GIL.
+Arrays in, arrays out; `plan`, which takes longest, releases the GIL.
 """
 
 # mypy: disable-error-code="assignment"
@@ -176,10 +176,8 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:]", nogil=False)
 def regroup(context_lengths, context_words, word_counts, words):  # type: ignore[no-untyped-def]
-    """Several groupings, concatenated, as one: `group_queries` of their queries.
-
-    Shapes   as in `QueryGroups`, but contexts may repeat
-    """
+    """Several groupings, concatenated, as one: `group_queries` of `QueryGroups`, whose contexts may
+    repeat."""
     rows = len(context_lengths)
     width = np.int64(0)
     for r in range(rows):
@@ -277,8 +275,7 @@ def route_groups(  # type: ignore[no-untyped-def]
 def plan(  # type: ignore[no-untyped-def]
     view, order, size, contexts, lengths, counts, words, slots, shards
 ):
-    """Checks a call, groups its queries, answers those that low orders can, and routes the rest:
-    all of a caller's work before its parts are sent.
+    """Checks a call, groups its queries, answers those that low orders can, and routes the rest.
 
     Args
         view   columns of the low orders
@@ -402,12 +399,10 @@ def are_word(words, word):  # type: ignore[no-untyped-def]
 def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyped-def]
     """The state after each query's word.
 
-    Shapes
-        contexts (K, W) uint32 right-aligned; counts (K,) uint32; words, state_length (Q,) of
-        uint32 and uint8
-    Returns
-        (Q, W) uint32 right-aligned, zero where unused, and (Q,) uint8, at most W
-    Trusts  sum(counts) == Q
+    Shapes   contexts (K, W) uint32 right-aligned; counts (K,) uint32; words, state_length (Q,) of
+             uint32 and uint8
+    Returns  (Q, W) uint32 right-aligned, zero where unused, and (Q,) uint8, at most W
+    Trusts   sum(counts) == Q
     """
     width = contexts.shape[1]
     out = np.zeros((len(words), width), np.uint32)

@@ -1,8 +1,7 @@
 """The low orders on the client: the 1- and 2-grams and the vocabulary, mapped from a folder.
 
 They answer what no shard needs to be asked. And they are the bigram fallback, for queries that no
-shard answers in time: the order-2 reduction of the same model, P(w | v). So it is normalised like
-any model, and a sentence may mix scores of both. A score names its model (`query.BIGRAM_FALLBACK`).
+shard answers in time: the order-2 reduction of the same model, P(w | v), normalised like any model.
 Without the shard it is not known how much context still matters, so the state after the word is not
 minimised.
 
@@ -108,38 +107,34 @@ class Outage(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first to the latest."""
         return self.last - self.began
 
     def extended(self, queries: int, now: float) -> Outage:
-        """The outage with further queries."""
         return self._replace(last=now, queries=self.queries + queries)
 
     def lasts(self, error: DlmError) -> bool:
-        """Whether this error shows that the outage will not end by itself: servers are back, but
-        none holds the utterance's model."""
+        """Whether it will not end by itself: servers are back, but none holds the utterance's
+        model."""
         return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
-        """Whether an answered message ends it. While only some are answered it continues, so that
-        the log has one line at its beginning and one at its end."""
+        """Whether an answered message ends it; not while only some are answered, so that the log
+        has one line at its beginning and one at its end."""
         return now - self.last >= QUIET_S
 
 
 def allows_fallback(error: DlmError) -> bool:
-    """Whether the bigram fallback may answer instead: if servers failed, not if the caller did.
+    """Whether the bigram fallback may answer instead: not if the caller failed.
 
-    A server counts as failed if it has another model, sends nonsense or no longer lets this client
-    in. So does anything else that keeps a message of this process from being answered.
+    A server has failed, too, if it has another model, sends nonsense or no longer lets this client
+    in; and anything else that keeps a message of this process from being answered counts.
     """
     return not isinstance(error, QueryError)
 
 
 def bigram_score(grams: LowGrams, groups: QueryGroups) -> Answers:
-    """Answers by only the last word of each context.
+    """Answers by only the last word of each context, which has one word or more.
 
-    Args
-        groups  contexts of one word or more
     Guarantees
         log10_prob is that of the model reduced to order 2, bit for bit; matched_order and
         ngram_length are at most 2; state_length is the longest that a context and its word allow

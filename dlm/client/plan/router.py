@@ -1,6 +1,4 @@
-"""Which queries go to which shard: a call's plan, and its parts.
-
-Everything here is a function of arrays; nothing waits.
+"""Which queries go to which shard: a call's plan, and its parts. Nothing waits.
 
 Paper: DLM 3.2.1 (one message per query) and 3.3 (queries that share a context, and queries that
 share a server, travel together).
@@ -75,16 +73,12 @@ def plan(
     words: NDArray[np.uint32],
     max_queries: int,
 ) -> CallPlan:
-    """Checks a call and plans it, see `kernels.plan`.
+    """Checks a call and plans it; shapes as in `kernels.plan`, with W = order - 1.
 
     Args
         grams     the low orders of the model; manifest, the shard set whose slots are used
         max_queries  most queries in a piece; larger groups are split
-    Shapes
-        contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
-        counts (K,) uint32; words (Q,) uint32, Q = sum(counts)
-    Raises
-        QueryError  shapes that do not agree, lengths or ids out of range
+    Raises  QueryError  shapes that do not agree, lengths or ids out of range
     """
     order, size = manifest.order, manifest.vocabulary_size
     rows = len(lengths)
@@ -111,7 +105,6 @@ def group(
     counts: NDArray[np.uint32],
     words: NDArray[np.uint32],
 ) -> Grouped:
-    """Groups queries by context and drops repeats; see `kernels.group_queries`."""
     *groups, place = kernels.group_queries(contexts, lengths, counts, words)
     return Grouped(QueryGroups(*groups), place)
 
@@ -140,7 +133,6 @@ def route(
 
 
 def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
-    """Splits the result of `kernels.route_groups` into messages."""
     edges, lengths, context_words, counts, words, at = routed
     pieces = []
     (c, w, q), *ends = edges.tolist()
@@ -193,12 +185,8 @@ def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, 
 
 
 def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
-    """Several groupings as one, with shared contexts and queries only once.
-
-    Returns
-        the queries, and (Q,) the place of each query of the parts, in order; None if they share
-        nothing, which is nearly always so, and keep their places
-    """
+    """Several groupings as one, with shared contexts and queries only once; and (Q,) the place of
+    each query of the parts, in order: None if they share nothing, which is nearly always so."""
     if len(parts) == 1:
         return parts[0], None
     # As bytes: to join arrays, NumPy releases the GIL, which is slow to come back.
@@ -223,8 +211,7 @@ _DRAWN = 1 << 14
 def probe_queries(manifest: Manifest) -> QueryGroups:
     """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
 
-    Empty for a model of order 2 or less, which the low orders answer. A shard that owns so few
-    slots that none was drawn is left out.
+    Empty for a model of order 2 or less. A shard with so few slots that none was drawn is left out.
     """
     none = np.zeros(0, np.uint32)
     if manifest.order <= 2:
