@@ -29,7 +29,7 @@ from dlm.kenlm import invert_kernels as kernels
 from dlm.kenlm.layout import Layout, Level
 from dlm.ngram.arpa import NgramBatch
 from dlm.progress import ProgressReporter
-from dlm.spill.arrays import IN_MEMORY, Storage
+from dlm.spill.arrays import IN_MEMORY, Storage, pages
 from dlm.spill.sorter import MIN_MEMORY_BYTES, Sorter
 
 U8, U32, I64, F32 = np.uint8, np.uint32, np.int64, np.float32
@@ -232,7 +232,9 @@ class Inversion:
         widest = max(self._layout.words.bit_length() - _CLASS_WORD_BITS, 0)
         class_bits = min(max(bits - (_CLASS_BYTES.bit_length() - 4), 0), widest, _MOST_CLASS_BITS)
         word_bits = min(max(bits - class_bits, 0), _MOST_WORD_BITS)
-        words = np.zeros(1 << (class_bits + word_bits), I64)
+        words = pages(
+            1 << (class_bits + word_bits), I64
+        )  # zeros; large pages, for reads in no order
         at = self._base + level.at
         keys = kernels.fill_filter(
             at, level.entries, level.entry_size, class_bits, word_bits, words
