@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
@@ -114,12 +114,14 @@ def test_only_a_server_that_answers_in_time_takes_over(heard: Heard, may: bool) 
 class Paced(Timeline):
     """A network on which each server answers after a time of its own; inf while it is stopped.
 
+    gone  addresses where nobody is
     sent  when each message was sent, and where
     """
 
     def __init__(self) -> None:
         super().__init__(0)
         self.after_s: dict[str, float] = {}
+        self.gone: set[str] = set()
         self.sent: list[tuple[float, str]] = []
 
     def connect(self, address: str) -> Fated:
@@ -139,26 +141,32 @@ class Answering(Fated):
         line, late = self.network, DeadlineExceeded("no reply")
         line.sent.append((line.now, self.address))
         after_s = line.after_s.get(self.address, 0.001)
-        if after_s < timeout_s:
+        if self.address in line.gone:
+            line.at(line.now, lambda: reply(None, ShardDown("nobody is there")))
+        elif after_s < timeout_s:
             line.at(line.now + after_s, lambda: self._answer(request, reply))
         else:
             line.at(line.now + timeout_s, lambda: reply(None, late))
 
 
 class Line:
-    """A client on such a network, without heartbeats, that knows how fast both servers are."""
+    """A client on such a network, without heartbeats, that knows how fast the servers are: two of
+    each shard, and `more`."""
 
-    def __init__(self, files: ModelFiles, twice, cache_dir: Path, *, hedging: bool) -> None:
+    def __init__(
+        self, files: ModelFiles, twice, cache_dir: Path, *, hedging: bool, more: Sequence[str] = ()
+    ) -> None:
         self.network = line = Paced()
         self.pair = [cluster.addresses[1] for cluster in twice]
         self.query = queries_to(files, 1)[:1]
         self.expected = [files.oracle.score(c, w) for c, w in self.query]
         config = ClientConfig(heartbeats=False, hedging=hedging, cache_dir=cache_dir)
-        places = FixedEndpoints([Endpoint(a) for c in twice for a in c.addresses])
+        every = [*(a for c in twice for a in c.addresses), *more]
+        places = FixedEndpoints([Endpoint(a) for a in every])
         home = Inline(line)
         self.core = Core(places, config, connect=line.connect, clock=line.clock, home=home)
         self.utterance = Utterance(self.core, self.core.snapshot(), None)
-        for address in self.pair:
+        for address in (*self.pair, *more):
             self.core.connection(address)
         for _ in range(60):
             self.ask(1.0)
@@ -195,6 +203,26 @@ def test_a_stopped_server_keeps_a_message_for_half_of_its_time(
         assert_equal(call.result(0), one.expected)
     stats = one.core.stats
     assert (stats.retries, stats.hedges) == (kept, 0) and kept
+    one.core.close()
+
+
+def test_a_message_that_a_server_keeps_goes_to_a_third_if_the_second_is_gone(
+    files, twice, cache_dir
+) -> None:
+    """It was hedged in vain; so no call fails while one of three servers answers."""
+    third = f"localhost:{twice[1].ports[1]}"  # the same server by another name
+    one = Line(files, twice, cache_dir, hedging=True, more=(third,))
+    line, (stopped, gone) = one.network, one.pair
+    line.after_s[stopped], line.gone = inf, {gone}
+    hedged = 0
+    for _ in range(40):
+        line.sent.clear()
+        one.core._runtime.hedging.saved = 1.0
+        call = one.ask(1.0)
+        line.run_until(line.now + 2.0)  # then the one that is gone may be asked again
+        assert_equal(call.result(0), one.expected)
+        hedged += [address for _, address in line.sent] == [stopped, gone, third]
+    assert hedged
     one.core.close()
 
 

@@ -6,7 +6,7 @@ Pure; `delivery` carries the decisions out.
 outcome  while                                             then
 =======  ================================================  ========================================
 any      it has ended                                      Done
-Failed   another server still has it                       Done
+Failed   another server still has it                       Done; NotYet, if a third was not asked
 Failed   one server failed, another was not asked          Elsewhere, if a token is left
 Failed   a server stops or starts, another was not asked   Elsewhere
 Failed   nobody was reached, and a server of its shard     Later
@@ -143,7 +143,7 @@ class Later(NamedTuple):
 
 
 class NotYet(NamedTuple):
-    """The same question is asked again at this time."""
+    """At this time it is asked whether the server that has it is late."""
 
     at: float
 
@@ -201,8 +201,8 @@ def _after_failure(outcome: Failed, message: Asked, now: float) -> Decision:
     message waits. If servers are silent, callers get the error at once.
     """
     error = outcome.error
-    if message.out:
-        return Done()  # another server still has it
+    if message.out:  # another server still has it: if it keeps it, the third may get it
+        return NotYet((now + message.deadline) / 2) if message.untried else Done()
     if outcome.closed:
         return GiveUp()
     moves = is_moving(error)

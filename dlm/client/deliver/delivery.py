@@ -309,7 +309,9 @@ class Delivery:
                 message.taken_over = message.taken_over or decision.among is not None
                 self._send(message, hedge=decision.hedge, among=decision.among)
             case NotYet():
-                message.out[0].late_at = decision.at  # one server has it
+                attempt = message.out[0]  # one server has it
+                attempt.late_at = min(attempt.late_at, decision.at)
+                self.inbox.look_by(attempt.late_at)
             case Later():
                 message.tried, message.rounds = [], message.rounds + 1
                 self.inbox.later(decision.pause_s, self._ask_again, message, error)
