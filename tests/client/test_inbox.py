@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from math import inf
@@ -22,6 +23,26 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
     home.mailbox.woken_until = inf
     loop._posted.append((taken.set, ()))
     assert taken.wait(WAIT_S)
+
+
+def test_a_log_handler_that_raises_holds_up_no_later_step() -> None:
+    """A step fails, and so does saying so."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left")
+
+    def fail() -> None:
+        raise ValueError
+
+    logger, full, taken = logging.getLogger("dlm.client"), Full(), threading.Event()
+    logger.addHandler(full)
+    try:
+        for step in (fail, taken.set):
+            loop.post(step)
+        assert taken.wait(WAIT_S)
+    finally:
+        logger.removeHandler(full)
 
 
 def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, connect) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cluster import ModelFiles, build
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
+from dlm.client.health import cascade
 from dlm.client.health.cascade import CALM_S, TICK_S, BeatReply, CascadeMonitor
 from dlm.client.health.membership import Liveness, Topology
 from dlm.client.health.modes import Mode
@@ -315,3 +316,22 @@ def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files)
     gc.collect()
     home.run(1.0)
     assert not home._planned and gone() is None
+
+
+def test_a_tick_and_a_log_handler_that_raise_do_not_end_the_watch(files, monkeypatch) -> None:
+    """It must find that the servers are well again."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    host = Wired(files)
+    watch = watching(host)
+    with monkeypatch.context() as broken:
+        broken.setattr(cascade.log, "error", full)
+        broken.setattr(host, "follow", full)
+        with pytest.raises(OSError, match="space"):
+            host.run(1.0)
+    before = host.ticks
+    host.run(5.0)
+    assert host.ticks > before
+    watch.stop()

@@ -191,7 +191,8 @@ def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
     try:
         call(*args)
     except Exception as exc:  # noqa: BLE001 - the others that were posted or are due must still run
-        log.error("client.loop.failed", extra={"error": type(exc).__name__})
+        with contextlib.suppress(Exception):  # raised by a log handler of the program
+            log.error("client.loop.failed", extra={"error": type(exc).__name__})
 
 
 _here = threading.local()

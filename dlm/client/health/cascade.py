@@ -279,7 +279,8 @@ class CascadeMonitor:
             self.tick(host)
         except Exception as exc:  # noqa: BLE001 - it must go on watching
             log.error("client.cascade.failed", extra={"error": type(exc).__name__})
-        self._plan(self._clock() + self.pause_s)
+        finally:  # also if a log handler of the program raises
+            self._plan(self._clock() + self.pause_s)
 
     def tick(self, host: Host) -> None:
         now = self._ticked = self._clock()
