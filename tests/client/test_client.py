@@ -666,6 +666,32 @@ def test_closing_while_threads_ask_gives_answers_or_typed_errors(cluster, connec
             assert all(a.result(WAIT_S) < 1000 for a in asked)
 
 
+def test_closing_ends_the_search_for_a_server_that_sends_the_low_orders(
+    cluster, connect, tmp_path
+) -> None:
+    """All of them fail, and would be asked again."""
+    network, tried = Network(), threading.Event()
+    made = network.connect
+
+    def broken(address: str) -> Any:
+        def download(request: Any, timeout_s: float) -> Any:
+            tried.set()
+            raise ShardDown("it ended")
+
+        connection: Any = made(address)
+        connection.download = download
+        return connection
+
+    network.connect = broken  # type: ignore[method-assign]
+    client = connect(cluster.addresses, network, cache_dir=tmp_path, connect_s=WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(client.utterance)
+        assert tried.wait(WAIT_S)
+        client.close()
+        with pytest.raises(ClientClosed):
+            opening.result()
+
+
 def test_a_client_without_servers_is_told_where_it_looked(tmp_path, cache_dir) -> None:
     """No file, no server, an address where nobody listens."""
     config = ClientConfig(cache_dir=cache_dir, connect_s=5)

@@ -291,8 +291,13 @@ class Table:
             for shard, addresses in sorted(topology.addresses.items())
             for address in addresses
         ]
+
+        def rest(seconds: float) -> None:
+            self._links.check_open()  # no server is tried again for a closed client
+            time.sleep(seconds)
+
         config = self._config
-        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s)
+        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s, sleep=rest)
 
     def _fetch_behind(self, topology: Topology) -> None:
         """Fetches the low orders of another model while calls continue, then refreshes again."""
