@@ -7,6 +7,7 @@ import contextlib
 import functools
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from cluster import WAIT_S, until
 from dlm.client.config.security import ClientSecurity
 from dlm.client.deliver import exchange, fork, loop, transport
+from dlm.client.deliver.calls import ReceivedFile
 from dlm.client.deliver.exchange import SERVICE, is_lost
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import (
@@ -586,6 +588,28 @@ def test_a_download_that_a_fork_interrupts_ends_with_an_error(connect) -> None:
     suspend()
     loop.resume()
     with pytest.raises(ShardDown):
+        next(chunks)
+
+
+def test_a_download_that_a_fork_ends_before_it_has_begun_ends_with_an_error(connect) -> None:
+    """It is asked for while the loop ends."""
+    connection, runs = connect(), threading.Event()
+    loop.post(runs.set)
+    assert runs.wait(WAIT_S)
+    file = ReceivedFile(connection.address, b"", time.monotonic() + WAIT_S, ())
+    loop.suspend(lambda: connection._begin(file))
+    loop.resume()
+    _, error = file.chunks.get(timeout=WAIT_S)
+    assert isinstance(error, ShardDown)
+
+
+def test_closing_ends_a_download(connect) -> None:
+    """And nothing more is asked for."""
+    connection = connect()
+    chunks = connection.download(pb.DownloadRequest(), WAIT_S)
+    assert next(chunks).data == b"some"
+    connection.close()
+    with pytest.raises(ShardDown, match="closed"):
         next(chunks)
 
 

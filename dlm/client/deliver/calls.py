@@ -179,23 +179,29 @@ class ReceivedFile:
         self._request, self._deadline, self._metadata = request, deadline, metadata
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._error: DlmError | None = closed_error(address)  # unless it ends otherwise
 
     def begin(self, home: LoopThread, open_channel: OpenChannel) -> None:
         if home.ending:  # resumed by whoever wants the file
-            self.chunks.put((None, closed_error(self._address)))
+            self._ended()
         else:
             self._task = home.start(self._run(open_channel))
+            # Not in `_run`: of a task that is cancelled before it starts, nothing runs.
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object = None) -> None:
+        self.chunks.put((None, self._error))
 
     def go_on(self) -> None:
         self._more.set()
 
     def end(self) -> None:
-        """On the loop: a reader that stops early must not keep the server busy."""
+        """On the loop: the reader stops early, which must not keep the server busy; or its
+        connection is closed."""
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self, open_channel: OpenChannel) -> None:
-        error: DlmError | None = closed_error(self._address)
         try:
             async with open_channel() as channel:
                 call = channel.unary_stream(f"/{SERVICE}/Download")(
@@ -207,9 +213,8 @@ class ReceivedFile:
                     self.chunks.put((data, None))
                     await self._more.wait()
                     self._more.clear()
-                error = None
+                self._error = None
         except Exception as exc:  # noqa: BLE001 - the reader must be told
-            error = failed(self._address, exc)
+            self._error = failed(self._address, exc)
         finally:
             call = channel = None
-            self.chunks.put((None, error))

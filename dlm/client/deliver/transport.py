@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
@@ -128,6 +129,7 @@ class GrpcConnection:
         # Of two channels: descriptions are large, and must not delay heartbeats.
         self._beats = Calls(address, self._open_channel)
         self._calls = Calls(address, self._open_channel)
+        self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # their tasks hold them
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -308,7 +310,10 @@ class GrpcConnection:
 
     def _begin(self, file: ReceivedFile) -> None:
         fork.add(self)
+        self._files.add(file)
         file.begin(loop.running(), self._open_channel)
+        if self._closed:  # meanwhile
+            file.end()
 
     def _metadata(self) -> Metadata:
         return self._token() if self._token else ()
@@ -404,4 +409,6 @@ class GrpcConnection:
             stream.close(closed_error(self.address))
         self._beats.close()
         self._calls.close()
+        for file in list(self._files):
+            file.end()
         self._drop_held()
