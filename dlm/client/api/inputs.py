@@ -93,7 +93,7 @@ def _check_states(states: Any) -> None:
 class Inputs:
     """Checks what callers pass to an utterance that is open on one model.
 
-    Args  before   the utterance's previous model, if servers no longer hold it
+    Args  before  the utterance's previous model, if servers no longer hold it
     Attributes
         width    most words in a context, order - 1
         settled  the utterance stays on this model: an id of it was used, or it answered
@@ -318,7 +318,6 @@ class Inputs:
             yield self._tokens(segments), 0
 
     def _sentence_ids(self, sentence: Sentence, name: str) -> Iterator[list[int]]:
-        """The ids of its words, some at a time."""
         known = self.words.ids
         if isinstance(sentence, (str, bytes)):
             for words in _split(sentence):
@@ -362,7 +361,6 @@ def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint
 
 
 def every_word_after(states: States, rows: list[int], vocabulary_size: int) -> Parts:
-    """Asks for every word of the vocabulary after `rows` of the states."""
     for place, row in enumerate(rows):
         here = slice(row, row + 1)
         for first in range(0, vocabulary_size, PART):

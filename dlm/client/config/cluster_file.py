@@ -120,7 +120,7 @@ class StartSettings:
 class ClusterFile(Servers):
     """A cluster.toml that may change: read again on every call, and parsed if its text is another.
 
-    Args  config   of the client; takes precedence over the file
+    Args  config  of the client; takes precedence over the file
     Attributes  started  the settings that a client takes from the file when it starts
     Raises  ConfigError  the file is missing, or a client cannot start with it
     """

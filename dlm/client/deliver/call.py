@@ -229,7 +229,6 @@ class Call:
         return cls(model, CallPlan(count, place, *room, at, pieces), deadline)
 
     def split(self, shard_set: str, queued: float) -> None:
-        """Splits its plan into parts, by the table of that shard set."""
         assert self._plan is not None
         self.parts = tuple(Part(self, piece, shard_set, queued) for piece in self._plan.pieces)
         self._left = len(self.parts)

@@ -134,7 +134,6 @@ class ClientMetrics:
         """Counts a message that ended, with or without success.
 
         Args
-            queries   distinct queries in it
             calls     that it carried parts of
             queue_s   the longest wait of one of its parts in the lane
             encode_s  arrays to bytes

@@ -63,10 +63,10 @@ class Delivery:
     Args
         table   which server has which shard
         tracer  None if calls are not traced
-        home    where it runs: the loop of the process
+        home    the loop of the process
     Attributes
-        inbox  the way to the loop; `tell`, its own
-        post   sends a call's parts; its future ends
+        inbox   the way to the loop; `tell`, its own
+        post    sends a call's parts; its future ends
     """
 
     def __init__(
@@ -265,11 +265,9 @@ class Delivery:
         self._do(after(outcome, message, now), message, error)
 
     def _may_look(self, runtime: Runtime) -> bool:
-        """Whether the last look for the servers is long enough ago."""
         return self._clock() - runtime.looked >= LOOK_AGAIN_S
 
     def _looked(self, message: Message, error: DlmError, stale: bool = False) -> None:
-        """The servers were asked again, if they could be, or a pause is over."""
         fresh = self._table.of(message.snapshot.model)
         wanted = not (self._links.closed or all(part.call.done() for part in message.parts))
         same = fresh is not None and fresh.shard_set == message.snapshot.shard_set
@@ -278,7 +276,6 @@ class Delivery:
         self._do(after(Looked(stale, same, wanted), message, self._clock()), message, error)
 
     def _late(self, attempt: Attempt) -> None:
-        """A server has had a message for long; the first answer counts."""
         message, now = attempt.message, self._clock()
         runtime, watch = message.runtime, message.runtime.watch
         _, avoided, slow = runtime.unwell(message.replicas, now, self._config.heartbeat_config)
@@ -335,7 +332,6 @@ class Delivery:
         return True
 
     def _ask_again(self, message: Message, error: DlmError) -> None:
-        """After a pause: sends a message again, by the current table."""
         if not message.ended and self._may_look(message.runtime):
             self._table.refresh_later()
         self._looked(message, error)
@@ -394,8 +390,7 @@ class Delivery:
         self._free(message)
 
     def _fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
-        """No server will answer. `counts`: the cascade counts it, unless its parts were sent
-        elsewhere."""
+        """No server will answer. The cascade `counts` it unless its parts were sent elsewhere."""
         if message.ended:
             return
         message.ended = True
@@ -422,14 +417,12 @@ class Delivery:
         self._free(message)
 
     def _give_up(self, subject: Any, cause: Exception) -> None:
-        """Ends a call that cannot be posted, or whose step raised."""
         if isinstance(subject, Call):
             error = as_dlm_error(cause)
             subject.give_up(error)
             subject.fail(error)  # unless the bigram fallback has ended it
 
     def _free(self, message: Message) -> None:
-        """Frees its place in the lane, so that waiting parts may be sent."""
         if message.lane.waiting:
             message.runtime.ready[message.place] = message.lane
         self._settle(message)

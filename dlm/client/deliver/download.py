@@ -107,7 +107,6 @@ class _Download:
     sleep: Callable[[float], None]
 
     def run(self) -> LowGrams:
-        """Waits for its turn among processes that fetch the same, and fetches."""
         home = self.home
         lock = home.with_name(home.name + ".lock")
         turn_until = self.until - self.timeout_s / 2

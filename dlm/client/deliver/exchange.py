@@ -134,8 +134,8 @@ class Exchange:
 
     @property
     def load(self) -> int:
-        """Messages in flight, and those that timed out since anything came: a stuck server whose
-        connection still lives must not look idle."""
+        """Messages in flight, and those that timed out since anything came: a stuck server must
+        not look idle."""
         return len(self.pending) + self._silent
 
     def send(self, sent: Sent) -> None:
@@ -182,7 +182,6 @@ class Exchange:
         return list(pending.values())
 
     def _expire(self, planned: float) -> None:
-        """Fails messages past their deadline, and schedules the next check."""
         if self._looks != planned:
             return  # an earlier check was scheduled since, and schedules the next
         now = time.monotonic()

@@ -49,11 +49,8 @@ def add(streams: Streams) -> None:
 
 
 def register() -> None:
-    """Registers the handlers, once.
-
-    Before a fork, handlers run in reverse order. Ours come before gRPC's: our thread must be out of
-    gRPC before it stops its own, since a stopped thread may hold a lock for which ours would wait.
-    """
+    """Registers the handlers, once. Before a fork, they run in reverse order, ours before
+    gRPC's: it would stop its threads while one may hold a lock for which ours waits."""
     global _registered, _keeps
     if not _keeps:
         _keeps = True

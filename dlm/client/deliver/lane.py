@@ -147,7 +147,6 @@ class Lane(Generic[T]):
             self.earliest = work.deadline
 
     def expire(self, now: float) -> list[T]:
-        """Removes and returns the work whose deadline passed while it waited."""
         if self.earliest > now:
             return []
         late = [work for work in self.waiting if work.deadline <= now]
@@ -163,7 +162,7 @@ class Lane(Generic[T]):
         return self._last + self.usual_s if self.in_flight else -inf
 
     def due(self) -> float:
-        """When to look at the queue: work may be sent, or is too late; inf if nothing waits."""
+        """When to look at the queue; inf if nothing waits."""
         return min(self.ready_at(), self.earliest)
 
     def take(self, now: float) -> tuple[int, list[T]] | None:

@@ -27,8 +27,6 @@ from dlm.errors import DeadlineExceeded, DlmError, Overloaded
 
 @dataclass(eq=False)
 class Lanes:
-    """See `lane`."""
-
     _config: ClientConfig
     _links: Links
     _table: Table
@@ -49,7 +47,6 @@ class Lanes:
         return None
 
     def max_queries(self, snapshot: Snapshot) -> int:
-        """Most queries in a message to the servers of a shard set."""
         return min(self._config.max_queries, snapshot.topology.max_queries)
 
     # -- in -----------------------------------------------------------------------------------
@@ -173,7 +170,6 @@ class Lanes:
     # -- in time ------------------------------------------------------------------------------
 
     def _make_room(self, lane: Lane[Part], now: float) -> None:
-        """Ends the parts whose deadline passed while they waited."""
         for part in lane.expire(now):
             self.count_failed(DeadlineExceeded(), part.queued)
             _miss_late(part)

@@ -96,8 +96,6 @@ class Mailbox:
 
 
 class LoopThread:
-    """An event loop in its own thread."""
-
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self.mailbox = Mailbox(self._loop, _posted)
@@ -153,11 +151,9 @@ class LoopThread:
         self.arm()
 
     def stop(self, before: Callable[[], None]) -> None:
-        """Calls `before`, cancels all tasks, lets them end, and ends the thread.
-
-        `before` is called on the loop, so never within a reply; and here, too, if the loop does not
-        get to it.
-        """
+        """Calls `before`, cancels all tasks, lets them end, and ends the thread. `before` is
+        called on the loop, so never within a reply; and here, too, if the loop does not get to
+        it."""
 
         async def end() -> None:
             self.mailbox.run()
@@ -231,8 +227,7 @@ def is_here() -> bool:
 
 
 def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
-    """On the loop: runs `call` there after `delay_s` seconds, within a millisecond; even after a
-    fork, in the parent."""
+    """On the loop: runs `call` there after `delay_s` seconds; even after a fork, in the parent."""
     heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
     if _running is not None:
         _running.arm()

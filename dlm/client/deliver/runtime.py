@@ -62,7 +62,6 @@ class Snapshot:
 
     @property
     def low_bytes(self) -> int:
-        """Bytes of the files of its vocabulary and low orders."""
         manifest = self.topology.manifest
         return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
 
@@ -173,7 +172,6 @@ class Runtime:
         return not moving.isdisjoint(replicas)
 
     def note(self, address: str, error: DlmError | None, now: float) -> None:
-        """What the outcome of a message shows about its server."""
         if error is None:
             self.missed.pop(address, None)
         elif isinstance(error, (ShardDown, AuthenticationError)):
@@ -228,7 +226,6 @@ class Runtime:
         self.fetcher.shutdown(wait=False)
 
     def end_waiting(self) -> None:
-        """On the loop: fails the parts that wait to be sent."""
         for lane in list(self.lanes.values()):
             for part in list(lane.waiting):
                 part.call.fail(closed_error())
@@ -302,7 +299,6 @@ class Links:
             raise closed_error()
 
     def connection(self, address: str) -> Connection:
-        """The connection to `address`, made on first use."""
         runtime = self.runtime
         with runtime.lock:
             self.check_open()

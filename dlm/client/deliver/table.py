@@ -44,9 +44,9 @@ class Table:
 
     Args
         endpoints  the servers and the default model; asked again whenever the table is stale
-        model      which of their models to use, whatever the default; see `census.Census.choose`
+        model      which of their models to use, whatever the default
         clock      seconds, monotonic
-    Attributes  known      the snapshot for new utterances; None before one is found
+    Attributes  known  the snapshot for new utterances; None before one is found
     """
 
     def __init__(

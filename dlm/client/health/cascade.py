@@ -55,8 +55,7 @@ class ServerHealth:
     """What a client knows about a server.
 
     ready    whether it can be asked, by its last heartbeat; false while it is down
-    delay_s, baseline_s  shortest round trip of the last heartbeats, and its baseline; None until
-                         one is answered
+    delay_s  shortest of the last round trips; baseline_s: its baseline; None until one is answered
     """
 
     address: str
@@ -138,7 +137,7 @@ class CascadeMonitor:
         may_switch whether there is a local fallback to switch to
         before     of the parent process, after a fork: its mode stays
         mode       the initial mode without `before`
-    Attributes  pause_s    the time to the next tick, if no bad news comes
+    Attributes  pause_s  the time to the next tick, if no bad news comes
     """
 
     def __init__(
@@ -253,7 +252,6 @@ class CascadeMonitor:
             self._soon()
 
     def _soon(self) -> None:
-        """Plans a tick soon after bad news, however much of it comes."""
         self._plan(self._ticked + TICK_S)
 
     def _plan(self, at: float) -> None:
@@ -323,7 +321,6 @@ class CascadeMonitor:
         host.follow()
 
     def _is_calm(self, now: float) -> bool:
-        """Whether nothing failed lately, every server is well, and no heartbeat is awaited."""
         return not self._cascade.failing()[1] and all(
             member.usable and (member.sent == float("-inf") or now - member.sent < TICK_S)
             for member in self._members.values()

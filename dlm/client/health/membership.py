@@ -185,7 +185,8 @@ class Member(NamedTuple):
 
 
 def behind(delay_s: float, least_s: float, config: HeartbeatConfig) -> bool:
-    """Whether a way is slow compared with one of `least_s`, or with its own baseline."""
+    """Whether a way with this delay is slow, compared with one of `least_s` (or its own
+    baseline)."""
     return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 

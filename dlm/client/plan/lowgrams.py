@@ -93,11 +93,11 @@ QUIET_S = (
 
 
 class Outage(NamedTuple):
-    """A period in which bigram-fallback scores were given; pure, with the caller's times.
+    """A period in which bigram-fallback scores were given, first at `began` and last at `last`;
+    pure.
 
-    began, last  times of the first and the latest
-    queries      that the bigram fallback answered
-    error        kind of the error in its log line
+    queries  that the bigram fallback answered
+    error    kind of the error in its log line
     """
 
     began: float

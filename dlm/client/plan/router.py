@@ -48,12 +48,9 @@ class Grouped(NamedTuple):
 class CallPlan(NamedTuple):
     """A call's distinct queries: the answers of low orders, and the queries to shards.
 
-    remote_asked  number of words, repeats included, that a shard must answer
-    pieces        for the shards, in their order
-    Shapes
-        place (Q,) int64: which of the U distinct queries each is; log10_prob (U,) float32 and known
-        (3, U) uint8 (matched_order, ngram_length, state_length), of what low orders answer;
-        at (n,) int64: the others, as all pieces in turn have them
+    The first four are as `kernels.plan` returns them; `known` is its (3, U) uint8.
+    at      (n,) int64: of the U distinct queries, those for shards, as all pieces in turn have them
+    pieces  for the shards, in their order
     """
 
     remote_asked: int
@@ -73,7 +70,7 @@ def plan(
     words: NDArray[np.uint32],
     max_queries: int,
 ) -> CallPlan:
-    """Checks a call and plans it; shapes as in `kernels.plan`, with W = order - 1.
+    """Checks a call and plans it; shapes as in `kernels.group_queries`, with W = order - 1.
 
     Args
         grams     the low orders of the model; manifest, the shard set whose slots are used
