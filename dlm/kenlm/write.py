@@ -87,13 +87,21 @@ def write_probing(
         multiplier  buckets per n-gram; more if blanks need it
     Returns       by order, how many blanks were added
     Raises
-        ConfigError  order 1; an n-gram without its context, or two words or n-grams with one hash
+        ConfigError  order 1; an n-gram without its context, or two words or n-grams with one hash;
+                     blanks in an order without n-grams; a word with a zero byte
         OSError
     Cost
         memory: some 100 bytes per n-gram
     """
     if len(sections) < 2:
         raise ConfigError("the model has order 1; a KenLM file has order 2 or more")
+    text = WordBytes.of(vocabulary)
+    if bool((text.text[: text.begin[-1]] == 0).any()):
+        word = next(word for word in vocabulary.words if 0 in word)
+        raise ConfigError(
+            f"the model has the word {word!r}, but in a KenLM file a zero byte ends a word. Remove "
+            "the word, with `dlm filter`"
+        )
     ids, prob, backoff = sections[0]
     words = len(vocabulary)
     unigrams = np.full(words, MISSING_UNK_LOG10_PROB, F32), np.zeros(words, F32)
@@ -110,7 +118,12 @@ def write_probing(
         orders[0].backoff[0] = 0.0
     counts = [words - (not vocabulary.unk_in_model), *(order.listed for order in orders[1:])]
     blanks = tuple(len(order.keys) - order.listed for order in orders)
-    for order in orders[1:]:
+    for k, order in enumerate(orders[1:], 2):
+        if len(order.keys) > order.listed == 0:  # its table has one bucket, whatever the multiplier
+            raise ConfigError(
+                f"the model lists no {k}-grams, but longer ones end in {len(order.keys):,} of "
+                "them, and a KenLM file has no room to add these; `dlm shard --repair` lists them"
+            )
         if order.listed and buckets_of(order.listed, multiplier) < _SPARE * len(order.keys):
             multiplier = 1.01 * _SPARE * len(order.keys) / order.listed
     progress(
@@ -121,7 +134,6 @@ def write_probing(
     header += struct.pack(f"<{len(counts)}Q", *counts)
     with replacing(path) as file:
         file.write(header + bytes(-len(header) % 8))
-        text = WordBytes.of(vocabulary)
         hashes = np.empty(words, I64)
         kernels.hash_words(text.text, text.begin, hashes)
         file.write(struct.pack("<2I", 0, words))

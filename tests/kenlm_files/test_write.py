@@ -61,10 +61,27 @@ def test_tables_have_room_for_blanks(tmp_path: Path) -> None:
 
 
 def test_a_model_that_kenlm_refuses_is_refused(tmp_path: Path) -> None:
-    """Order 1; an n-gram without its context. Nothing is written."""
+    """Order 1; an n-gram without its context; blanks where no n-gram makes room for them. Nothing
+    is written."""
     vocabulary, raw = read(ARPA["demo"])
     ids, prob, backoff = raw[1]
     for model in (raw[:1], [raw[0], (ids[:1], prob[:1], backoff[:1]), raw[2]]):
         with pytest.raises(ConfigError):
             write_probing(tmp_path / "ours", vocabulary, model)
+    a, b = ids[0]
+    none, turns = ids[:0, [0, 1, 1]], np.array([[a, b, a, b], [b, a, b, a]], np.uint32)
+    pairs = np.array([[a, b], [b, a]], np.uint32)
+    values = prob[:2], np.zeros(2, np.float32)
+    model = [raw[0], (pairs, *values), (none, prob[:0], prob[:0]), (turns, values[0], None)]
+    with pytest.raises(ConfigError):
+        write_probing(tmp_path / "ours", vocabulary, model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_word_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
+    """It would end the word in the file, which neither dlm nor KenLM could then open."""
+    vocabulary, raw = read(ARPA["demo"])
+    words = [word + b"\0" * (i == 7) for i, word in enumerate(vocabulary.words)]
+    with pytest.raises(ConfigError):
+        write_probing(tmp_path / "ours", Vocabulary(words, unk_in_model=True), raw)
     assert list(tmp_path.iterdir()) == []
