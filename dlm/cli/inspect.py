@@ -238,7 +238,7 @@ def info(
     """
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
-    from dlm.kenlm.open import is_kenlm_file
+    from dlm.kenlm.layout import is_kenlm_file
 
     if as_json and helm:
         raise ConfigError("--json and --helm were both given; give one of them")
@@ -456,7 +456,7 @@ def export(
     from dlm.errors import ConfigError
     from dlm.index.check.decode import export_arpa
     from dlm.kenlm.export import export_ngrams
-    from dlm.kenlm.open import is_kenlm_file
+    from dlm.kenlm.layout import is_kenlm_file
 
     if output is not None and str(output) == "-":
         output = None
@@ -474,17 +474,18 @@ def export(
             f"--format is {to}{'' if output else ' without --output'}; expected arpa, or probing "
             "with --output FILE"
         )
+    is_file = is_kenlm_file(directory)
+    if not is_file and (vocab is not None or memory is not None or tmp is not None):
+        raise ConfigError(
+            f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is none; "
+            "leave them out"
+        )
     reading = Reading(vocab, memory, tmp or beside, force)
     if to == "probing":
         assert output is not None
         _export_probing(directory, output, reading, tell)
         return
-    if not is_kenlm_file(directory):
-        if vocab is not None or memory is not None or tmp is not None:
-            raise ConfigError(
-                f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is none; "
-                "leave them out"
-            )
+    if not is_file:
         export_arpa(directory, target)
         return
     with reading.open(directory, tell) as reader:

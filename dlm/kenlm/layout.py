@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import stat
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -140,8 +139,10 @@ def is_kenlm(head: bytes) -> bool:
 
 def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file at `path` that begins as KenLM's do."""
+    if not os.path.isfile(path):  # noqa: PTH113 - a pipe is not opened: that would take its content
+        return False
     with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
-        return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_kenlm(file.read(len(PREFIX)))
+        return is_kenlm(file.read(len(PREFIX)))
     return False
 
 

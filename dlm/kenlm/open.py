@@ -11,20 +11,11 @@ import os
 from pathlib import Path
 
 from dlm.kenlm.invert import LIMIT_S, Effort
-from dlm.kenlm.layout import PREFIX, is_kenlm
+from dlm.kenlm.layout import is_kenlm_file
 from dlm.kenlm.reader import KenlmReader, NgramReader
 from dlm.ngram.arpa import ArpaReader
 from dlm.progress import Tell
 from dlm.resources import available_bytes
-
-
-def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file that begins as KenLM's binary files do."""
-    place = Path(path)
-    if not place.is_file():
-        return False
-    with place.open("rb") as file:
-        return is_kenlm(file.read(len(PREFIX)))
 
 
 def open_ngrams(

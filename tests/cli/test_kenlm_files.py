@@ -131,4 +131,6 @@ def test_export_writes_a_probing_file(home: Path, run: Run, tmp_path: Path) -> N
     done = run("export", tmp_path / "private.arpa", "--format", "probing", "-o", tmp_path / "x")
     assert b"privacy record" in done.stderr
     assert run("export", "demo.arpa", "--format", "probing", cwd=home).returncode == 1
+    listed = ("--format", "probing", "--vocab", "words.txt", "-o", "x")
+    assert run("export", "demo.arpa", *listed, cwd=home).returncode == 1
     assert run("export", "demo.arpa", "--format", "trie", "-o", "x", cwd=home).returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import pytest
 from dlm.errors import ConfigError, DlmError, KenlmFormatError
 from dlm.kenlm.export import export_ngrams
 from dlm.kenlm.invert import Effort, needed_bytes
-from dlm.kenlm.layout import open_file
-from dlm.kenlm.open import is_kenlm_file, open_ngrams
+from dlm.kenlm.layout import is_kenlm_file, open_file
+from dlm.kenlm.open import open_ngrams
 from dlm.kenlm.reader import KenlmReader
 from dlm.ngram.arpa.provenance import provenance_facts
 from dlm.ngram.backoff import DictModel
@@ -230,12 +231,14 @@ def test_no_flipped_byte_does_more_than_change_ngrams(name: str, tmp_path: Path)
 
 
 def test_a_kenlm_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    """Whatever its name; an ARPA file named .binary is read as one."""
+    """Whatever its name; an ARPA file named .binary is read as one. A pipe is left unopened."""
     shutil.copy(GOLDEN / "demo.trie.binary", tmp_path / "model.arpa")
     shutil.copy(GOLDEN / "demo.arpa", tmp_path / "model.binary")
     assert is_kenlm_file(tmp_path / "model.arpa")
     assert not is_kenlm_file(tmp_path / "model.binary")
     assert not is_kenlm_file(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_kenlm_file(tmp_path / "pipe")
     assert ngrams_of(open_ngrams(tmp_path / "model.arpa")) == ngrams_of(
         open_ngrams(tmp_path / "model.binary")
     )
