@@ -38,6 +38,7 @@ def compiled(folder: Path) -> bool:
     return misses != "0"
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_for_all_processes_and_again_where_its_file_is_damaged(
     tmp_path: Path,
 ) -> None:

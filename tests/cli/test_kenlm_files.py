@@ -45,7 +45,13 @@ COMMANDS = {  # alternately of hash tables and of a trie
 }
 
 
-@pytest.mark.parametrize(("command", "model"), [*zip(COMMANDS, BINARIES * 3, strict=True)])
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        pytest.param(*row, marks=() if row[0] == "prune" else pytest.mark.slow)
+        for row in zip(COMMANDS, BINARIES * 3, strict=True)
+    ],
+)
 def test_a_command_makes_the_same_of_a_kenlm_file(
     command: str, model: str, home: Path, run: Run, tmp_path: Path
 ) -> None:
@@ -63,7 +69,7 @@ def test_a_command_makes_the_same_of_a_kenlm_file(
         assert ours[ngram] == pytest.approx(values, abs=1e-5)
 
 
-@pytest.mark.parametrize("model", BINARIES)
+@pytest.mark.parametrize("model", [pytest.param(BINARIES[0], marks=pytest.mark.slow), BINARIES[1]])
 def test_a_shard_set_of_a_kenlm_file_is_that_of_its_ngrams(
     model: str, home: Path, run: Run, tmp_path: Path
 ) -> None:

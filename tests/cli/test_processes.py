@@ -238,6 +238,7 @@ def test_metrics_of_shards_are_on_ports_side_by_side(
             assert set(re.findall(r'shard="(\d+)"', text)) == {str(shard)}
 
 
+@pytest.mark.slow  # the README's first command is the same
 def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str, str]) -> None:
     """The main job, on the model that comes with the package, with text of one's own."""
     text = tmp_path / "text.txt"

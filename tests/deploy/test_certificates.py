@@ -49,6 +49,7 @@ def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: 
             Client.connect([f"127.0.0.1:{port}"], stranger)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on PATH")
 def test_tokens_are_tried_on_one_host_as_the_page_says(tmp_path: Path) -> None:
     """With a folder for the server and one for the client; no step gives a path but the page's. In
