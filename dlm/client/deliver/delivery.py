@@ -49,7 +49,6 @@ from dlm.errors import (
 )
 from dlm.tracing import Tracer
 
-AVOID_S = 1.0  # for this long, a server that a message did not reach is asked after all others
 MAX_REROUTES = 2  # a table that is stale twice in one call will not settle within it
 # A message is lost this long after its deadline: connections end messages by their deadline, plus
 # the time that a busy machine needs.
