@@ -99,11 +99,6 @@ class Connection(Protocol):
 Connect = Callable[[str], Connection]  # makes one to an address
 
 
-def _mark(token: Metadata) -> bytes:
-    """A mark that distinguishes tokens without showing them."""
-    return digest(repr(token).encode())
-
-
 class GrpcConnection:
     """A `Connection` over its own gRPC channels, opened when they are needed.
 
