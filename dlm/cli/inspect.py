@@ -449,8 +449,8 @@ def export(
     Examples:
         dlm export shards/model --output exported.arpa.zst
         dlm export shards/model | head
-        dlm export model.binary --output exported.arpa.zst
-        dlm export shards/model --format probing --output model.binary
+        dlm export model.binary --output recovered.arpa.zst
+        dlm export shards/model --format probing --output exported.binary
     """
     from dlm.cli.paths import check_folder, check_writes
     from dlm.errors import ConfigError

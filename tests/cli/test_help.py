@@ -129,6 +129,8 @@ def test_the_examples_run_in_the_order_of_the_help(tmp_path: Path, run: Run) -> 
     """All that need no server, no audio and no user's text, from one text."""
     tmp_path.joinpath("corpus.txt").write_bytes((ROOT / "dlm/data/demo.txt").read_bytes() * 3)
     HAND_MADE["missing_suffixes"].write(tmp_path / "toy.arpa")
+    golden = ROOT / "tests/kenlm_files/golden/demo.trie.binary"
+    tmp_path.joinpath("model.binary").write_bytes(golden.read_bytes())
     for name in ("heldout.txt", "words.txt"):
         text = (ROOT / "dlm/data/demo.txt").read_text().splitlines()[:5]
         tmp_path.joinpath(name).write_text("\n".join(text) + "\n")
