@@ -219,7 +219,7 @@ def lose_model(site: Site, foreign: Cluster, monkeypatch: pytest.MonkeyPatch) ->
 
     tried = Event()
 
-    def none_come(*_: object) -> None:
+    def none_come(*_: object, **__: object) -> None:
         tried.set()
         raise DeadlineExceeded("no byte came")
 
