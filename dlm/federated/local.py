@@ -80,7 +80,7 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
     """A user's utterances, packed for one round in an `order` that makes a run reproducible.
 
     Text without any token (digits, where words are of letters) is one empty batch, from which a
-    device hands in zeros: whether a round succeeds must not tell what somebody wrote.
+    device sends zeros: the success of a round must not reveal what a user wrote.
     """
     if any(len(ids) for ids in utterances):
         packed = tokens.pack(

@@ -265,8 +265,8 @@ def check_population(
 ) -> bool:
     """Whether rounds of this many users are sure to be filled, however chance draws them.
 
-    What is refused, no choice of cohorts fills; what is not, users in turn fill. Cohorts are drawn
-    at random, though, and users who may take part no more can be missed at the end: False.
+    If rounds are refused, no choice of cohorts fills them; otherwise users in turn do. But cohorts
+    are drawn at random, and the last rounds may lack users who have reached their limit: False.
 
     Raises  ConfigError  too few users for the gap, or for so many participations
     """

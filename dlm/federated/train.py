@@ -1,4 +1,7 @@
-"""Trains a network in rounds: what is released, from whom, and how good it is."""
+"""Trains a network in rounds: what is released, from whom, and how good it is.
+
+Above 500 lines: one object owns a run's state, and what resumes must set all of it in one place.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
 every server and client holds) and one file a shard. The files are Arrow IPC files that hold one
-row; each column is a list, and its values are mapped from disk without a copy.
+row; each column is a list, and its values are mapped from disk without a copy. Above 500 lines:
+FORMAT.md is one document, and is compared with one file.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the key of its suffix and a hash of its first word, combined by XOR.
 
 A filter says of most candidates that they are in no table, before a table is read. Its words of 64
 bits are divided into classes by the low bits of the key. Those of a candidate are the XOR of the
-low bits of its two halves, so candidates can be taken a class at a time, and the part of the
-filter that is read stays in the first cache.
+low bits of its two halves. So candidates are taken one class at a time, and the words of the
+filter that they read stay in the first cache.
 """
 
 # mypy: disable-error-code="assignment,misc"

@@ -20,7 +20,7 @@ class Admission:
     """Of one shard; on the event loop.
 
     Args        clock  seconds that never go back
-    Attributes  refuses  while DRAINING: accepts no more messages
+    Attributes  refuses  while DRAINING: rejects new messages
                 held     shard sets of all models on this port; `Models` sets it if there are
                          several
                 load     messages that this process is working on, of all its models

@@ -1,7 +1,7 @@
 """Why a server is not ready although its workers answer; for probes, metrics and the log.
 
-A mapped file is damaged: every worker that touches the missing part dies. Or no more files or
-connections can be opened: new clients wait without notice.
+Either a mapped file is damaged, and every worker that reads the missing pages dies; or the process
+has no file descriptors left, and new clients wait without notice.
 """
 
 from __future__ import annotations

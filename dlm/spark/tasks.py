@@ -116,8 +116,8 @@ def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.
     """The words of each part of a file, in the order in which they first occur, and its facts.
 
     Args
-        batches  value binary, path string, start bigint: a line, its file, and where the part of
-                 the file begins that the line is of
+        batches  value binary, path string, start bigint: a line, its file, and the byte at
+                 which its part of the file begins
     Returns
         word, path, start, and its number in that part; then one row without word whose facts are
         JSON: bytes, lines, empty, words, skipped (by fault), fault (the first, and its line from 1

@@ -266,7 +266,7 @@ def _endpoint(path: Path, server: Any) -> Endpoint:
             raise ConfigError(f"{path}: [[server]] does not have a setting named {name}{advice}")
     address = server.get("address")
     if address is None:
-        raise ConfigError(f'{path}: a [[server]] has no address; add address = "host:port"')
+        raise ConfigError(f'{path}: a [[server]] lacks an address; add address = "host:port"')
     try:
         check_address(address)
     except ConfigError as exc:

@@ -3,7 +3,8 @@
 `read` sorts the n-grams of each order; `join_order` closes an order and finds its nodes, from the
 highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
 `list-K` are order K sorted, `needed-K` what it must have for K + 1, `entries-K` and `nodes-K` its
-columns, `shard-nodes-K` and `shard-entries-K` the same by shard.
+columns, `shard-nodes-K` and `shard-entries-K` the same by shard. Above 500 lines: each stage reads
+what the one before it named.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
+Above 500 lines: what writes a list stands beside what reads and checks it.
 """
 
 # mypy: disable-error-code="assignment,misc"
