@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
@@ -43,7 +43,8 @@ def serve(files: ModelFiles) -> Iterator[Any]:
     running: list[Cluster] = []
 
     def begin(**config: Any) -> Cluster:
-        running.append(Cluster(files, **{k: str(v) for k, v in config.items()}))
+        given = {k: str(v) if isinstance(v, Path) else v for k, v in config.items()}
+        running.append(Cluster(files, **given))
         return running[-1]
 
     yield begin
@@ -282,6 +283,33 @@ def test_a_connection_keeps_its_certificates_while_a_file_is_unusable(
         kept = [r for r in caplog.records if getattr(r, "event", "").endswith(".kept")]
         assert [r.event for r in kept] == ["client.certificates.kept"]
         assert str(tmp_path / which) in kept[0].error
+
+
+def test_a_connection_outlives_a_change_of_the_authority(serve, files, authority, tmp_path) -> None:
+    """Heartbeats and rare calls too, though their channels stay open."""
+    ca, other = tmp_path / "ca", Authority(tmp_path / "other")
+    write_tokens(ca, authority.ca.read_text().rstrip())
+    cluster = serve(**tls(authority))
+    with closing(GrpcConnection(cluster.addresses[0], security=ClientSecurity(ca=str(ca)))) as both:
+        assert lets_in(both)
+        assert both.describe(WAIT_S).shard_set
+        port = cluster.ports[0]
+        cluster.end()
+        serve(**tls(other), ports=[port])
+        with pytest.raises(ShardDown):
+            lets_in(both)
+        write_tokens(ca, other.ca.read_text().rstrip())
+        until(lambda: reached(lambda: lets_in(both)))
+        until(lambda: reached(lambda: both.describe(WAIT_S)))
+
+
+def reached(ask_: Callable[[], object]) -> bool:
+    """Whether a server was found."""
+    try:
+        ask_()
+    except ShardDown:
+        return False
+    return True
 
 
 def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(

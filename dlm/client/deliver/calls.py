@@ -20,6 +20,7 @@ from dlm.client.config.security import ClientSecurity
 from dlm.client.deliver.exchange import SERVICE, Reply, error_of_call, tell
 from dlm.client.deliver.loop import LoopThread
 from dlm.errors import DlmError, ProtocolError, ShardDown
+from dlm.wire.certificates import Contents
 
 MAX_REPLY_BYTES = 64 << 20
 OPTIONS = (
@@ -85,14 +86,18 @@ def failed(address: str, cause: Exception) -> DlmError:
 
 class Calls:
     """Calls over one channel, which is opened for the first call and ends with the loop at the
-    latest.
+    latest, or when a call finds no server and the certificates have changed since.
 
     Guarantees  `reply` of each call is called once, on the loop, or `suspend` returns the call
     """
 
-    def __init__(self, address: str, open_channel: OpenChannel) -> None:
+    def __init__(
+        self, address: str, open_channel: OpenChannel, certificates: Certificates | None
+    ) -> None:
         self._address = address
         self._open_channel = open_channel
+        self._certificates = certificates
+        self._opened_with: Contents | None = None
         self._out: dict[int, SentCall] = {}
         self._number = 0
         self._unsent: deque[int] = deque()
@@ -125,6 +130,7 @@ class Calls:
         error = closed_error(self._address)
         methods: dict[str, Any] = {}
         try:
+            self._opened_with = self._certificates and self._certificates()
             # Opened here: a loop that ends cancels unstarted tasks, and must leave no channel open.
             async with self._open_channel() as channel:
                 while True:
@@ -146,10 +152,10 @@ class Calls:
             channel = None
             if self._some is some:
                 self._home = self._task = None
-            for number in self._unsent:
-                if (unsent := self._out.pop(number, None)) is not None:
-                    tell(unsent.reply, None, error)
-            self._unsent.clear()
+                for number in self._unsent:
+                    if (unsent := self._out.pop(number, None)) is not None:
+                        tell(unsent.reply, None, error)
+                self._unsent.clear()
 
     async def _ask(self, method: Any, number: int, call: SentCall) -> None:
         data: bytes | None = None
@@ -161,9 +167,21 @@ class Calls:
                 error = ProtocolError(f"{self._address} answered without a message")
         except Exception as exc:  # noqa: BLE001 - the caller must be told
             error = failed(self._address, exc)
+            if isinstance(error, ShardDown):
+                self._end_if_outdated()
         finally:
             if self._out.pop(number, None) is not None:
                 tell(call.reply, *((None, error) if data is None else (data, None)))
+
+    def _end_if_outdated(self) -> None:
+        """A channel never reads its certificates again: the next call must open another."""
+        if (
+            self._task is not None
+            and self._certificates is not None
+            and self._certificates() is not self._opened_with
+        ):
+            self._task.cancel()
+            self._home = self._task = None
 
 
 class ReceivedFile:

@@ -122,8 +122,8 @@ class GrpcConnection:
         self._streams: list[Exchange | None] = [None]
         self._retired: list[Exchange] = []  # with a token that is no longer the file's
         # Of two channels: descriptions are large, and must not delay heartbeats.
-        self._beats = Calls(address, self._open_channel)
-        self._calls = Calls(address, self._open_channel)
+        self._beats = Calls(address, self._open_channel, certificates)
+        self._calls = Calls(address, self._open_channel, certificates)
         self._files: weakref.WeakSet[ReceivedFile] = weakref.WeakSet()  # their tasks hold them
 
     # -- in any thread ------------------------------------------------------------------------
