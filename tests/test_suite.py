@@ -46,15 +46,14 @@ def test_every_test_has_a_bound(pytestconfig: pytest.Config) -> None:
     assert float(pytestconfig.getini("faulthandler_timeout")) > WAIT_S
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("test", "teardown"),
     [
         pytest.param("hang()", "pass", id="test"),
-        pytest.param("pass", "hang()", id="teardown", marks=pytest.mark.slow),
-        pytest.param(
-            "assert False", "hang()", id="teardown after a failure", marks=pytest.mark.slow
-        ),
+        pytest.param("pass", "hang()", id="teardown"),
+        pytest.param("assert False", "hang()", id="teardown after a failure"),
     ],
 )
 def test_a_test_that_hangs_is_ended_and_shows_its_stack(
@@ -85,6 +84,7 @@ def test_a_test_that_hangs_is_ended_and_shows_its_stack(
         assert f"{1 + (test == 'pass')} passed" in done.stdout  # test_passes, and a body that ended
 
 
+@pytest.mark.slow
 def test_children_hear_ctrl_c_where_the_parent_of_the_suite_ignores_it(tmp_path: Path) -> None:
     """`pytest &` in a script: the shell ignores SIGINT for it, and so would all its children."""
     done = suite(

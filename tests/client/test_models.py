@@ -157,7 +157,9 @@ def is_on(client: Client, files: ModelFiles) -> bool:
     return client.utterance().model_info.model == files.manifest.model
 
 
-@pytest.mark.parametrize("how", ["heartbeats", "no heartbeats", "cluster.toml"])
+@pytest.mark.parametrize(
+    "how", ["heartbeats", pytest.param("no heartbeats", marks=pytest.mark.slow), "cluster.toml"]
+)
 def test_running_clients_follow_the_default_and_open_handles_stay(
     files, other_files, rolled, config, tmp_path, monkeypatch, how
 ) -> None:

@@ -252,7 +252,9 @@ def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
         pytest.param(
             {"drop": 0.01}, 2.0, id="1 % of chunks reset their connection", marks=pytest.mark.slow
         ),
-        pytest.param({"drop": 0.5}, 2.0, id="50 % of chunks reset their connection"),
+        pytest.param(
+            {"drop": 0.5}, 2.0, id="50 % of chunks reset their connection", marks=pytest.mark.slow
+        ),
         pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms", marks=pytest.mark.slow),
         pytest.param({"corrupt": 0.02}, 2.0, id="2 % of replies corrupt"),
         pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way", marks=pytest.mark.slow),

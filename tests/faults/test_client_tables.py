@@ -437,7 +437,8 @@ def test_a_table_that_cannot_be_read_again_is_noted_in_the_error(site: Site, old
     ask(site.utterance, old.files.oracle, queries)
 
 
-@pytest.mark.parametrize("same_ports", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("same_ports", [True, False])
 def test_servers_that_really_restart_with_another_sharding(
     two: ModelFiles, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, same_ports: bool
 ) -> None:

@@ -312,9 +312,8 @@ def claiming(liar: Liar, **fields: Any) -> None:
     liar.manifest = layout.parse_manifest(text)
 
 
-@pytest.mark.parametrize(
-    ("size", "pause_s"), [pytest.param(1, 1.0, marks=pytest.mark.slow), (1 << 16, 0.1)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "pause_s"), [(1, 1.0), (1 << 16, 0.1)])
 def test_a_download_that_trickles_ends_in_time_and_goes_on_from_there(
     liar, files, tmp_path, size, pause_s
 ) -> None:

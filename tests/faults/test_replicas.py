@@ -32,7 +32,7 @@ def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect
         ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 20))
 
 
-@pytest.mark.parametrize("hedging", [True, False])
+@pytest.mark.parametrize("hedging", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool) -> None:
     """It holds its messages: while few are late, the other answers them long before the deadline;
     and where nothing may be asked twice, heartbeats find the server gone."""

@@ -243,7 +243,15 @@ def test_a_record_stands_in_a_comment_of_an_arpa_file_alone(tmp_path: Path) -> N
         record_of_file(FileSnapshot.read(arpa))
 
 
-@pytest.mark.parametrize("name", ["model.arpa.gz", "model.arpa.zst", "model.arpa.xz", "model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.arpa.gz",
+        "model.arpa.zst",
+        pytest.param("model.arpa.xz", marks=pytest.mark.slow),
+        "model",
+    ],
+)
 def test_a_record_is_found_in_a_compressed_arpa_file(name: str, tmp_path: Path) -> None:
     """By its content, whatever its name says."""
     rows = "".join(f"-1\tword{n}\n" for n in range(300_000))

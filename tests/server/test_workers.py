@@ -388,7 +388,8 @@ def ask_until(address: str, data: bytes, holds: Callable[[], bool]) -> None:
     until(asked)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("shard", marks=pytest.mark.slow), "low_orders"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shard", "low_orders"])
 def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     sharded, start, tmp_path, kind
 ):
