@@ -59,11 +59,12 @@ def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
 
 
 def serve(
-    directories: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
-    ],
     shard: Annotated[int, typer.Option(help="Which shard of each set to serve, from 0.")],
+    directories: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR...]", help="Folders of shard sets, one per model."),
+    ] = None,
+    sets: Annotated[str | None, option(ServerConfig, "sets", metavar="FILE")] = None,
     port: Annotated[int | None, option(ServerConfig, "port")] = None,
     host: Annotated[str | None, option(ServerConfig, "host")] = None,
     workers: Annotated[int | None, option(ServerConfig, "workers")] = None,
@@ -94,10 +95,12 @@ def serve(
     """Serve one shard until SIGTERM, then finish requests in flight.
 
     Several folders mean several models on one port; a request names its model, or gets the first.
+    With --sets, a file lists the folders, and the server follows it.
     Logs are JSON, one object per line, on standard error.
 
     Examples:
         dlm serve shards/model --shard 0 --port 50060 --workers 4
+        dlm serve --sets sets --shard 0 --port 50060
         dlm serve shards/model --shard 0 --port 50060 --host 0.0.0.0 \\
             --tls-cert server.pem --tls-key server.key --tokens tokens
     """
@@ -108,9 +111,12 @@ def serve(
 
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level is {log_level}; expected debug, info, warning or error")
-    check_reads("DIR", *directories, folders=True, what="folder")
+    folders = directories or []
+    check_reads("DIR", *folders, folders=True, what="folder")
+    check_reads("--sets", sets)
     check_writes("--ready-file", ready_file)
     flags = {
+        "sets": sets,
         "port": port,
         "host": host,
         "workers": workers,
@@ -127,8 +133,13 @@ def serve(
         "huge_pages": huge_pages,
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
+    if bool(settings.sets) == bool(folders):
+        found = f"{settings.sets} lists them too" if folders else "none is given"
+        raise ConfigError(
+            f"DIR: {found}; give the folders of shard sets, or a file that lists them (--sets FILE)"
+        )
     # A free port is known later; the event server.ready has it.
     log_to_stderr(
         log_level, {"shard": shard} | ({"address": settings.address} if settings.port else {})
     )
-    raise typer.Exit(run(settings, directories, shard, ready_file=ready_file))
+    raise typer.Exit(run(settings, folders, shard, ready_file=ready_file))

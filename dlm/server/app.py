@@ -6,25 +6,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import uvloop
 
-from dlm.errors import ConfigError
-from dlm.index.layout import check_file, map_columns, read_manifest
-from dlm.index.search.shard import Shard
+from dlm.errors import ConfigError, DlmError
 from dlm.logs import EventLog
-from dlm.memory_options import MAPPED, MemoryOptions
-from dlm.ngram.partition import slots_of
-from dlm.ngram.query import QueryGroups
+from dlm.memory_options import MemoryOptions
 from dlm.server.admission import Clock
 from dlm.server.answers import OpenShard
 from dlm.server.collector import Served, ServerCollector, process_labels
@@ -44,6 +42,14 @@ from dlm.server.health import (
 from dlm.server.heap import Heap
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.models import Models
+from dlm.server.opening import (
+    Opened,
+    check_files,
+    of_list,
+    open_listed,
+    open_shard,
+    warm_up_messages,
+)
 from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
@@ -51,9 +57,9 @@ from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S
 from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
 from dlm.server.service import ShardService
+from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import Supervisor
 from dlm.signals import stop_signals
-from dlm.wire import codec
 
 logger = EventLog(__name__)
 
@@ -63,7 +69,6 @@ STOP_GRACE_S = 0.5
 # a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
 QUIET_S = 1.0
 LINGER_LOOK_S = 0.02
-WARM_UP_SEED = 20190812
 
 
 def serve(
@@ -76,7 +81,8 @@ def serve(
 ) -> int:
     """Serves shard `index` of the shard set in each of `directories` until one of `stop_signals`.
 
-    Args     directories  one or more; a call that names no shard set means the first
+    Args     directories  one or more; a call that names no shard set means the first. None if
+                          `config.sets` lists them
              on_ready     called once, when every worker can answer its first query
              ready_file   JSON of `Ready`; it exists from that moment until the server drains
     Returns  0 if everything in flight was answered, 1 if it was cut off
@@ -87,46 +93,71 @@ def serve(
     allow_connections()
     credentials = Credentials(config)  # faults in them are reported before anything is opened
     memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
+    sets = ListedSets(config, index, partial(check_files, config, index)) if config.sets else None
     with starting_exposition(config):
         compile_kernels()
         shards = [
             open_shard(directory, index, verify=config.verify, memory_options=memory_options)
-            for directory in directories
+            for directory in (sets.folders if sets else directories)
         ]
     notice = Notice(on_ready, ready_file)
-    if config.workers == 1:
+    if config.workers == 1 and sets is None:
         return _run(lambda: ShardServer(config, shards, notice=notice, credentials=credentials))
+    labels = process_labels(shards[0].manifest, index)
     # All workers share what is opened and compiled here, since they are forked from here.
-    files = [open_files(shard) for shard in shards]
+    opened = [Opened(shard, open_files(shard)) for shard in shards]
+    shards.clear()  # what `opened` no longer has is unmapped
 
     def warm() -> None:
-        for shard, opened in zip(shards, files, strict=True):
-            service = ShardService(shard, config, files=opened)
-            for data in warm_up_messages(shard):
+        for one in opened:
+            service = ShardService(one.shard, config, files=one.files)
+            for data in warm_up_messages(one.shard):
                 service.warm_up(data)
             service.close()
 
     def work(port: int, process: Process, tell: OnReady) -> int:
-        own = replace(config, port=port)
-        mine, opened = shards, files
-        if process.doubts:
-            mine = [reopen_shard(shard, memory_options, process.checks) for shard in shards]
-            opened = [open_files(shard) for shard in mine]
-        return _run(
-            lambda: ShardServer(
+        def make() -> ShardServer:
+            own = replace(config, port=port)
+            mine = list(opened)
+            if sets is not None:
+                _, listed = sets.state.of(process.worker)
+                mine = [of_list(one, index, opened, own, verify=process.doubts) for one in listed]
+            if process.doubts:
+                mine = [one.again(memory_options, process.checks) for one in mine]
+            server = ShardServer(
                 own,
-                mine,
+                [one.shard for one in mine],
                 notice=Notice(tell),
                 process=process,
-                files=opened,
+                files=[one.files for one in mine],
                 credentials=credentials,
-            ),
-            worker=True,
-        )
+            )
+            if sets is not None:  # nothing else may hold what is unloaded later
+                release(opened)
+            return server
 
-    look = credentials.reload_changed if credentials.watches else None
-    labels = process_labels(shards[0].manifest, index)
-    return Supervisor(config, warm=warm, work=work, notice=notice, look=look, labels=labels).run()
+        return _run(make, worker=True)
+
+    def release(unused: list[Opened]) -> None:
+        for one in list(unused):
+            one.close()
+            opened.remove(one)
+
+    def look() -> None:
+        credentials.reload_changed()
+        if sets is not None:
+            release([one for one in opened if not sets.holds(one.shard.manifest.shard_set)])
+
+    follows = credentials.watches or sets is not None
+    return Supervisor(
+        config,
+        warm=warm,
+        work=work,
+        notice=notice,
+        look=look if follows else None,
+        sets=sets,
+        labels=labels,
+    ).run()
 
 
 def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
@@ -143,53 +174,6 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
         return await server.run()
 
     return int(uvloop.run(main()))
-
-
-def open_shard(
-    directory: Path, index: int, *, verify: bool, memory_options: MemoryOptions = MAPPED
-) -> Shard:
-    """Opens the shard, and checks that the vocabulary it hands out is whole too."""
-    begun = time.monotonic()
-    shard = Shard.open(directory, index, verify=verify, memory_options=memory_options)
-    vocabulary = shard.manifest.file("vocabulary")
-    map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
-    logger.info(
-        "server.opened",
-        extra={
-            "shard": index,
-            "shard_set": shard.manifest.shard_set,
-            "verified": verify,
-            "duration_s": round(time.monotonic() - begun, 3),
-        },
-    )
-    return shard
-
-
-def reopen_shard(
-    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], None] | None = None
-) -> Shard:
-    """Maps the same shard again, after reading all of its files.
-
-    For the worker that follows one that could not read a page of its map: by now the file may have
-    been replaced or restored; otherwise the error says what is wrong.
-
-    Args    tick  called every few megabytes
-    Raises  ShardFormatError  a file is damaged;  ConfigError  the folder has another shard set
-    """
-    directory, index = shard.directory, shard.index
-    manifest = read_manifest(directory)
-    if manifest.shard_set != shard.manifest.shard_set:
-        raise ConfigError(
-            f"{directory} now holds shard set {manifest.shard_set}, but this server was started "
-            f"with {shard.manifest.shard_set}; restart the server"
-        )
-    for entry in (
-        manifest.file("shard", index),
-        manifest.file("low_orders"),
-        manifest.file("vocabulary"),
-    ):
-        check_file(directory / entry.name, entry, tick or (lambda: None))
-    return open_shard(directory, index, verify=False, memory_options=memory_options)
 
 
 class ShardServer:
@@ -216,12 +200,12 @@ class ShardServer:
         self.config = config
         self.process = process or Process()
         opened: Sequence[Mapping[int, int] | None] = files or [None] * len(shards)
+        self._clock = clock
         self.models = Models(
-            [
-                ShardService(shard, config, clock=clock, process=self.process, files=own)
-                for shard, own in zip(shards, opened, strict=True)
-            ]
+            [self._serve_shard(*one) for one in zip(shards, opened, strict=True)],
+            changes=self.process.sets is not None,
         )
+        self._changing: asyncio.Task[None] | None = None
         self.guard = Guard(config, self.service.metrics, credentials)
         self.port = 0
         self._health = HealthService(self.models.state)
@@ -232,6 +216,13 @@ class ShardServer:
         self._drained = False  # whether every message accepted before the first refusal is answered
         self._asked_to_drain = False
         self._heap = Heap(self.process.memory.bytes())
+
+    def _serve_shard(
+        self, shard: OpenShard, files: Mapping[int, int] | None = None
+    ) -> ShardService:
+        return ShardService(
+            shard, self.config, clock=self._clock, process=self.process, files=files
+        )
 
     @property
     def service(self) -> ShardService:
@@ -273,6 +264,8 @@ class ShardServer:
                 if shown is not None:
                     await asyncio.to_thread(shown.close)
         finally:
+            if self._changing is not None:
+                self._changing.cancel()
             self.models.close()
             beating.cancel()
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
@@ -290,10 +283,59 @@ class ShardServer:
             now = asyncio.get_running_loop().time()
             if self._heap.is_due(self.process.memory.bytes(), now):
                 await asyncio.to_thread(self._heap.trim, now)
+            self._follow_list()
             if bool(self._trouble()) != was_in_trouble:
                 was_in_trouble = not was_in_trouble
                 await self._announce()
             await asyncio.sleep(BEAT_S)
+
+    # ------------------------------------------------------- the list of shard sets
+
+    def _follow_list(self) -> None:
+        sets = self.process.sets
+        if sets is None or self.models.state is not ServingState.READY:
+            return
+        is_free = self._changing is None or self._changing.done()
+        if is_free and (listed := sets.due()) is not None:
+            self._changing = asyncio.create_task(self._change(sets, listed))
+
+    async def _change(self, sets: ToldSets, listed: Sets) -> None:
+        """Loads what is new, then serves exactly these; after an error, what it served before."""
+        loaded: dict[str, ShardService] = {}
+        try:
+            held = {service.shard_set.hex(): service for service in self.models}
+            for one in listed:
+                if one.shard_set not in held:
+                    loaded[one.shard_set] = await asyncio.to_thread(self._load, one)
+            held |= loaded
+            unused = self.models.change([held[one.shard_set] for one in listed])
+        except (DlmError, OSError) as exc:
+            for service in loaded.values():
+                service.close()
+            sets.report(str(exc) or repr(exc))
+            return
+        self.guard.count_in(self.service.metrics)
+        names = [one.shard_set for one in listed]
+        logger.info("server.sets.changed", extra={"shard_sets": names, "loaded": list(loaded)})
+        sets.report()
+        held.clear()
+        while unused:
+            await self._unload(unused.pop())
+        gc.collect()  # a mapping ends with the last array over it, and some are in cycles
+
+    def _load(self, listed: Listed) -> ShardService:
+        service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
+        for data in warm_up_messages(service.shard):
+            service.warm_up(data)
+        return service
+
+    async def _unload(self, service: ShardService) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.shutdown_timeout_s):
+                await service.admission.idle()
+                while service.metrics.downloads:
+                    await asyncio.sleep(LINGER_LOOK_S)
+        await asyncio.to_thread(service.close)
 
     async def _announce(self) -> None:
         await self._health.announce(self.models.state, in_trouble=bool(self._trouble()))
@@ -330,7 +372,7 @@ class ShardServer:
             options=[
                 # Workers share the port, which their supervisor guards. A single process must not:
                 # a second server would silently share it.
-                ("grpc.so_reuseport", int(self.process.workers > 1)),
+                ("grpc.so_reuseport", int(self.process.shares_port)),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 # One connection may fill the server, but not queue far beyond it.
@@ -365,19 +407,22 @@ class ShardServer:
             listening = tcp_socket(config.metrics_host, config.metrics_port)
         else:
             return None
-        served = [
-            Served(
-                service.shard.manifest.model,
-                service.shard.manifest.shard_set,
-                service.shard.index,
-                service.shard.order,
-                service.metrics,
-                lambda: self.models.state,
-                service.shard.manifest.shards,
-            )
-            for service in self.models
-        ]
-        collector = ServerCollector(lambda: served, self.process)
+
+        def served() -> list[Served]:
+            return [
+                Served(
+                    service.shard.manifest.model,
+                    service.shard.manifest.shard_set,
+                    service.shard.index,
+                    service.shard.order,
+                    service.metrics,
+                    lambda: self.models.state,
+                    service.shard.manifest.shards,
+                )
+                for service in self.models
+            ]
+
+        collector = ServerCollector(served, self.process)
         return worker_exposition(
             listening, collector, lambda: self.models.state, self._loop, trouble=self._trouble
         )
@@ -437,30 +482,3 @@ class ShardServer:
         sets = [service.shard_set.hex() for service in self.models]
         index, host = self.service.shard.index, self.config.host
         self._notice.publish(Ready(host, self.port, index, sets[0], os.getpid(), sets))
-
-
-def warm_up_messages(shard: OpenShard) -> list[bytes]:
-    """Score requests that take every path through the kernels, as a client would send them: one
-    context and many, one word and many, each context length. None for a model of order 2 or less.
-
-    They pass through the codec, whose read-only arrays are what kernels compile for.
-    """
-    if shard.order <= 2:
-        return []
-    rng = np.random.default_rng(WARM_UP_SEED)
-    pairs = rng.integers(0, shard.vocabulary_size, (1 << 14, 2), dtype=np.uint32)
-    owned = shard.manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])] == shard.index
-    pairs = pairs[owned] if owned.any() else pairs
-    messages = []
-    for contexts in (1, 33, 256):
-        lengths = (2 + np.arange(contexts) % (shard.order - 2)).astype(np.uint8)
-        words = rng.integers(0, shard.vocabulary_size, int(lengths.sum()), dtype=np.uint32)
-        ends = np.cumsum(lengths, dtype=np.int64)
-        words[ends - 2], words[ends - 1] = pairs[rng.integers(0, len(pairs), contexts)].T
-        counts = (1 + np.arange(contexts) % 5).astype(np.uint32)
-        asked = rng.integers(0, shard.vocabulary_size, int(counts.sum()), dtype=np.uint32)
-        groups = QueryGroups(lengths, words, counts, asked)
-        messages.append(
-            codec.encode_score_request(shard.manifest.shard_set_bytes, shard.index, groups)[0]
-        )
-    return messages

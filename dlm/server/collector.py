@@ -126,11 +126,17 @@ class ServerCollector(Collector):
             "1 for each cause that makes the server not ready although it answers.",
             labels=(*LABELS, "cause"),
         )
+        rejected = GaugeMetricFamily(
+            "dlm_server_sets_rejected",
+            "1 while the list of shard sets differs from what is served, since it was rejected.",
+            labels=LABELS,
+        )
         info = GaugeMetricFamily("dlm_server_info", "Always 1.", labels=(*LABELS, "version"))
         for labels, _ in labelled[:1]:
             memory.add_metric(labels, self._process.memory.bytes())
             restarts.add_metric(labels, self._process.restarts)
             info.add_metric((*labels, __version__), 1)
+            rejected.add_metric(labels, bool(self._process.rejected.read()))
             open_files.add_metric(labels, self._process.open_files.count())
             max_files.add_metric(labels, self._process.open_files.limit)
             for cause, text in self._process.trouble().items():
@@ -140,6 +146,7 @@ class ServerCollector(Collector):
         yield open_files
         yield max_files
         yield trouble
+        yield rejected
         yield info
 
 

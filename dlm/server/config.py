@@ -60,14 +60,21 @@ class ServerConfig:
         "Accept other hosts without TLS, or without authentication.",
         why="Set it only on a network where every machine may read the model.",
     )
+    sets: str = setting(
+        "",
+        "File that lists the folders of the shard sets to serve, one per line, the default first.",
+        why="Followed while the server runs: it loads new sets beside the others, and unloads "
+        "those that are no longer listed. Replace it by renaming a new file over it. A list that "
+        "cannot be served is logged (`server.sets.rejected`) and changes nothing.",
+    )
     workers: int = setting(
         1,
         "Processes that share the port.",
         low=1,
         high=256,
         why="Suggested: one per core this server may use; each answers on one core, from the same "
-        "mapped files. 1 runs without a supervisor. Limits apply to each process, and to each "
-        "model if it serves several.",
+        "mapped files. 1 runs without a supervisor, except with `sets`. Limits apply to each "
+        "process, and to each model if it serves several.",
     )
     max_queries: int = setting(
         65_536,

@@ -55,12 +55,16 @@ class Model(Protocol):
 
 
 class ExchangeStream:
-    """One stream; on the event loop. `find` gives the model of a message, by its shard set."""
+    """One stream; on the event loop.
+
+    Args  find     gives the model of a message, by its shard set
+          metrics  gives the counts of the process now
+    """
 
     def __init__(
         self,
         find: Callable[[bytes], Model],
-        metrics: ServerMetrics,
+        metrics: Callable[[], ServerMetrics],
         context: Any,
         replies: Replies,
     ) -> None:
@@ -70,55 +74,58 @@ class ExchangeStream:
         self._large: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        self._metrics.streams += 1
+        self._metrics().streams += 1
         try:
             await self._read_all()
             if self._large:
                 await asyncio.gather(*self._large, return_exceptions=True)
             await self._replies.flush()
         finally:
-            self._metrics.streams -= 1
+            self._metrics().streams -= 1
             for task in list(self._large):
                 task.cancel()
 
     async def _read_all(self) -> None:
-        read, end, replies, find = self._context.read, grpc.aio.EOF, self._replies, self._find
+        read, end = self._context.read, grpc.aio.EOF
         while (data := await read()) is not end:
-            arrived = time.perf_counter()
-            replies.check()
-            try:
-                message = codec.parse(pb.ScoreRequest(), data)
-            except ProtocolError:
-                await self._break_off(len(data))
-            model = find(message.shard_set)
-            admission = model.admission
-            overload = admission.overload()
-            if overload is not None:
-                # Bounded as any other: a client that does not read replies is not read either.
-                reply = self._refuse(model, message, overload)
-                await replies.put(reply, model.metrics.wrote)
-                continue
-            admission.enter()
-            located = posted = None
-            try:
-                late, waited_s = self._admit(model, message)
-                if message.context_block:
-                    located = model.answerer.locate(message)
-                    posted = time.perf_counter()
-                    small = located.size <= model.config.inline_queries
-                    answered = model.answerer.list(located, late) if small else None
-                else:
-                    small = len(message.words) <= 4 * model.config.inline_queries
-                    answered = model.answerer.score(message, late) if small else None
-            except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
-                await replies.put(self._refuse(model, message, exc), model.written)
-                continue
-            if answered is None:
-                large = self._answer_large(model, message, located, arrived, late, waited_s)
-                self._begin(large, model)
+            await self._take(data)
+
+    async def _take(self, data: bytes) -> None:
+        """One message. Nothing here may outlive it: an idle stream must not hold its last model."""
+        arrived, replies = time.perf_counter(), self._replies
+        replies.check()
+        try:
+            message = codec.parse(pb.ScoreRequest(), data)
+        except ProtocolError:
+            await self._break_off(len(data))
+        model = self._find(message.shard_set)
+        admission = model.admission
+        overload = admission.overload()
+        if overload is not None:
+            # Bounded as any other: a client that does not read replies is not read either.
+            await replies.put(self._refuse(model, message, overload), model.metrics.wrote)
+            return
+        admission.enter()
+        located = posted = None
+        try:
+            late, waited_s = self._admit(model, message)
+            if message.context_block:
+                located = model.answerer.locate(message)
+                posted = time.perf_counter()
+                small = located.size <= model.config.inline_queries
+                answered = model.answerer.list(located, late) if small else None
             else:
-                model.count(answered, arrived, waited_s, posted)
-                await replies.put(answered.data, model.written)
+                small = len(message.words) <= 4 * model.config.inline_queries
+                answered = model.answerer.score(message, late) if small else None
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
+            await replies.put(self._refuse(model, message, exc), model.written)
+            return
+        if answered is None:
+            large = self._answer_large(model, message, located, arrived, late, waited_s)
+            self._begin(large, model)
+        else:
+            model.count(answered, arrived, waited_s, posted)
+            await replies.put(answered.data, model.written)
 
     def _begin(self, large: Coroutine[Any, Any, None], model: Model) -> None:
         task = asyncio.create_task(large)
@@ -177,7 +184,7 @@ class ExchangeStream:
     async def _break_off(self, size: int) -> None:
         """Ends a stream after bytes that are not a message: a reply could name no number, and
         what follows cannot be trusted either."""
-        self._metrics.refused(Reason.MALFORMED)
+        self._metrics().refused(Reason.MALFORMED)
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()
         await self._replies.flush()

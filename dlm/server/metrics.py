@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_server_open_files": LABELS,
     "dlm_server_max_files": LABELS,
     "dlm_server_not_ready": (*LABELS, "cause"),
+    "dlm_server_sets_rejected": LABELS,
     "dlm_server_info": (*LABELS, "version"),
 }
 

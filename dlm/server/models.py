@@ -1,4 +1,5 @@
-"""Several models behind one port: which of them a call is for; the first if it names none."""
+"""The models behind one port, which may change: which of them a call is for; the first if it names
+none."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from dlm.errors import ConfigError, ProtocolError
+from dlm.server.exchange import ExchangeStream
 from dlm.server.health import SHARD_SERVICE, ServingState
 from dlm.server.poller import grpc
+from dlm.server.security import replies_to
 from dlm.server.service import ShardService
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -22,9 +25,13 @@ _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 
 class Models:
-    """The services of one server process, one per shard set; ConfigError if one is given twice."""
+    """The services of one server process, one per shard set; ConfigError if one is given twice.
 
-    def __init__(self, services: Sequence[ShardService]) -> None:
+    Args  changes  whether `change` will be called
+    """
+
+    def __init__(self, services: Sequence[ShardService], *, changes: bool = False) -> None:
+        self._changes = changes
         self.default = services[0]
         self._by_set = {service.shard_set: service for service in services}
         if len(self._by_set) != len(services):
@@ -34,11 +41,28 @@ class Models:
                 "two of the folders hold the same shard set; give each model once "
                 f"(found: {', '.join(service.shard_set.hex() for service in services)})"
             )
-        for service in services:
+        self._tell()
+
+    def _tell(self) -> None:
+        for service in self:
             service.admission.held = tuple(self._by_set)
-            service.find = self.find
-            if len(services) > 1:
+            if len(self) > 1 or self._changes:
                 service.admission.load = lambda: self.in_flight
+
+    def change(self, services: Sequence[ShardService]) -> list[ShardService]:
+        """Serves these from now on, the first by default; returns those that no message reaches any
+        longer, which may still have messages in flight."""
+        old = [service for service in self if service not in services]
+        before, self.default = self.default, services[0]
+        state, refuses = before.admission.state, before.admission.refuses
+        self._by_set = {service.shard_set: service for service in services}
+        for service in self:
+            service.admission.state, service.admission.refuses = state, refuses
+        if self.default is not before:  # streams stay open, and count as the default's
+            self.default.metrics.streams += before.metrics.streams
+            before.metrics.streams = 0
+        self._tell()
+        return old
 
     def __iter__(self) -> Iterator[ShardService]:
         return iter(self._by_set.values())
@@ -121,9 +145,11 @@ class Models:
     async def context_block(self, data: bytes, context: Any) -> bytes:
         return await self.find_for(data).context_block(data, context)
 
-    async def exchange(self, messages: Any, context: Any) -> None:
+    async def exchange(self, _: Any, context: Any) -> None:
         """Each message of the stream goes to the service that it names."""
-        await self.default.exchange(messages, context)
+        async with replies_to(context) as replies:
+            counts = lambda: self.default.metrics  # noqa: E731
+            await ExchangeStream(self.find, counts, context, replies).run()
 
     async def describe(self, data: bytes, context: Any) -> bytes:
         return await self._chosen(pb.DescribeRequest(), data).describe(data, context)
@@ -138,13 +164,13 @@ class Models:
                 yield chunk
 
     def handlers(self) -> Any:
-        calls: Any = self.default if len(self._by_set) == 1 else self
+        calls: Any = self if self._changes or len(self._by_set) > 1 else self.default
         return grpc.method_handlers_generic_handler(
             SHARD_SERVICE,
             {
                 "Score": grpc.unary_unary_rpc_method_handler(calls.score),
                 "ContextBlock": grpc.unary_unary_rpc_method_handler(calls.context_block),
-                "Exchange": grpc.stream_stream_rpc_method_handler(calls.exchange),
+                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
                 "Describe": grpc.unary_unary_rpc_method_handler(calls.describe),
                 "Download": grpc.unary_stream_rpc_method_handler(calls.download),
                 "Heartbeat": grpc.unary_unary_rpc_method_handler(calls.heartbeat),

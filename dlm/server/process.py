@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlm.server.sets import ToldSets
 from dlm.server.trouble import Cause, OpenFiles, SharedText
 
 # Age of the memory figure in a heartbeat, at most about this many seconds.
@@ -85,6 +86,8 @@ class Process:
               then maps them again
     checks    reports progress of that to its supervisor, repeatedly
     beat      reports to its supervisor that the event loop runs, every `restarts.BEAT_S` seconds
+    sets      what its supervisor tells it to serve, if a file lists that
+    rejected  why the last list of shard sets is not served, or ""
     """
 
     worker: int = 0
@@ -97,8 +100,15 @@ class Process:
     damage: SharedText = field(default_factory=SharedText, compare=False, repr=False)
     metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
     beat: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    sets: ToldSets | None = field(default=None, compare=False, repr=False)
+    rejected: SharedText = field(default_factory=SharedText, compare=False, repr=False)
     doubts: bool = False
     checks: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def shares_port(self) -> bool:
+        """Whether a supervisor has reserved the port."""
+        return self.beat is not None
 
     def trouble(self) -> dict[Cause, str]:
         """Why it is not ready although it answers, by cause; "" for a cause that is absent."""

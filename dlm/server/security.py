@@ -173,6 +173,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
 
+    def count_in(self, metrics: ServerMetrics) -> None:
+        """Counts there from now on."""
+        self._metrics = metrics
+
     def _reload(self, what: str) -> dict[str, object]:
         """Reads files again, and ends what a revoked token opened; returns what to log."""
         self._credentials.reload(what)

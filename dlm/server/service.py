@@ -16,12 +16,10 @@ from dlm.server.admission import Admission, Clock
 from dlm.server.answers import Answered, Answerer, OpenShard
 from dlm.server.config import ServerConfig
 from dlm.server.downloads import Downloads
-from dlm.server.exchange import ExchangeStream
 from dlm.server.health import ServingState
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
 from dlm.server.refusals import Refusal, of_exception, parse
-from dlm.server.security import replies_to
 from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -57,8 +55,6 @@ class ShardService:
         self.admission = Admission(config, self.metrics, self.shard_set, shard.index, clock)
         self.answerer = Answerer(shard, config.max_queries, self.admission.require_same, clock)
         self.downloads = Downloads(shard, config, self.admission, self.metrics, files)
-        # The service that a message is for; `Models` sets this if there are several.
-        self.find: Callable[[bytes], ShardService] = lambda shard_set: self
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
@@ -192,12 +188,6 @@ class ShardService:
 
     def warm_up(self, data: bytes) -> None:
         self.answerer.warm_up(data)
-
-    # --------------------------------------------------------------- Exchange
-
-    async def exchange(self, _: Any, context: Any) -> None:
-        async with replies_to(context) as replies:
-            await ExchangeStream(self.find, self.metrics, context, replies).run()
 
     # ------------------------------------------------- Describe and Heartbeat
 

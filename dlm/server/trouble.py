@@ -98,15 +98,13 @@ def _open_one() -> None:
 
 
 class SharedText:
-    """A short text that this process writes and its forked children read."""
+    """A text that this process writes and its forked children read; cut off after `size` bytes."""
 
-    _BYTES = 4096
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, self._BYTES)
+    def __init__(self, size: int = 4096) -> None:
+        self._memory = mmap.mmap(-1, size)
 
     def write(self, text: str) -> None:
-        data = text.encode()[: self._BYTES - 2]
+        data = text.encode()[: len(self._memory) - 2]
         self._memory[:2] = b"\0\0"  # a reader meanwhile finds nothing rather than half
         self._memory[2 : 2 + len(data)] = data
         self._memory[:2] = len(data).to_bytes(2, "little")

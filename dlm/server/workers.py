@@ -37,6 +37,7 @@ from dlm.server.port import reserved
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S, Pulse, pause_after
+from dlm.server.sets import ListedSets, ToldSets
 from dlm.server.trouble import SharedText
 from dlm.server.watch import POLL_S
 from dlm.signals import END_SIGNALS, stop_signals
@@ -86,6 +87,7 @@ class Supervisor:
                   ready
           notice  published when all workers answer, withdrawn when they drain
           look    called several times per second: refreshes what new workers start with
+          sets    the list of shard sets that the workers follow, if there is one
           labels  of the metrics that are shown for a dead worker
     """
 
@@ -97,11 +99,14 @@ class Supervisor:
         work: WorkerMain,
         notice: Notice,
         look: Callable[[], None] | None = None,
+        sets: ListedSets | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
         self._labels = dict(labels or {})
-        self._warm, self._work, self._notice, self._look = warm, work, notice, look
+        self._warm, self._work, self._notice = warm, work, notice
+        self._looks = [one for one in (look, sets.look if sets else None) if one is not None]
+        self._sets = sets
         self._workers = [_Worker(index) for index in range(config.workers)]
         self._shows = _Worker(None) if config.metrics_port else None
         self._metrics: WorkerSockets | None = None
@@ -198,8 +203,8 @@ class Supervisor:
             if self._signals and self._stopping_since is None:
                 self._stop(now)
             if self._stopping_since is None:
-                if self._look is not None:
-                    self._look()
+                for look in self._looks:
+                    look()
                 for worker in self._processes:
                     if not worker.pid and worker.again <= now:
                         self._start_or_wait(worker)
@@ -230,7 +235,7 @@ class Supervisor:
             return max(self._last_moment() - now, 0.0)
         pauses = [max(w.again - now, 0.0) for w in self._processes if not w.pid]
         pauses.append(max(self._next_look - now, 0.0))
-        if self._look is not None:
+        if self._looks:
             pauses.append(POLL_S)
         return min(pauses)
 
@@ -251,6 +256,8 @@ class Supervisor:
     def _stop(self, now: float) -> None:
         self._stopping_since = now
         self._notice.withdraw()
+        if self._sets is not None:
+            self._sets.close()
         logger.info("server.supervisor.draining", extra={"workers": len(self._workers)})
         self._send(signal.SIGTERM)
 
@@ -266,6 +273,8 @@ class Supervisor:
                 os.kill(worker.pid, number)
 
     def _end_all(self) -> None:
+        if self._sets is not None:
+            self._sets.close()
         for worker in self._processes:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGKILL)
@@ -349,6 +358,8 @@ class Supervisor:
                     damage=self._damage,
                     doubts=self._doubts,
                     checks=lambda: say(pipe, {"checks": 1}),
+                    sets=self._told(worker.index, pipe),
+                    rejected=self._sets.rejected if self._sets else SharedText(),
                 )
                 # The beat must not wait for a supervisor that does not read.
                 os.set_blocking(pipe, False)
@@ -364,6 +375,12 @@ class Supervisor:
             finally:
                 os._exit(status)
 
+    def _told(self, worker: int, pipe: int) -> ToldSets | None:
+        if self._sets is None:
+            return None
+        number, _ = self._sets.state.of(worker)
+        return ToldSets(self._sets.told, worker, number, lambda said: say(pipe, {"sets": said}))
+
     def _hear(self, worker: _Worker) -> None:
         try:
             data = os.read(worker.pipe, 65_536)
@@ -377,6 +394,9 @@ class Supervisor:
                 worker.pulse.beat()
             elif "checks" in content:
                 worker.pulse = Pulse()  # as long as that takes
+            elif "sets" in content:
+                if self._sets is not None and worker.index is not None:
+                    self._sets.heard(worker.index, content["sets"])
             elif "ready" in content:
                 worker.ready = True
                 worker.pulse.ready()
@@ -418,6 +438,8 @@ class Supervisor:
         }
         if status < 0:
             facts["signal"] = signal.Signals(-status).name
+        if self._sets is not None and worker.index is not None and self._stopping_since is None:
+            self._sets.ended(worker.index)
         if self._stopping_since is not None and worker.index is not None:
             # One that was not ready had nothing in flight, however it ended.
             self._whole = self._whole and (status == 0 or not worker.ready)

@@ -120,8 +120,7 @@ def test_a_message_in_the_wrong_hands_is_refused(sharded, other):
     server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
     server.ready()
     caller = Caller(server.address)
-    for service in server.server.models:
-        service.find = lambda shard_set: server.server.models.default
+    server.server.models.find = lambda shard_set: server.server.models.default
     asked = other.questions.ask(np.random.default_rng(6), 0)
     message = pb.ScoreRequest.FromString(asked.data)
     message.sequence = 1

@@ -1,0 +1,392 @@
+"""The file that lists a server's shard sets, followed while it serves.
+
+The supervisor reads the list when it changes and has the files of new sets checked by a child
+process of low priority. Then its workers load them, one after another, beside what they serve; no
+connection ends. A list that cannot be served changes nothing. `step` decides; it is pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from dlm.errors import ConfigError, DlmError
+from dlm.index.layout import Manifest, read_manifest
+from dlm.logs import EventLog
+from dlm.resources import available_bytes
+from dlm.server.child import Child
+from dlm.server.config import ServerConfig
+from dlm.server.trouble import SharedText
+from dlm.server.watch import FileWatcher
+from dlm.wire.secret import require_file
+
+logger = EventLog(__name__)
+
+MAX_SETS = 64  # clients ask a server for no more
+KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A shard set of the list: its folder, and its id as hex digits."""
+
+    folder: str
+    shard_set: str
+
+
+Sets: TypeAlias = tuple[Listed, ...]
+
+
+# ------------------------------------------------------------------------------- the decision
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The file lists these sets now."""
+
+    sets: Sets
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The files of the new sets were read; `error` says what is wrong with one."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A worker serves list `number`; or cannot, and `error` says why."""
+
+    worker: int
+    number: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process of a worker ended."""
+
+    worker: int
+
+
+Event: TypeAlias = Changed | Checked | Loaded | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Read the files of these sets."""
+
+    sets: Sets
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Let the first `workers` workers serve list `number`."""
+
+    sets: Sets
+    number: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Log that the workers serve these sets; or, with `error`, that a list was rejected."""
+
+    sets: Sets
+    error: str = ""
+
+
+Action: TypeAlias = Check | Tell | Report
+
+
+@dataclass(frozen=True, slots=True)
+class SetsState:
+    """What the workers serve, and what they are to serve.
+
+    serving  of all workers; while others load, of the rest
+    loading  the next list, or None;  told  workers that may load it: 0 while its files are checked
+    number   of the last list that a worker was told
+    rejected why the file's list is not served, or ""
+    """
+
+    serving: Sets
+    loading: Sets | None = None
+    told: int = 0
+    number: int = 0
+    rejected: str = ""
+
+    def of(self, worker: int) -> tuple[int, Sets]:
+        """The list that a worker serves from its start, and its number."""
+        if self.loading is not None and self.told:
+            if worker < self.told - 1:  # the one that is loading starts with what works
+                return self.number, self.loading
+            return self.number - 1, self.serving
+        return self.number, self.serving
+
+
+def step(state: SetsState, event: Event, workers: int) -> tuple[SetsState, tuple[Action, ...]]:
+    """The next state, and what to do.
+
+    Guarantees  one worker loads at a time; if it fails or ends, all serve the list before
+    """
+    if isinstance(event, Changed):
+        if state.told:
+            return state, ()  # asked again once it is over
+        if event.sets == state.serving:
+            return replace(state, loading=None, rejected=""), ()
+        if any(one not in state.serving for one in event.sets):
+            return replace(state, loading=event.sets), (Check(event.sets),)
+        return _tell(replace(state, loading=event.sets, number=state.number + 1), 1)
+    if state.loading is None:
+        return state, ()
+    if isinstance(event, Checked):
+        if state.told:
+            return state, ()
+        if event.error:
+            return _reject(state, event.error)
+        return _tell(replace(state, number=state.number + 1), 1)
+    if not state.told or event.worker != state.told - 1:
+        return state, ()
+    if isinstance(event, Ended):
+        return _revert(state, workers, f"worker {event.worker} ended while it loaded them")
+    if event.number != state.number:
+        return state, ()
+    if event.error:
+        return _revert(state, workers, event.error)
+    if state.told < workers:
+        return _tell(state, state.told + 1)
+    done = SetsState(state.loading, number=state.number)
+    return done, (Report(state.loading),)
+
+
+def _tell(state: SetsState, workers: int) -> tuple[SetsState, tuple[Action, ...]]:
+    assert state.loading is not None
+    return replace(state, told=workers), (Tell(state.loading, state.number, workers),)
+
+
+def _reject(state: SetsState, error: str) -> tuple[SetsState, tuple[Action, ...]]:
+    kept = SetsState(state.serving, number=state.number, rejected=error)
+    return kept, (Report(state.serving, error),)
+
+
+def _revert(state: SetsState, workers: int, error: str) -> tuple[SetsState, tuple[Action, ...]]:
+    back = replace(state, number=state.number + 1)
+    kept, said = _reject(back, error)
+    return kept, (Tell(state.serving, back.number, workers), *said)
+
+
+# ----------------------------------------------------------------------------------- the list
+
+
+def read_sets(path: Path) -> list[Path]:
+    """The folders that a file lists, one per line, relative to its own; `#` begins a comment.
+
+    Raises  ConfigError  the file cannot be read, lists none, too many or one twice, or its last
+                         line has no end
+    """
+    require_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"{path} cannot be read: {exc}; expected the folders of shard sets, one per line"
+        ) from exc
+    if text and not text.endswith("\n"):
+        raise ConfigError(
+            f"{path}: its last line has no newline, so the file may be half-written; end it with a "
+            "newline, and replace such files by renaming a new one over them"
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    named = [path.absolute().parent / line for line in lines if line and not line.startswith("#")]
+    if not 0 < len(named) <= MAX_SETS:
+        raise ConfigError(
+            f"{path} lists {len(named)} shard sets; expected 1 to {MAX_SETS}, a folder per line"
+        )
+    for folder in named:
+        if named.count(folder) > 1:
+            raise ConfigError(f"{path} lists {folder} twice; give each shard set once")
+    return named
+
+
+def sets_of(folders: Sequence[Path], index: int) -> list[tuple[Path, Manifest]]:
+    """The shard sets in `folders` that have shard `index`, each with its manifest.
+
+    Raises  ShardFormatError  a folder is incomplete;  ConfigError  none has the shard, or two hold
+            the same set
+    """
+    found = [(folder, read_manifest(folder)) for folder in folders]
+    names = [manifest.shard_set for _, manifest in found]
+    for number, (folder, manifest) in enumerate(found):
+        if manifest.shard_set in names[:number]:
+            first = found[names.index(manifest.shard_set)][0]
+            raise ConfigError(
+                f"{folder} and {first} hold the same shard set, {manifest.shard_set}; give each "
+                "once"
+            )
+    held = [(folder, manifest) for folder, manifest in found if index < manifest.shards]
+    if not held:
+        raise ConfigError(
+            f"none of the listed shard sets has shard {index}, which this server serves; list one "
+            "that has"
+        )
+    return held
+
+
+def listed(folders: Sequence[Path], index: int) -> Sets:
+    """As `sets_of`, for `SetsState`."""
+    return tuple(Listed(str(folder), one.shard_set) for folder, one in sets_of(folders, index))
+
+
+def file_bytes(manifest: Manifest, index: int) -> int:
+    """Bytes of the files that a server of shard `index` maps."""
+    return manifest.file("shard", index).bytes + sum(manifest.file(k).bytes for k in KINDS)
+
+
+def check_memory(
+    found: Sequence[tuple[Path, Manifest]],
+    index: int,
+    copies: int,
+    available: Callable[[], int] = available_bytes,
+) -> None:
+    """Raises `ConfigError` if the files of these sets do not fit beside what is in memory now."""
+    wanted, free = copies * sum(file_bytes(one, index) for _, one in found), available()
+    if wanted > free:
+        names = ", ".join(str(folder) for folder, _ in found)
+        raise ConfigError(
+            f"{names}: {wanted >> 20} MiB are to be loaded beside the models in memory, and "
+            f"{free >> 20} MiB are free. Unload a model first, or raise the memory limit"
+        )
+
+
+# ---------------------------------------------------------------------------- the supervisor
+
+
+class ListedSets:
+    """The list of a server with a supervisor; every method is called by the supervisor.
+
+    Args  check  reads all files of the sets in these folders; raises DlmError or OSError
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        index: int,
+        check: Callable[[Sequence[Path]], None],
+        available: Callable[[], int] = available_bytes,
+    ) -> None:
+        self._path = Path(config.sets)
+        self._config, self._index, self._available = config, index, available
+        self._check = check
+        self._watch = FileWatcher([self._path])
+        self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
+        self.state = SetsState(listed(self.folders, index))
+        self.told, self.rejected = SharedText(1 << 16), SharedText()
+        self._child: Child | None = None
+
+    def look(self) -> None:
+        """Called several times per second: takes a change of the file a step further."""
+        child = self._child
+        if child is not None and (ended := child.poll()) is not None:
+            self._child = None
+            self._take(Checked(ended))
+        if not self.state.told and self._watch.changed():
+            self._read()
+
+    def _read(self) -> None:
+        self._stop_check()
+        self._watch.applied()  # a list that is rejected is not read again until it changes
+        try:
+            found = sets_of(read_sets(self._path), self._index)
+            held = {one.shard_set for one in self.state.serving}
+            new = [one for one in found if one[1].shard_set not in held]
+            copies = self._config.workers if self._config.huge_pages else 1
+            if new:
+                check_memory(new, self._index, copies, self._available)
+        except DlmError as exc:
+            self._carry_out(*_reject(self.state, str(exc)))
+        else:
+            self._take(Changed(tuple(Listed(str(f), one.shard_set) for f, one in found)))
+
+    def holds(self, shard_set: str) -> bool:
+        """Whether a worker serves it, or may."""
+        every = self.state.serving + (self.state.loading or ())
+        return any(one.shard_set == shard_set for one in every)
+
+    def heard(self, worker: int, content: dict[str, object]) -> None:
+        """A worker's report: the `number` of the list that it serves, or its `error`."""
+        self._take(Loaded(worker, int(str(content["number"])), str(content.get("error", ""))))
+
+    def ended(self, worker: int) -> None:
+        self._take(Ended(worker))
+
+    def close(self) -> None:
+        self._stop_check()
+
+    def _begin_check(self, folders: Sequence[Path]) -> None:
+        try:
+            self._child = Child(lambda: self._check(folders))
+        except OSError as exc:  # no process or no descriptor is left
+            self._take(Checked(f"no process could be started to read them: {exc}"))
+
+    def _stop_check(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def _take(self, event: Event) -> None:
+        self._carry_out(*step(self.state, event, self._config.workers))
+
+    def _carry_out(self, state: SetsState, actions: Sequence[Action]) -> None:
+        self.state = state
+        self.rejected.write(state.rejected)
+        for action in actions:
+            if isinstance(action, Check):
+                held = state.serving
+                new = [Path(one.folder) for one in action.sets if one not in held]
+                logger.info("server.sets.checking", extra={"sets": len(new)})
+                self._begin_check(new)
+            elif isinstance(action, Tell):
+                self.told.write(_text(action))
+            elif action.error:
+                logger.error("server.sets.rejected", extra={"error": action.error})
+            else:
+                names = [one.shard_set for one in action.sets]
+                logger.info("server.sets.loaded", extra={"shard_sets": names})
+
+
+def _text(told: Tell) -> str:
+    sets = [[one.folder, one.shard_set] for one in told.sets]
+    return json.dumps({"number": told.number, "workers": told.workers, "sets": sets})
+
+
+# -------------------------------------------------------------------------------- the worker
+
+
+class ToldSets:
+    """What a worker is told to serve; in the worker's process.
+
+    Args  number  of the list that it began with;  say  reports to the supervisor
+    """
+
+    def __init__(
+        self, told: SharedText, worker: int, number: int, say: Callable[[dict[str, object]], None]
+    ) -> None:
+        self._told, self._worker, self.number, self._say = told, worker, number, say
+
+    def due(self) -> Sets | None:
+        """Another list that this worker is to serve now; each is returned once."""
+        text = self._told.read()
+        if not text:
+            return None
+        content = json.loads(text)
+        if content["number"] == self.number or self._worker >= content["workers"]:
+            return None
+        self.number = content["number"]
+        return tuple(Listed(folder, name) for folder, name in content["sets"])
+
+    def report(self, error: str = "") -> None:
+        self._say({"number": self.number, **({"error": error} if error else {})})

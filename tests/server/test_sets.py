@@ -1,0 +1,244 @@
+"""dlm.server.sets: a server follows the list of its shard sets, or keeps what it serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from cluster import WAIT_S, children, until
+from dlm.errors import ConfigError
+from dlm.files import write_whole
+from dlm.index.layout import read_manifest
+from dlm.server.config import ServerConfig
+from dlm.server.sets import (
+    Changed,
+    Check,
+    Checked,
+    Ended,
+    Listed,
+    ListedSets,
+    Loaded,
+    Report,
+    SetsState,
+    Tell,
+    check_memory,
+    read_sets,
+    step,
+)
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+from server.calls import Caller, Stream, outcome
+
+A, B = Listed("a", "0a"), Listed("b", "0b")
+START = SetsState((A,))
+
+
+def run(state, *events, workers=2):
+    """The state after these events, and all actions."""
+    done = []
+    for event in events:
+        state, actions = step(state, event, workers)
+        done += actions
+    return state, done
+
+
+# ------------------------------------------------------------------------------ the decision
+
+
+def test_new_sets_are_checked_then_loaded_by_one_worker_at_a_time():
+    """A later worker begins with what the others serve by then."""
+    state, done = run(START, Changed((A, B)))
+    assert done == [Check((A, B))]
+    assert state.of(0) == state.of(1) == (0, (A,))
+    state, done = run(state, Checked())
+    assert done == [Tell((A, B), 1, 1)]
+    assert state.of(0) == (0, (A,))  # it loads them while it serves
+    state, done = run(state, Loaded(0, 1))
+    assert done == [Tell((A, B), 1, 2)]
+    assert state.of(0) == (1, (A, B))
+    assert state.of(1) == (0, (A,))
+    state, done = run(state, Loaded(1, 1))
+    assert done == [Report((A, B))]
+    assert state == SetsState((A, B), number=1)
+
+
+def test_a_set_that_is_no_longer_listed_needs_no_check():
+    """Nor does another order, which changes the default."""
+    _, done = run(SetsState((A, B)), Changed((B, A)), Loaded(0, 1), workers=1)
+    assert done == [Tell((B, A), 1, 1), Report((B, A))]
+
+
+@pytest.mark.parametrize("failure", [Loaded(1, 1, "no room"), Ended(1)])
+def test_when_a_worker_cannot_load_a_list_all_return_to_the_one_before(failure):
+    """Also those that had loaded it; and the reason is kept until the list changes."""
+    state, done = run(START, Changed((A, B)), Checked(), Loaded(0, 1), failure)
+    assert done[-2] == Tell((A,), 2, 2)
+    assert isinstance(done[-1], Report)
+    assert done[-1].error
+    assert state == SetsState((A,), number=2, rejected=done[-1].error)
+    assert run(state, Loaded(0, 2), Loaded(1, 2)) == (state, [])
+    assert run(state, Changed((A,)))[0].rejected == ""
+
+
+def test_files_that_are_damaged_are_given_to_no_worker():
+    """Whatever else happens meanwhile."""
+    state, done = run(START, Changed((A, B)), Loaded(0, 0), Ended(1), Checked("damaged"))
+    assert done == [Check((A, B)), Report((A,), "damaged")]
+    assert state == replace(START, rejected="damaged")
+
+
+def test_a_list_that_changes_during_the_check_is_checked_anew_and_not_during_the_loading():
+    """What a worker loads is what was checked."""
+    state, done = run(START, Changed((A, B)), Changed((B,)))
+    assert done == [Check((A, B)), Check((B,))]
+    loading, _ = run(state, Checked())
+    assert run(loading, Changed((A,)), Checked()) == (loading, [])
+
+
+# ------------------------------------------------------------------------------------ the list
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "a", "a\na\n", "a\n" * 65])
+def test_a_list_of_another_form_is_rejected(tmp_path, text):
+    """Empty, half-written, twice the same, too long."""
+    (tmp_path / "sets").write_text(text)
+    with pytest.raises(ConfigError, match="sets"):
+        read_sets(tmp_path / "sets")
+
+
+def test_folders_are_relative_to_the_list(tmp_path):
+    """A comment and an empty line are no folder."""
+    (tmp_path / "sets").write_text("# models\n\n new \n/srv/old\n")
+    assert read_sets(tmp_path / "sets") == [tmp_path / "new", Path("/srv/old")]
+
+
+def test_two_models_must_fit_in_memory(sharded):
+    """The message names what is needed and what is free."""
+    found = [(sharded.directory, read_manifest(sharded.directory))]
+    check_memory(found, 0, 1, lambda: 1 << 30)
+    with pytest.raises(ConfigError, match=r"are free"):
+        check_memory(found, 0, 1, lambda: 1000)
+
+
+def test_a_list_of_which_no_set_has_the_shard_does_not_start_a_server(tmp_path, other):
+    """`other` has two shards."""
+    (tmp_path / "sets").write_text(f"{other.directory}\n")
+    with pytest.raises(ConfigError, match="shard 2"):
+        ListedSets(ServerConfig(sets=str(tmp_path / "sets")), 2, lambda folders: None)
+
+
+# ------------------------------------------------------------------------------------ a server
+
+
+def held(caller):
+    """The shard sets that a server describes, the default first."""
+    reply = pb.DescribeReply.FromString(caller.describe(b"", timeout=WAIT_S))
+    return [one.hex() for one in reply.shard_sets]
+
+
+def mapped(server, directory):
+    """Whether a worker has a file of this folder mapped."""
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in children(server.process.pid)]
+    return any(f"{directory}/" in text for text in maps)
+
+
+@pytest.fixture
+def listing(tmp_path, start, sharded):
+    """A server of shard 0 that follows a list; a caller; and how to write the list."""
+    path = tmp_path / "sets"
+
+    def write(*directories):
+        write_whole(path, "".join(f"{one}\n" for one in directories).encode())
+
+    write(sharded.directory)
+    made = []
+
+    def begin(**config):
+        server = start(0, [], sets=str(path), **config).ready()
+        made.append(Caller(server.address))
+        return server, made[-1], write
+
+    yield begin
+    for caller in made:
+        caller.close()
+
+
+def test_a_model_is_loaded_beside_another_and_the_other_is_unloaded(sharded, other, listing):
+    """One stream stays open and is answered throughout, each message by the model it names; the
+    files of the model that is no longer listed are unmapped."""
+    server, caller, write = listing()
+    names = [one.manifest.shard_set for one in (sharded, other)]
+    assert held(caller) == names[:1]
+    worker = children(server.process.pid)
+    stream, rng = Stream(caller), np.random.default_rng(1)
+
+    def ask(number, *models):
+        for one in models:
+            asked = one.questions.ask(rng, 0)
+            stream.put(asked.data, number)
+            one.questions.verify(0, asked, stream.take()[1])
+
+    ask(1, sharded)
+    write(sharded.directory, other.directory)
+    until(lambda: held(caller) == names, server.process)
+    ask(2, other, sharded)
+    write(other.directory)
+    until(lambda: held(caller) == names[1:], server.process)
+    gone = sharded.questions.ask(rng, 0)
+    assert outcome(caller.score, gone.data).reason is Reason.WRONG_SHARD_SET
+    until(lambda: not mapped(server, sharded.directory), server.process)
+    assert mapped(server, other.directory)
+    ask(3, other)
+    stream.end()
+    assert children(server.process.pid) == worker
+    assert server.stop() == 0
+
+
+def test_a_list_that_cannot_be_served_changes_nothing(tmp_path, sharded, other, listing):
+    """Each reason is logged; the next list that can be served is."""
+    server, caller, write = listing()
+    half = tmp_path / "half"
+    shutil.copytree(other.directory, half)
+    shard = half / read_manifest(half).file("shard", 0).name
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    for number, wrong in enumerate([[tmp_path / "none"], [half], [sharded.directory] * 2], 1):
+        write(sharded.directory, *wrong)
+        until(lambda n=number: server.errors.count("sets.rejected") == n, server.process)
+        assert held(caller) == [sharded.manifest.shard_set]
+        sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+    write(other.directory)
+    until(lambda: held(caller) == [other.manifest.shard_set], server.process)
+    assert server.stop() == 0
+
+
+def test_a_worker_that_is_replaced_serves_the_list_of_the_others(sharded, other, listing):
+    """kill -9 of both, one after the other: the process that follows maps the new model itself."""
+    server, _, write = listing(workers=2)
+    write(other.directory, sharded.directory)
+    until(lambda: server.errors.count("sets.loaded") == 1, server.process)
+    for pid in children(server.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: server.errors.count("worker.started") == 4, server.process)
+    names = [one.manifest.shard_set for one in (other, sharded)]
+
+    def answers():
+        fresh = Caller(server.address)
+        try:
+            return held(fresh) == names
+        except grpc.RpcError:  # no worker listens yet
+            return False
+        finally:
+            fresh.close()
+
+    until(answers, server.process)
+    assert server.stop() == 0
