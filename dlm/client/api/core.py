@@ -305,9 +305,9 @@ class Core(Scorer, Host):
         if self._tracer is not None:
             span = call.span = self._tracer.begin("dlm.call", queries=len(words))
             if span is not None:
-                share = 1.0 - plan.remote_asked / max(len(words), 1)
+                share = 1.0 - plan.shard_asked / max(len(words), 1)
                 call.future.add_done_callback(partial(_end_span, call, span, share))
-        remote = plan.remote_asked
+        remote = plan.shard_asked
         counts_of.planned(len(words), len(words) - remote, remote - len(plan.at))
         call.split(snapshot.shard_set, time.perf_counter())
         if not call.parts:

@@ -118,7 +118,7 @@ class StartSettings:
 
 
 class ClusterFile(Servers):
-    """A cluster.toml that may change: read again on every call, and parsed if its text is another.
+    """A cluster.toml that may change: each call of this object reads it, and parses another text.
 
     Args  config  of the client; takes precedence over the file
     Attributes  started  the settings that a client takes from the file when it starts

@@ -40,7 +40,8 @@ class HeartbeatConfig:
         unit="seconds",
         low=0.01,
         high=60,
-        why="A lost packet is sent again after 0.2 to 0.4 s.",
+        why="A lost packet is sent again after 0.2 to 0.4 s. A silent server gets its next beat "
+        "after this time, if it is longer than the interval.",
     )
     jitter: float = setting(
         0.2,

@@ -13,7 +13,8 @@ UP       it refuses a message: `Refused`    UP, not ready; likewise
 SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
-DOWN     a beat is missed                   DOWN; answers are counted anew
+DOWN     a beat is missed                   DOWN; answers are counted anew; as any beat, the next
+                                            is due an interval after this one began
 any      `down_after` missed in a row, and  Renew: the connection is made anew
          each `RENEW_AFTER` after that
 any      a beat is due, none is out         Ping

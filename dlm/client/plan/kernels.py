@@ -212,13 +212,13 @@ def regroup_large(  # type: ignore[no-untyped-def]
 
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint8[:], uint16[:], int64")
 def route_groups(  # type: ignore[no-untyped-def]
-    context_lengths, context_words, word_counts, words, remote, slots, shards
+    context_lengths, context_words, word_counts, words, needs_shard, slots, shards
 ):
     """The groups that shards must answer, shard after shard, in their order within each.
 
     Shapes
         the first four as in QueryGroups
-        remote  (C,)     uint8   1: a shard must answer; only for contexts of two words or more
+        needs_shard  (C,)     uint8   1: a shard must answer; only for contexts of two words or more
         slots   (4096,)  uint16         the shard of each slot, below `shards`
     Returns
         edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
@@ -232,7 +232,7 @@ def route_groups(  # type: ignore[no-untyped-def]
     for c in range(contexts):
         end += np.int64(context_lengths[c])
         shard_of[c] = -1
-        if remote[c]:
+        if needs_shard[c]:
             shard = np.int64(slots[slot_of(context_words[end - 2], context_words[end - 1])])
             shard_of[c] = shard
             edges[shard + 1, 0] += 1
@@ -284,7 +284,7 @@ def plan(  # type: ignore[no-untyped-def]
         contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
     Returns
         valid   False if lengths, counts or ids are out of range; the rest is then meaningless
-        remote_asked  number of words, repeats included, that a shard must answer
+        shard_asked  number of words, repeats included, that a shard must answer
         place   (Q,) int64, which of the U distinct queries each is
         log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; of
                 those that low orders answer
@@ -309,7 +309,7 @@ def plan(  # type: ignore[no-untyped-def]
     )
     log10_prob = np.empty(len(asked), np.float32)
     rest = np.empty((3, len(asked)), np.uint8)
-    remote = np.empty(len(group_lengths), np.uint8)
+    needs_shard = np.empty(len(group_lengths), np.uint8)
     score_lengths(
         view,
         order,
@@ -322,22 +322,22 @@ def plan(  # type: ignore[no-untyped-def]
         rest[0],
         rest[1],
         rest[2],
-        remote,
+        needs_shard,
     )
     edges, out_lengths, out_context, out_counts, out_words, at = route_groups(
-        group_lengths, group_words, word_counts, asked, remote, slots, shards
+        group_lengths, group_words, word_counts, asked, needs_shard, slots, shards
     )
-    remote_asked = len(at)
+    shard_asked = len(at)
     if len(place) != len(asked) and len(at):
-        is_remote = np.zeros(len(asked), np.uint8)
+        from_shard = np.zeros(len(asked), np.uint8)
         for i in range(len(at)):
-            is_remote[at[i]] = 1
-        remote_asked = np.int64(0)
+            from_shard[at[i]] = 1
+        shard_asked = np.int64(0)
         for q in range(len(place)):
-            remote_asked += np.int64(is_remote[place[q]])
+            shard_asked += np.int64(from_shard[place[q]])
     return (
         valid,
-        remote_asked,
+        shard_asked,
         place,
         log10_prob,
         rest,

@@ -53,7 +53,7 @@ class CallPlan(NamedTuple):
     pieces  for the shards, in their order
     """
 
-    remote_asked: int
+    shard_asked: int
     place: NDArray[np.int64]
     log10_prob: NDArray[np.float32]
     known: NDArray[np.uint8]
@@ -81,7 +81,7 @@ def plan(
     rows = len(lengths)
     fits = contexts.shape == (rows, max(order - 1, 0)) and counts.shape == (rows,)
     if fits and lengths.ndim == 1 and words.ndim == 1:
-        (valid, remote_asked, place, log10_prob, known, *routed) = kernels.plan(
+        (valid, shard_asked, place, log10_prob, known, *routed) = kernels.plan(
             grams.low.view,
             order,
             size,
@@ -91,7 +91,7 @@ def plan(
         )
         if valid:
             pieces = pieces_of(routed, max_queries)
-            return CallPlan(remote_asked, place, log10_prob, known, routed[-1], pieces)
+            return CallPlan(shard_asked, place, log10_prob, known, routed[-1], pieces)
     check_queries(order, size, contexts, lengths, counts, words)
     raise QueryError("lengths, counts or ids are out of range")
 
@@ -116,13 +116,13 @@ def route(
         slots        (4096,) uint16: shard of each slot, below `shards`
         max_queries  most queries in a message; larger groups are split
     """
-    remote = np.ones(len(groups.word_counts), np.uint8)
+    needs_shard = np.ones(len(groups.word_counts), np.uint8)
     routed = kernels.route_groups(
         groups.context_lengths,
         groups.context_words,
         groups.word_counts,
         groups.words,
-        remote,
+        needs_shard,
         slots,
         shards,
     )
