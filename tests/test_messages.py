@@ -24,7 +24,7 @@ FILES = [
 ]
 # Calls that are handed a sentence of an error, besides the constructors of errors.
 HELPERS = {
-    *("_abort", "_check_sequence", "_error", "_fault", "_require", "_too_little", "_unwritable"),
+    *("_abort", "check_sequence", "_error", "_fault", "_require", "_too_little", "_unwritable"),
     *("abort", "add_note", "bad", "check_disk", "error", "error_at", "fail", "needed"),
     *("Refusal", "RowFault", "Unread", "UnknownCall"),
 }

@@ -15,6 +15,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 if TYPE_CHECKING:
     from dlm.client.api.blocks import ContextBlocks
     from dlm.client.api.client import AsyncClient, Client
+    from dlm.client.api.mixture import Mixture
+    from dlm.client.api.phrases import Phrases
     from dlm.client.api.states import Extension, ModelInfo, SentenceScore, State, States
     from dlm.client.api.utterance import AsyncUtterance, Utterance
     from dlm.client.config.settings import ClientConfig
@@ -26,7 +28,9 @@ __all__ = [
     "ClientConfig",
     "ContextBlocks",
     "Extension",
+    "Mixture",
     "ModelInfo",
+    "Phrases",
     "SentenceScore",
     "State",
     "States",
@@ -40,7 +44,9 @@ _LIES_IN = {
     "ClientConfig": "config.settings",
     "ContextBlocks": "api.blocks",
     "Extension": "api.states",
+    "Mixture": "api.mixture",
     "ModelInfo": "api.states",
+    "Phrases": "api.phrases",
     "SentenceScore": "api.states",
     "State": "api.states",
     "States": "api.states",

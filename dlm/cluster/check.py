@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dlm.client import Client, State, Utterance
 from dlm.client.api.core import Core
-from dlm.client.api.inputs import split_words
+from dlm.client.api.splitting import split_words
 from dlm.client.deliver.counts import Stats
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb

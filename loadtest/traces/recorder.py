@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from dlm.client import Client, ContextBlocks, Extension, SentenceScore, State, States, Utterance
-from dlm.client.api.inputs import Sentence, Word, split_words
+from dlm.client.api.inputs import Sentence, Word
+from dlm.client.api.splitting import split_words
 from dlm.client.deliver.counts import Stats
 from dlm.errors import QueryError
 from dlm.ngram.query import Answers

@@ -200,7 +200,7 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
 
     whole = asked()
     monkeypatch.setattr("dlm.client.api.inputs.PART", 7)
-    monkeypatch.setattr("dlm.client.api.inputs.SPLIT_BYTES", 16)
+    monkeypatch.setattr("dlm.client.api.splitting.SPLIT_BYTES", 16)
     before = client_calls(utterance)
     assert asked() == whole
     assert client_calls(utterance) - before > 100

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from dlm.client.api.inputs import (
     every_word_after,
     stored_after,
 )
+from dlm.client.api.phrase_inputs import inputs_of
+from dlm.client.api.phrases import BoundPhrases, Phrases
 from dlm.client.api.scorer import Asked, Scorer
 from dlm.client.api.states import (
     FULL_MODEL,
@@ -39,7 +41,6 @@ from dlm.client.deliver.after import GiveUp, after_call
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.health.modes import Mode
-from dlm.client.plan import kernels
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import (
     DeadlineExceeded,
@@ -171,6 +172,7 @@ class BaseUtterance:
         deadline_s: float | None,
         kind: str = FULL_MODEL,
         on_switch: str = FINISH,
+        phrases: Phrases | None = None,
     ) -> None:
         if on_switch not in (FINISH, RESCORE):
             raise QueryError(f"on_switch is {on_switch!r}; expected {FINISH!r} or {RESCORE!r}")
@@ -181,7 +183,8 @@ class BaseUtterance:
         self._calls = 0  # in progress
         self._blocks_unknown_until = 0.0  # on `monotonic`: servers that do not know ContextBlock
         self.bigram_fallback = core.config.bigram_fallback
-        self._pin(Inputs(snapshot, kind))
+        self._phrases = phrases
+        self._pin(inputs_of(snapshot, kind, phrases))
         self._inputs.settled = kind == LOCAL_MODEL
 
     def _pin(self, inputs: Inputs) -> None:
@@ -211,6 +214,38 @@ class BaseUtterance:
         self._inputs.settled = True
         return self._inputs.snapshot.grams
 
+    @property
+    def phrases(self) -> BoundPhrases | None:
+        """The utterance's phrases in ids of its model; None without. Reading it fixes the utterance
+        to this model."""
+        self._inputs.settled = True
+        return self._inputs.phrases
+
+    def without_phrases(self) -> Self:
+        """An utterance of the same model, pinned to it, without phrases."""
+        self._inputs.settled = True
+        on_switch = RESCORE if self._rescores else FINISH
+        snapshot, kind = self._inputs.snapshot, self.model_info.kind
+        found = type(self)(self._core, snapshot, self._deadline_s, kind, on_switch)
+        found._inputs.settled = True
+        return found
+
+    def ids_of(self, words: Sequence[Word]) -> NDArray[np.uint32]:
+        """The ids of words, 0 for unknown ones; a phrase's new words have ids from
+        `vocabulary_size` on, in this utterance."""
+        return self._inputs.ids(words)
+
+    def bonus(self, before: State, after: State) -> float:
+        """What phrases add to the step between two states, log10; 0 without phrases."""
+        phrases = self._inputs.phrases
+        return 0.0 if phrases is None else float(phrases.bonus(before._node, after._node))
+
+    def finish(self, state: State) -> float:
+        """What the end of a sentence adds for a decoder that scores no </s>, log10: the shares of a
+        phrase that is not complete are given back. 0 without phrases."""
+        phrases = self._inputs.phrases
+        return 0.0 if phrases is None else float(phrases.finish(state._node))
+
     def begin(self) -> State:
         """The state at the beginning of a sentence."""
         return self._inputs.begin()
@@ -219,7 +254,7 @@ class BaseUtterance:
         """The state with no words before it."""
         return self._inputs.null()
 
-    def states(self, states: Sequence[State]) -> States:
+    def states(self, states: States | Sequence[State]) -> States:
         """Several states of this utterance as one array; raises `ModelMismatch` for one of another
         model."""
         return self._inputs.states(states)
@@ -251,16 +286,18 @@ class BaseUtterance:
         for queries, found in parts:
             after.append(self._inputs.after(queries, found))
             asking.check()
-        oov = [kernels.are_word(queries.words, UNK_ID) for queries, _ in parts]
+        oov = [self._inputs.unknown(queries.words) for queries, _ in parts]
         answers = joined([answers for _, answers in parts])
         shape = count, width
+        states_after = (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape)
         return Extension(
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
-            (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape),
+            states_after,
             source_of(answers).reshape(shape),
             (oov[0] if len(oov) == 1 else np.concatenate(oov)).reshape(shape),
+            self._inputs.bonus([queries for queries, _ in parts], states_after),
         )
 
     def _score_sentences(
@@ -272,8 +309,10 @@ class BaseUtterance:
         )
         answers = joined([answers for _, answers in parts])
         words = np.concatenate([queries.words for queries, _ in parts])
+        bonuses = self._inputs.bonuses(words, counts)
+        words = self._inputs.model_words(words)
         source, out, begin = source_of(answers), [], 0
-        for number, count in enumerate(counts, 1):
+        for number, (count, bonus) in enumerate(zip(counts, bonuses, strict=False), 1):
             part = slice(begin, begin + count)
             prob = answers.log10_prob[part]
             oov = words[part] == UNK_ID
@@ -287,6 +326,7 @@ class BaseUtterance:
                     answers.matched_order[part],
                     oov,
                     source[part],
+                    bonus,
                 )
             )
             begin += count
@@ -396,7 +436,8 @@ class BaseUtterance:
             fresh = self._core.current(asking.left_s, self.model_info.model)
             with self._lock:
                 if not self._inputs.settled and self._calls == 1:
-                    self._pin(Inputs(fresh, self.model_info.kind, self._inputs))
+                    kind = self.model_info.kind
+                    self._pin(inputs_of(fresh, kind, self._phrases, self._inputs))
         self._check_may_move(error, asking)
 
     def _check_may_move(self, error: StaleShardSet, asking: Asking) -> None:
@@ -424,7 +465,7 @@ class BaseUtterance:
             queries.contexts,
             queries.lengths,
             queries.counts,
-            queries.words,
+            queries.words if asks is BLOCKS else self._inputs.model_words(queries.words),
             limit_s,
             None if self._rescores else self._inputs.snapshot,
             moves_on=not self._inputs.settled,

@@ -84,26 +84,29 @@ class ContextBlocks:
             asked = [inputs.ids(row, f"words[{at}]") for at, row in enumerate(rows)]
         shape = (len(self), width)
         oov = np.zeros(shape, bool)
-        each, after = list[Answers](), list[States]()
+        each, after, parts = list[Answers](), list[States](), list[Queries]()
         for row, block in enumerate(self._blocks):
             if asked is None:
                 ids, answers = np.arange(width, dtype=np.uint32), block.score_all()
             else:
                 ids = asked[row % len(asked)]
-                answers = block.score(ids)
-            here, count = slice(row, row + 1), np.array([width], np.uint32)
-            queries = Queries(self.states._contexts[here], self.states._lengths[here], count, ids)
+                answers = block.score(inputs.model_words(ids))
+            at, count = self.states[row : row + 1], np.array([width], np.uint32)
+            queries = Queries(at._contexts, at._lengths, count, ids, at._nodes)
             each.append(answers)
-            oov[row] = ids == UNK_ID
+            oov[row] = inputs.unknown(ids)
             after.append(inputs.after(queries, answers))
+            parts.append(queries)
         some = joined(each or [Answers.empty(0)])
+        states = States.joined(after or [self.states[:0]]).reshape(*shape)
         return Extension(
             some.log10_prob.reshape(shape),
             some.matched_order.reshape(shape),
             some.ngram_length.reshape(shape),
-            States.joined(after or [self.states[:0]]).reshape(*shape),
+            states,
             np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
             oov,
+            inputs.bonus(parts, states),
         )
 
     def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
@@ -114,13 +117,18 @@ class ContextBlocks:
         return self._blocks[row].score(words)
 
     def score(self, row: int, word: Word) -> tuple[float, State]:
-        """log10 P of one word after one of the states, and the state after it."""
+        """log10 P of one word after one of the states, and the state after it. What phrases add is
+        `Utterance.bonus` of both states."""
         block, inputs = self._blocks[row], self._inputs
         known = type(word) is int and 0 <= word < inputs.vocabulary_size
         number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
+        node = 0
+        if inputs.phrases is not None:
+            node = inputs.phrases.step(int(self.states[row]._node), number)
+            number = number if number < inputs.vocabulary_size else UNK_ID
         log10_prob, length = block.score_word(number)
         words = (*block.words_before, number)
-        return log10_prob, State(self.states.model_info, words[len(words) - length :])
+        return log10_prob, State(self.states.model_info, words[len(words) - length :], node)
 
     def distribution(self) -> NDArray[np.float32]:
         """(K, V) log10 P of every word of the vocabulary, by id."""

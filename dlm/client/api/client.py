@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from dlm.client.api.base_utterance import FINISH, check_deadline
 from dlm.client.api.core import Core
 from dlm.client.api.metrics import ClientCollector
+from dlm.client.api.phrases import Phrases, Weights, prepared
 from dlm.client.api.scorer import LocalScorer, Scorer, open_local
 from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
 from dlm.client.api.utterance import AsyncUtterance, Opened, Utterance
@@ -124,7 +125,9 @@ class _Face:
             self._core.begin_local_fallback()
         self._core.watch()
 
-    def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
+    def _open(
+        self, deadline_s: float | None, on_switch: str, wait_s: float, phrases: Phrases | None
+    ) -> Opened:
         """The arguments of a new utterance, which waits `wait_s` for the next model if servers no
         longer hold the one in use."""
         core, fallback = self._core, self._fallback
@@ -135,8 +138,8 @@ class _Face:
             self._connect()
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
-            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch
-        return core, core.current(wait_s), deadline_s, FULL_MODEL, on_switch
+            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases
+        return core, core.current(wait_s), deadline_s, FULL_MODEL, on_switch, phrases
 
     def _connect_now(self) -> None:
         """Before a property: a copy of a client connects when it is first used."""
@@ -249,6 +252,7 @@ class Client(_Face):
         deadline_s: float | None = None,
         on_switch: str = FINISH,
         wait_s: float | None = None,
+        phrases: Phrases | Weights | None = None,
     ) -> Utterance:
         """A new utterance, pinned to the model in use: the full one, or the local fallback while
         the servers fail (`Utterance.model_info`).
@@ -260,12 +264,14 @@ class Client(_Face):
                         with "rescore" its next call raises `ModelSwitched`
             wait_s      how long to wait for the next model if servers no longer hold the one in
                         use; by default `connect_s`. With 0, the utterance gets the one in use
+            phrases     the bonus of each phrase that may be said in it, log10, or `Phrases`, which
+                        many utterances share
         Raises
             ClientClosed  the client is closed
-            QueryError    a deadline that is not a number of seconds above 0
+            QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
         """
         wait_s = self._core.config.connect_s if wait_s is None else wait_s
-        return Utterance(*self._open(deadline_s, on_switch, wait_s))
+        return Utterance(*self._open(deadline_s, on_switch, wait_s, prepared(phrases)))
 
     def close(self) -> None:
         """Closes every connection."""
@@ -347,7 +353,11 @@ class AsyncClient(_Face):
         return Opening(local())
 
     def utterance(
-        self, *, deadline_s: float | None = None, on_switch: str = FINISH
+        self,
+        *,
+        deadline_s: float | None = None,
+        on_switch: str = FINISH,
+        phrases: Phrases | Weights | None = None,
     ) -> AsyncUtterance:
         """See `Client.utterance`.
 
@@ -356,9 +366,10 @@ class AsyncClient(_Face):
         within the call's deadline; until then, the utterance has no states and no words.
         """
         self._core.check_open()
+        ready = prepared(phrases)
         if self._core.begun:
-            return AsyncUtterance(*self._open(deadline_s, on_switch, 0.0))
-        opened = partial(self._open, deadline_s, on_switch, self._core.config.connect_s)
+            return AsyncUtterance(*self._open(deadline_s, on_switch, 0.0, ready))
+        opened = partial(self._open, deadline_s, on_switch, self._core.config.connect_s, ready)
         return AsyncUtterance.later(opened, self._core, deadline_s)
 
     def _connect_now(self) -> None:

@@ -6,64 +6,50 @@ A large call becomes several `Queries`, so that its utterance can look at the cl
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client.api.phrases import BoundPhrases
+from dlm.client.api.splitting import split_parts
 from dlm.client.api.states import State, States, model_info_of
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan import kernels
 from dlm.errors import ModelMismatch, QueryError
 from dlm.ngram.query import Answers
-from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
+from dlm.ngram.vocab import UNK_ID, Vocabulary
 from dlm.units import counted
 
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 
-# As in ARPA files, words are split at spaces and tabs; a line end cannot be part of a word either.
-_SPACES = re.compile(rb"[ \t\r\n]+")
 # Queries planned at a time: a few milliseconds, or some ten for words of text.
 PART = 4096
-SPLIT_BYTES = 1 << 16  # bytes of a sentence split at a time
 
 
 class Queries(NamedTuple):
     """Contexts, right-aligned, and the words for each, one context after the other.
 
-    Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,)
+    Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,);
+            nodes (K,) int32 of states with phrases, else None
     """
 
     contexts: NDArray[np.uint32]
     lengths: NDArray[np.uint8]
     counts: NDArray[np.uint32]
     words: NDArray[np.uint32]
+    nodes: NDArray[np.int32] | None = None
 
 
 # The parts of a call, each with the number of queries in the parts after it, as far as known.
 Parts: TypeAlias = Iterator[tuple[Queries, int]]
 
 
-def split_words(sentence: str | bytes) -> list[bytes]:
-    """The words of a sentence, split at spaces, tabs and line ends, nowhere else."""
-    return [word for some in _split(sentence) for word in some]
-
-
-def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
-    text = as_bytes(sentence)
-    begin = 0
-    while begin < len(text):
-        cut = _SPACES.search(text, begin + SPLIT_BYTES) if len(text) - begin > SPLIT_BYTES else None
-        end = len(text) if cut is None else cut.end()
-        yield [w for w in _SPACES.split(text[begin:end]) if w]
-        begin = end
-
-
-def _check_sequence(value: Any, name: str, expected: str = "a sequence of words") -> None:
+def check_sequence(value: Any, name: str, expected: str = "a sequence of words") -> None:
+    """Raises `QueryError` unless it is a sequence, and not one string."""
     kind = type(value)
     if kind is list or kind is tuple or (kind is np.ndarray and value.ndim):
         return
@@ -81,29 +67,36 @@ def _check_sequence(value: Any, name: str, expected: str = "a sequence of words"
 
 
 def _check_contexts(contexts: Any) -> None:
-    _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words")
+    check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words")
 
 
 def _check_states(states: Any) -> None:
     if isinstance(states, State):
         raise QueryError("states is one State; expected a sequence of states: pass [state]")
-    _check_sequence(states, "states", "a sequence of states, as begin() and extend() return them")
+    check_sequence(states, "states", "a sequence of states, as begin() and extend() return them")
 
 
 class Inputs:
     """Checks what callers pass to an utterance that is open on one model.
 
     Args  before  the utterance's previous model, if servers no longer hold it
+          digest  of the utterance's phrases
     Attributes
         width    most words in a context, order - 1
         settled  the utterance stays on this model: an id of it was used, or it answered
+        phrases  those of the utterance, see `phrase_inputs`
+        ids_end  ids that callers may pass are below this
     """
 
-    def __init__(self, snapshot: Snapshot, kind: str, before: Inputs | None = None) -> None:
+    phrases: BoundPhrases | None = None
+
+    def __init__(
+        self, snapshot: Snapshot, kind: str, before: Inputs | None = None, *, digest: str = ""
+    ) -> None:
         manifest = snapshot.topology.manifest
         self.snapshot = snapshot
-        self.model_info = model_info_of(kind, manifest.model, manifest.shard_set)
-        self.vocabulary_size = manifest.vocabulary_size
+        self.model_info = model_info_of(kind, manifest.model, manifest.shard_set, digest)
+        self.vocabulary_size = self.ids_end = manifest.vocabulary_size
         self.width = max(manifest.order - 1, 0)
         self.settled = False
         self._before = before
@@ -124,18 +117,29 @@ class Inputs:
             raise QueryError(
                 f"a word is a string, bytes or an id, not {type(word).__name__}"
             ) from exc
-        if not 0 <= number < self.vocabulary_size:
-            raise QueryError(
-                f"word id {number} is out of range; ids are 0 to {self.vocabulary_size - 1}"
-            )
+        if not 0 <= number < self.ids_end:
+            raise QueryError(f"word id {number} is out of range; ids are 0 to {self.ids_end - 1}")
         return number
+
+    def _find(self) -> Callable[[bytes, int], int]:
+        """A function that returns the id of a word, or a default."""
+        return self.words.ids.get
+
+    def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The ids that the model is asked for."""
+        return words
+
+    def unknown(self, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which words the vocabulary lacks, by id."""
+        found: NDArray[np.bool_] = kernels.are_word(words, UNK_ID)
+        return found
 
     def ids(
         self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
     ) -> NDArray[np.uint32]:
         """The ids of words; unchecked if `planned`: then they are sent next, and the plan of the
         call checks them."""
-        _check_sequence(words, name)
+        check_sequence(words, name)
         if not isinstance(words, np.ndarray):
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         if words.ndim != 1:
@@ -147,10 +151,10 @@ class Inputs:
             # A copy, since its caller may change it. As bytes: to copy an array, NumPy releases
             # the GIL, which is slow to come back.
             return np.frombuffer(words.tobytes(), np.uint32)
-        if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
+        if words.size and (int(words.min()) < 0 or int(words.max()) >= self.ids_end):
             raise QueryError(
                 f"the word ids range from {words.min()} to {words.max()}; "
-                f"valid ids are 0 to {self.vocabulary_size - 1}"
+                f"valid ids are 0 to {self.ids_end - 1}"
             )
         return words.astype(np.uint32)
 
@@ -197,7 +201,7 @@ class Inputs:
         lengths = np.zeros(len(contexts), np.uint8)
         for row, context in enumerate(contexts):
             name = f"contexts[{first + row}]"
-            _check_sequence(context, name)
+            check_sequence(context, name)
             last = context[max(len(context) - self.width, 0) :] if self.width else ()
             kept = self.ids(last, name)
             dense[row, self.width - len(kept) :] = kept
@@ -209,11 +213,19 @@ class Inputs:
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
         return States(self.model_info, *kernels.next_states(*map(np.ascontiguousarray, given)))
 
+    def bonus(self, parts: Sequence[Queries], after: States) -> NDArray[np.float32] | None:
+        """What phrases add to the words of a call; None without phrases."""
+        return None
+
+    def bonuses(self, words: NDArray[np.uint32], counts: Sequence[int]) -> Iterable[float]:
+        """What phrases add to each sentence; `counts` has its words."""
+        return repeat(0.0)
+
     # -- calls --------------------------------------------------------------------------------
 
     def score(self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]) -> Parts:
         _check_contexts(contexts)
-        _check_sequence(words, "words")
+        check_sequence(words, "words")
         if len(contexts) != len(words):
             raise QueryError(
                 f"found {counted(len(contexts), 'context')} and {counted(len(words), 'word')}; "
@@ -232,7 +244,7 @@ class Inputs:
         """How many states, how many words for each, and whether each has its own words."""
         if not isinstance(states, States):
             _check_states(states)
-        _check_sequence(words, "words", "a sequence of words, or one per state")
+        check_sequence(words, "words", "a sequence of words, or one per state")
         count = states._lengths.size if isinstance(states, States) else len(states)
         if isinstance(words, np.ndarray):
             if words.ndim != 2:
@@ -242,7 +254,7 @@ class Inputs:
             isinstance(words[0], (Sequence, np.ndarray)) and not isinstance(words[0], (str, bytes))
         ):
             for at, row in enumerate(words):
-                _check_sequence(row, f"words[{at}]")
+                check_sequence(row, f"words[{at}]")
             rows, widths = len(words), {len(row) for row in words}
         else:
             return count, len(words), False
@@ -282,7 +294,7 @@ class Inputs:
                 counts = np.empty(len(flat), np.uint32)
                 counts[:] = min(columns, width - begin)
                 ahead = count * width - first * width - len(flat) * begin - len(asked)
-                yield Queries(flat._contexts, flat._lengths, counts, asked), ahead
+                yield Queries(flat._contexts, flat._lengths, counts, asked, flat._nodes), ahead
 
     def sentences(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]
@@ -294,7 +306,7 @@ class Inputs:
                 "sentences is one string; expected a sequence of sentences (each character would "
                 "be scored as one): pass [sentence]"
             )
-        _check_sequence(sentences, "sentences", "a sequence of sentences")
+        check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id
         segments: list[tuple[list[int], list[int]]] = []  # the words before, and the tokens
         tokens = total = 0
@@ -318,17 +330,17 @@ class Inputs:
             yield self._tokens(segments), 0
 
     def _sentence_ids(self, sentence: Sentence, name: str) -> Iterator[list[int]]:
-        known = self.words.ids
+        find = self._find()
         if isinstance(sentence, (str, bytes)):
-            for words in _split(sentence):
-                yield [known.get(word, UNK_ID) for word in words]
+            for words in split_parts(sentence):
+                yield [find(word, UNK_ID) for word in words]
             return
-        _check_sequence(sentence, name, "a string or a sequence of words")
+        check_sequence(sentence, name, "a string or a sequence of words")
         if isinstance(sentence, np.ndarray):
             sentence = self.ids(sentence, name).tolist()
         given = iter(sentence)
         while some := list(islice(given, PART)):
-            yield [known.get(w, UNK_ID) if type(w) is bytes else self.id_of(w) for w in some]
+            yield [find(w, UNK_ID) if type(w) is bytes else self.id_of(w) for w in some]
 
     def _tokens(self, segments: list[tuple[list[int], list[int]]]) -> Queries:
         """A query for each token of the segments, after the words before it."""

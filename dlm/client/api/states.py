@@ -6,7 +6,7 @@ Each carries its `ModelInfo`, so the scores of two models are never mixed in one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,16 +22,23 @@ FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 class ModelInfo:
     """The model that a score belongs to, and the shard set on which it was opened.
 
-    kind  "full", or "local_fallback" for the local model of a client whose servers fail
+    kind     "full", or "local_fallback" for the local model of a client whose servers fail
+    phrases  digest of the utterance's phrases; "" without
     """
 
     kind: str
     model: str
     shard_set: str
+    phrases: str = field(default="", repr=False)
 
     def check(self, found: ModelInfo) -> None:
         """Raises `ModelMismatch` unless a state of model `found` belongs to this one."""
         if found is not self and found != self:
+            if found.phrases != self.phrases:
+                raise ModelMismatch(
+                    f"a state of an utterance {_with(found)} was given to an utterance "
+                    f"{_with(self)}; a sentence begins and ends with the same phrases"
+                )
             raise ModelMismatch(
                 f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
                 f"was given to an utterance of the {self.kind} model {self.model} "
@@ -39,10 +46,14 @@ class ModelInfo:
             )
 
 
+def _with(info: ModelInfo) -> str:
+    return "with other phrases" if info.phrases else "without phrases"
+
+
 @lru_cache(maxsize=64)
-def model_info_of(kind: str, model: str, shard_set: str) -> ModelInfo:
+def model_info_of(kind: str, model: str, shard_set: str, phrases: str = "") -> ModelInfo:
     """The same object for all utterances on a model, so that comparing two is quick."""
-    return ModelInfo(kind, model, shard_set)
+    return ModelInfo(kind, model, shard_set, phrases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +62,13 @@ class State:
 
     Two states of one model are equal exactly if every continuation scores the same by the n-grams
     the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
-    weight), so hypotheses with equal states can be recombined.
+    weight), so hypotheses with equal states can be recombined. With phrases, equal states also have
+    said the same beginning of a phrase (`_node`, see `dlm.client.plan.automaton`).
     """
 
     model_info: ModelInfo
     _words: tuple[int, ...]
+    _node: int = 0
 
     def __len__(self) -> int:
         return len(self._words)
@@ -68,11 +81,13 @@ class States:
     Shapes
         _contexts  shape + (order - 1,)  uint32  right-aligned, zero where unused
         _lengths   shape                 uint8
+        _nodes     shape                 int32   with phrases; else None
     """
 
     model_info: ModelInfo
     _contexts: NDArray[np.uint32]
     _lengths: NDArray[np.uint8]
+    _nodes: NDArray[np.int32] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,10 +104,11 @@ class States:
         # An ellipsis must stop before the last axis, which holds the words of a state.
         inner = index if isinstance(index, tuple) else (index,)
         contexts = self._contexts[(*inner, slice(None))]
+        nodes = None if self._nodes is None else self._nodes[index]
         if np.ndim(lengths) == 0:
-            width = contexts.shape[-1]
-            return State(self.model_info, tuple(contexts[width - int(lengths) :].tolist()))
-        return States(self.model_info, contexts, lengths)
+            words = contexts[contexts.shape[-1] - int(lengths) :].tolist()
+            return State(self.model_info, tuple(words), 0 if nodes is None else int(nodes))
+        return States(self.model_info, contexts, lengths, nodes)
 
     @classmethod
     def joined(cls, parts: Sequence[States]) -> States:
@@ -105,10 +121,12 @@ class States:
         for part in parts:
             parts[0].model_info.check(part.model_info)
         flat = [part.reshape(-1) for part in parts]
+        nodes = [part._nodes for part in flat if part._nodes is not None]
         return cls(
             parts[0].model_info,
             np.concatenate([part._contexts for part in flat]),
             np.concatenate([part._lengths for part in flat]),
+            np.concatenate(nodes) if nodes else None,
         )
 
     def keys(self) -> list[bytes]:
@@ -116,6 +134,8 @@ class States:
         exactly if their states are. Many times faster than making a `State` for each."""
         flat = self.reshape(-1)
         words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
+        if flat._nodes is not None:
+            words = np.column_stack([flat._nodes.astype(np.uint32), words])
         step, content = words.itemsize * words.shape[1], words.tobytes()
         return [content[at : at + step] for at in range(0, len(content), step)]
 
@@ -134,6 +154,7 @@ class States:
             self.model_info,
             self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]),
             lengths,
+            None if self._nodes is None else self._nodes.reshape(*shape),
         )
 
     def contexts(self) -> list[tuple[int, ...]]:
@@ -156,6 +177,8 @@ class Extension:
         source         (K, W)  uint8   `FULL`, or `BIGRAM_FALLBACK` where no shard answered in time;
                                        all `LOCAL_FALLBACK` if the local fallback answered
         oov            (K, W)  bool    the vocabulary lacks the word; scored as the unknown word
+        bonus          (K, W)  float32 log10, what the utterance's phrases add to `log10_prob`, in
+                                       steps of 2^-10; None without phrases
     """
 
     log10_prob: NDArray[np.float32]
@@ -164,6 +187,13 @@ class Extension:
     states: States
     source: NDArray[np.uint8]
     oov: NDArray[np.bool_]
+    bonus: NDArray[np.float32] | None = None
+
+    @property
+    def biased(self) -> NDArray[np.float64]:
+        """(K, W) float64: the log10 probability and the bonus together."""
+        exact = self.log10_prob.astype(np.float64)
+        return exact if self.bonus is None else exact + self.bonus
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +207,7 @@ class SentenceScore:
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
     token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `BIGRAM_FALLBACK` or
     `LOCAL_FALLBACK`
+    bonus        log10, that of each phrase of the utterance, as often as the sentence has it
     """
 
     log10_prob: float
@@ -187,3 +218,9 @@ class SentenceScore:
     token_matched_order: NDArray[np.uint8]
     token_oov: NDArray[np.bool_]
     token_source: NDArray[np.uint8]
+    bonus: float = 0.0
+
+    @property
+    def biased(self) -> float:
+        """The log10 probability and the bonus together."""
+        return self.log10_prob + self.bonus

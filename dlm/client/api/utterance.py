@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dlm.client.api.base_utterance import Asking, BaseUtterance, Steps
 from dlm.client.api.blocks import ContextBlocks
 from dlm.client.api.inputs import Sentence, Word
+from dlm.client.api.phrases import Phrases
 from dlm.client.api.scorer import Scorer
 from dlm.client.api.states import Extension, SentenceScore, State, States
 from dlm.client.deliver.runtime import Snapshot
@@ -23,11 +24,31 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
 # The arguments of an utterance, see `BaseUtterance`.
-Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
+Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | None]
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
     return DlmError(f"this process has no memory for the call ({cause!r}); make smaller calls")
+
+
+def waited(steps: Steps[T]) -> T:
+    """What a call returns; waits in the caller's thread for whatever it waits for."""
+    try:
+        try:
+            while True:
+                wait = next(steps)
+                if isinstance(wait, tuple):
+                    with suppress(TimeoutError):
+                        wait[0].future.exception(wait[1])
+                elif wait is not None:
+                    wait()
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        finally:
+            steps.close()
+    except MemoryError as exc:
+        raise _no_memory(exc) from exc
 
 
 class Utterance(BaseUtterance):
@@ -40,23 +61,7 @@ class Utterance(BaseUtterance):
     def _run(
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
-        try:
-            steps = query(Asking(self, deadline_s), *args, **more)
-            try:
-                while True:
-                    wait = next(steps)
-                    if isinstance(wait, tuple):
-                        with suppress(TimeoutError):
-                            wait[0].future.exception(wait[1])
-                    elif wait is not None:
-                        wait()
-            except StopIteration as end:
-                found: T = end.value
-                return found
-            finally:
-                steps.close()
-        except MemoryError as exc:
-            raise _no_memory(exc) from exc
+        return waited(query(Asking(self, deadline_s), *args, **more))
 
     def score(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlm.client.deliver.asks import BLOCKS
 from dlm.client.deliver.call import Call
-from dlm.client.plan import kernels, router
+from dlm.client.plan import kernels, phrase_kernels, router
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.index.layout import Manifest
 from dlm.index.search import blocks, shard
@@ -37,6 +37,8 @@ KERNELS = (
     kernels.finish,
     kernels.are_word,
     kernels.next_states,
+    phrase_kernels.advance,
+    phrase_kernels.walk,
     text.enter_words,
     text.find_words,
     checks.out_of_range,

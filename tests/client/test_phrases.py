@@ -1,0 +1,222 @@
+"""Phrases of one utterance: bonuses, states, new words, and what stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import ModelFiles
+from dlm.client import AsyncClient, Client, Phrases, Utterance
+from dlm.errors import ModelMismatch, QueryError
+
+NEW = ["strangelove", "kubrick"]  # words that the model lacks
+PHRASES = {
+    "w1 w2 w3": 2.5, "w2 w3": 1.1, "w1": 0.3, "w1 w2 w1 w2": 4.0, "w4 strangelove": 2.0,
+    "strangelove w4 strangelove": 1.7, "kubrick": 3.0, "w5 w5": -1.3, "w3 w4 w5 w1 w2 w3": 9.0,
+}  # fmt: skip
+SAID = ["w1", "w2", "w3", "w4", "w5", "w6", *NEW, "never-seen"]
+
+
+@pytest.fixture(scope="module")
+def local(files: ModelFiles) -> Iterator[Client]:
+    """The model of these tests, in this process."""
+    with Client.local(files.directory) as client:
+        yield client
+
+
+def expected(said: tuple[str, ...], phrases: dict[str, float] = PHRASES) -> float:
+    """What the phrases in some words add, overlaps included, each rounded to 2^-10."""
+    total = 0
+    for phrase, bonus in phrases.items():
+        words = tuple(phrase.split())
+        found = sum(said[i : i + len(words)] == words for i in range(len(said)))
+        total += found * round(bonus * 1024)
+    return total / 1024
+
+
+def paths(
+    utterance: Utterance, seed: int, beam: int = 40, steps: int = 9
+) -> Iterator[tuple[list[tuple[str, ...]], Any, Any]]:
+    """Beams of random paths: at each step the words so far, the states, and their bonuses."""
+    rng = np.random.default_rng(seed)
+    said: list[tuple[str, ...]] = [()]
+    states: Any = utterance.states([utterance.begin()])
+    bonus = np.zeros(1)
+    for _ in range(steps):
+        words = rng.choice(SAID, 4).tolist()
+        found = utterance.extend(states, words)
+        assert found.bonus is not None
+        every = [(*one, word) for one in said for word in words]
+        totals = (bonus[:, None] + found.bonus).reshape(-1)
+        kept = rng.permutation(len(every))[:beam]
+        said, bonus = [every[at] for at in kept.tolist()], totals[kept]
+        states = found.states.reshape(-1)[kept]
+        yield said, states, bonus
+
+
+@pytest.mark.parametrize("count", [3000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_bonuses_are_the_phrases_that_a_path_has(local: Client, count: int) -> None:
+    """At every length, however the words were asked; equal states have one future."""
+    utterance = local.utterance(phrases=PHRASES)
+    checked = seed = 0
+    while checked < count:
+        for said, states, bonus in paths(utterance, seed):
+            after = utterance.extend(states, ["</s>"])
+            ends = (bonus + after.bonus[:, 0]).tolist()
+            assert ends == [expected(one) for one in said]
+            finished = [b + utterance.finish(s) for b, s in zip(bonus, states, strict=True)]
+            assert finished == ends
+            futures = {}
+            for key, one in zip(states.keys(), states, strict=True):
+                assert futures.setdefault(key, one) == one
+            assert len(futures) == len(set(states))
+            checked += len(said)
+        seed += 1
+
+
+def test_the_models_scores_and_messages_are_those_without_phrases(
+    files: ModelFiles, client: Client
+) -> None:
+    """Bit for bit, beside the bonus; servers are asked the same, and never of a new word."""
+    phrases = Phrases(PHRASES)
+    ours, plain = client.utterance(phrases=phrases), client.utterance()
+    words = [*SAID, "w7", 3, 4, b"w8"]
+    states: Any = [ours.begin(), ours.null()]
+    others: Any = [plain.begin(), plain.null()]
+    for _ in range(3):
+        sent = client.stats.messages
+        found = ours.extend(states, words)
+        middle = client.stats.messages
+        expected_ = plain.extend(others, words)
+        assert middle - sent == client.stats.messages - middle
+        for name in ("log10_prob", "matched_order", "ngram_length", "source", "oov"):
+            assert np.array_equal(getattr(found, name), getattr(expected_, name)), name
+        assert found.states.contexts() == expected_.states.contexts()
+        assert expected_.bonus is None
+        assert np.array_equal(found.biased, found.log10_prob.astype(np.float64) + found.bonus)
+        states = found.states.reshape(-1)[:200]  # one part of a call
+        others = expected_.states.reshape(-1)[:200]
+        blocks = ours.context_blocks(states[:5])
+        direct, block = ours.extend(states[:5], words), blocks.extend(words)
+        for name in ("log10_prob", "bonus", "oov"):
+            assert np.array_equal(getattr(direct, name), getattr(block, name)), name
+        assert direct.states.keys() == block.states.keys()
+        for at, word in enumerate(words):
+            log10_prob, after = blocks.score(2, word)
+            assert (log10_prob, after) == (direct.log10_prob[2, at], direct.states[2, at])
+            assert ours.bonus(states[2], after) == direct.bonus[2, at]
+    contexts, asked = [["w1", "strangelove"], [3]], ["w2", "kubrick"]
+    assert np.array_equal(
+        ours.score(contexts, asked).log10_prob, plain.score(contexts, asked).log10_prob
+    )
+    assert ours.next_words(states[3], 4) == plain.next_words(others[3], 4)
+
+
+def test_sentences_have_the_bonus_of_their_phrases(local: Client) -> None:
+    """With and without an end, of strings or of ids; the probability is the model's own."""
+    utterance, plain = local.utterance(phrases=PHRASES), local.utterance()
+    said = [("w1", "w2", "w3", "w4", "w5", "w1", "w2", "w3"), ("w4", "strangelove"), (), ("w6",)]
+    for eos in (True, False):
+        found = utterance.score_sentences([" ".join(one) for one in said], eos=eos)
+        ids = utterance.score_sentences([utterance.ids_of(one) for one in said], eos=eos)
+        for one, same, words in zip(found, ids, said, strict=True):
+            (own,) = plain.score_sentences([words], eos=eos)
+            assert (one.log10_prob, one.oovs, own.bonus) == (own.log10_prob, own.oovs, 0.0)
+            assert one.bonus == same.bonus == expected(words)
+            assert one.biased == one.log10_prob + one.bonus
+
+
+def test_new_words_are_told_apart_in_states(local: Client) -> None:
+    """By what they may lead to; each is the model's unknown word, and has an id of its own."""
+    utterance = local.utterance(phrases=PHRASES)
+    found = utterance.extend([utterance.begin()], [*NEW, "never-seen"])
+    assert found.oov.all() and len(set(found.log10_prob[0])) == 1
+    assert found.bonus.tolist() == [[np.float32(round(1.7 * 1024) // 3 / 1024), 3.0, 0.0]]
+    first, second, unknown = found.states[0]
+    assert len({first, second, unknown}) == 3
+    size, known = utterance.vocabulary_size, utterance.vocabulary.id_of("w1")
+    ids = utterance.ids_of([*NEW, "never-seen", "w1"])
+    assert ids.tolist() == [size + 1, size, 0, known]
+    again = utterance.states_after([["never-seen", "strangelove"], ["kubrick"], []])
+    assert [state._node for state in again] == [first._node, second._node, 0]
+    with pytest.raises(QueryError, match=str(utterance.vocabulary_size + 2)):
+        utterance.extend([first], np.array([utterance.vocabulary_size + 2], np.uint32))
+
+
+def test_states_keep_their_phrases(local: Client, files: ModelFiles) -> None:
+    """Pickled, on another client, with the same phrases in another order; no others."""
+    utterance = local.utterance(phrases=PHRASES)
+    (state,) = utterance.extend([utterance.begin()], ["w1"]).states[0]
+    again = local.utterance(phrases=dict(reversed(PHRASES.items())))
+    phrases = pickle.loads(pickle.dumps(Phrases(PHRASES)))
+    assert phrases == Phrases(PHRASES) and hash(phrases) == hash(Phrases(PHRASES))
+    third = local.utterance(phrases=phrases)
+    for other in (again, third):
+        (copy,) = other.extend([other.begin()], ["w1"]).states[0]
+        assert copy == state == pickle.loads(pickle.dumps(state))
+        assert hash(copy) == hash(state)
+    plain = utterance.without_phrases()
+    assert plain.phrases is None
+    for other in (plain, local.utterance(phrases={**PHRASES, "w9": 1.0})):
+        with pytest.raises(ModelMismatch, match="phrases"):
+            other.extend([state], ["w2"])
+        with pytest.raises(ModelMismatch, match="phrases"):
+            utterance.extend(other.states([other.begin()]), ["w2"])
+
+
+def test_an_asyncio_utterance_has_phrases(local: Client, files: ModelFiles) -> None:
+    """The same, awaited; none are none."""
+
+    async def ask() -> tuple[Any, Any]:
+        async with AsyncClient.local(files.directory) as client:
+            none = client.utterance(phrases={})
+            assert none.phrases is None
+            utterance = client.utterance(phrases=PHRASES)
+            found = await utterance.extend([utterance.begin()], SAID)
+            return found, none.bonus(none.begin(), none.begin())
+
+    found, nothing = asyncio.run(ask())
+    utterance = local.utterance(phrases=PHRASES)
+    same = utterance.extend([utterance.begin()], SAID)
+    assert np.array_equal(found.bonus, same.bonus)
+    assert found.states.keys() == same.states.keys()
+    assert nothing == local.utterance().finish(local.utterance().begin()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("phrases", "fact"),
+    [
+        ({"": 1.0}, "phrase 1 has 0 words"),
+        ({"w1": 1.0, " \t": 1.0}, "phrase 2 has 0 words"),
+        ({"w1": float("nan")}, "nan"),
+        ({"w1": float("-inf")}, "inf"),
+        ({"w1": 1e9}, "1000000000"),
+        ({"w1": None}, "None"),
+        ({"w1": True}, "True"),
+        ({"w " * 50: 1.0}, "50 words"),
+        ({f"w{i}": 1.0 for i in range(1_000_000)}, "1,000,000 phrases"),
+        ({"w1 w2": 1.0, "w1  w2": 2.0}, "phrase 2 "),
+        ({"w1 </s>": 1.0}, "phrase 1 "),
+        ({3: 1.0}, "type int"),
+        (["w1"], "type list"),
+    ],
+)
+def test_phrases_that_cannot_be_are_refused(local: Client, phrases: Any, fact: str) -> None:
+    """By their number: they may be names, which errors and logs do not show."""
+    with pytest.raises(QueryError) as caught:
+        local.utterance(phrases=phrases)
+    assert fact in str(caught.value)
+    assert "w1" not in str(caught.value)
+
+
+def test_nothing_shows_a_phrase(local: Client) -> None:
+    """Neither the phrases nor what has them."""
+    phrases = Phrases({"doctor strangelove": 1.0})
+    utterance = local.utterance(phrases=phrases)
+    shown = repr([phrases, utterance, utterance.begin(), utterance.phrases])
+    assert "strangelove" not in shown and phrases.digest not in shown
