@@ -51,6 +51,11 @@ class TokenLM:
         max_bytes: int = MAX_ROWS_BYTES,
     ) -> None:
         check_utterance(utterance)
+        if utterance.phrases is not None:
+            raise QueryError(
+                "the utterance has phrases, whose bonuses these arrays do not have; open one "
+                "without, or use Utterance.extend"
+            )
         every = range(utterance.vocabulary_size)
         self._ids = np.array(every if tokens is None else word_ids(utterance, tokens), np.int64)
         # One extra column is the sentence end, for `get_final`.

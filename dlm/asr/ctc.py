@@ -15,6 +15,7 @@ from dlm.asr.acoustic import FRAME_S
 from dlm.asr.lexicon import PhonemeLexicon
 from dlm.asr.settings import BeamSettings
 from dlm.errors import QueryError
+from dlm.units import LN_10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,18 @@ class HeardWord:
 class HeardSentence:
     """A sentence that may have been said.
 
-    score           acoustic_score + lm_weight * log10_prob + word_score * number of words
+    score           acoustic_score + lm_weight * log10_prob + word_score * number of words, and the
+                    natural logarithm of the bonus
     acoustic_score  ln P of the best path through the frames
     log10_prob      of the words and the sentence end, by the language model
+    bonus           of the utterance's phrases, log10
     """
 
     words: tuple[HeardWord, ...] = field(repr=False)
     score: float
     acoustic_score: float
     log10_prob: float
+    bonus: float = 0.0
 
     @property
     def text(self) -> str:
@@ -84,7 +88,11 @@ class CtcDecoder:
         self._words = lexicon.words
         self._labels, self._boundary, self._blank = labels, boundary, blank
         trie = decoder.Trie(labels, boundary)
-        unigrams = lexicon.log10_unigram.tolist()
+        ahead = lexicon.log10_unigram.astype(np.float64)
+        if lexicon.log10_bonus is not None:
+            # In the look-ahead too, else a rare word is dropped before its last phoneme.
+            ahead += lexicon.log10_bonus * LN_10 / self.settings.lm_weight
+        unigrams = ahead.tolist()
         for place, spelling in lexicon.spellings:
             trie.insert([*spelling, boundary], place, unigrams[place])
         trie.smear(decoder.SmearingMode.MAX)

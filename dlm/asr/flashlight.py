@@ -13,8 +13,11 @@ from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
 from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client import State, Utterance
 from dlm.client.api.inputs import Word
+from dlm.client.api.phrases import BoundPhrases
 from dlm.errors import QueryError
 from dlm.extras import needed
+from dlm.ngram.vocab import UNK_ID
+from dlm.units import LN_10
 
 try:
     from flashlight.lib.text.decoder import LM, LMState
@@ -52,6 +55,8 @@ class DlmLM(LM):  # type: ignore[misc]
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch with each, chosen from the decoder's newest
                    states: it will use some next, and a message costs more than they do
+        lm_weight  the decoder's, which multiplies all that `score` returns. If the utterance has
+                   phrases, their bonuses are divided by it, so it does not multiply them
     Raises
         QueryError, ConfigError  see `word_ids`
         QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
@@ -66,13 +71,24 @@ class DlmLM(LM):  # type: ignore[misc]
         recombine: bool = False,
         max_words: int = MAX_WORDS,
         ahead: int = AHEAD,
+        lm_weight: float | None = None,
     ) -> None:
         LM.__init__(self)
         check_utterance(utterance)
+        self._phrases = utterance.phrases
+        self._bonus_scale = 0.0
+        if self._phrases is not None:
+            if lm_weight is None or not lm_weight > 0:
+                raise QueryError(
+                    f"lm_weight is {lm_weight}, and the utterance has phrases; pass the decoder's "
+                    "lm_weight, above 0, since bonuses are added outside of it"
+                )
+            self._bonus_scale = LN_10 / lm_weight
         # By index; the last is END, since Python's -1 is the last.
         self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
-        self._utterance = utterance
-        self._contexts = Contexts(utterance, max_words)
+        # Whatever was said of a phrase, the model's contexts are the same.
+        self._utterance = utterance if self._phrases is None else utterance.without_phrases()
+        self._contexts = Contexts(self._utterance, max_words)
         self._recombine = recombine
         self._ahead = ahead
         self._coming: list[State] = []  # states in the order the decoder reached them
@@ -80,7 +96,8 @@ class DlmLM(LM):  # type: ignore[misc]
         # Most states are never used: only those that are have a table.
         self._states: dict[LMState, State] = {}
         self._asked: dict[LMState, _Asked] = {}
-        self._interned: dict[State, LMState] = {}
+        self._interned: dict[State | tuple[State, int], LMState] = {}
+        self._nodes: dict[LMState, int] = {}  # of phrases
 
     @property
     def counts(self) -> Counts:
@@ -91,6 +108,7 @@ class DlmLM(LM):  # type: ignore[misc]
         self._states.clear()
         self._asked.clear()
         self._interned.clear()
+        self._nodes.clear()
         self._coming.clear()
         self._contexts.begin_sentence()
         state = self._utterance.null() if start_with_nothing else self._utterance.begin()
@@ -122,8 +140,22 @@ class DlmLM(LM):  # type: ignore[misc]
                     "own DlmLM, and do not use states from before start()"
                 )
             asked = self._asked[state] = _Asked(self._fetch(known))
+        if self._phrases is not None:
+            return self._ask_biased(self._phrases, asked, state, index)
         log10_prob, after = asked.context.score(self._ids[index])
         found = asked[index] = self._put(state.child(index), after), log10_prob
+        return found
+
+    def _ask_biased(
+        self, phrases: BoundPhrases, asked: _Asked, state: LMState, index: int
+    ) -> tuple[LMState, float]:
+        word = self._ids[index]
+        log10_prob, after = asked.context.score(word if word < phrases.size else UNK_ID)
+        before = self._nodes.get(state, 0)
+        node = phrases.step(before, word)
+        child = self._put(state.child(index), after, node)
+        log10_prob += self._bonus_scale * float(phrases.bonus(before, node))
+        found = asked[index] = child, log10_prob
         return found
 
     def _fetch(self, state: State) -> KnownContext:
@@ -137,11 +169,13 @@ class DlmLM(LM):  # type: ignore[misc]
                 wanted[coming] = None
         return self._contexts.get_all(list(wanted))[0]
 
-    def _put(self, child: LMState, state: State) -> LMState:
+    def _put(self, child: LMState, state: State, node: int = 0) -> LMState:
         if self._recombine:
-            child = self._interned.setdefault(state, child)
+            child = self._interned.setdefault((state, node) if node else state, child)
         if child not in self._states:
             self._states[child] = state
+            if node:
+                self._nodes[child] = node
             if len(state) >= 2:
                 self._coming.append(state)
         return child

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -27,6 +28,7 @@ from dlm.client import Utterance
 from dlm.errors import ConfigError
 from dlm.ngram.vocab import UNK_ID
 from dlm.progress import Tell
+from dlm.units import counted
 
 WORDS = 60_000
 HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
@@ -51,13 +53,15 @@ class PhonemeLexicon:
     ids            (W,) their ids in the model
     log10_unigram  (W,) their probability without context
     spellings      (index in `words`, acoustic labels without a word boundary); of words that sound
-                   the same, the likeliest `HOMOPHONES`
+                   the same, the likeliest `HOMOPHONES`, those of phrases first
+    log10_bonus    (W,) the most that the utterance's phrases add to each; None without
     """
 
     words: tuple[str, ...]
     ids: NDArray[np.uint32]
     log10_unigram: NDArray[np.float32]
     spellings: tuple[tuple[int, tuple[int, ...]], ...]
+    log10_bonus: NDArray[np.float64] | None = None
 
 
 def model_lexicon(
@@ -66,25 +70,39 @@ def model_lexicon(
     *,
     limit: int = WORDS,
     tell: Tell | None = None,
+    sounds: Mapping[str, Sequence[Sounds]] | None = None,
 ) -> PhonemeLexicon:
-    """The likeliest words of a model that can be pronounced.
+    """The likeliest words of a model that can be pronounced, and those of the utterance's phrases.
 
     Args    utterance  of the model; only its unigrams are used, which need no server
             labels     of the acoustic model
-            limit      most words, by unigram probability
-            tell       gets a line if words must be pronounced first
-    Raises  ConfigError  no word has a pronunciation; or `limit` is below 1
+            limit      most words, by unigram probability, besides those of phrases
+            tell       gets a line if words must be pronounced first, and if words of phrases cannot
+            sounds     pronunciations of some words, used instead of those below
+    Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
+                         is not made of `labels`
     """
     if limit < 1:
         raise ConfigError(f"a lexicon of {limit} words was requested; expected 1 or more")
+    label_ids = {label: place for place, label in enumerate(labels)}
+    given = {word.lower(): list(ways) for word, ways in (sounds or {}).items()}
+    for sound in (sound for ways in given.values() for way in ways for sound in way):
+        if sound not in label_ids:
+            raise ConfigError(
+                f"a pronunciation has the sound {sound!r}, which the acoustic model lacks; it has "
+                f"{', '.join(label for label in labels if not label.startswith('<'))}"
+            )
     unigrams = list(_unigrams(utterance))
-    pronunciations = _pronunciations([word for _, word, _ in unigrams], limit, tell)
+    phrases = utterance.phrases
+    wanted = 0 if phrases is None else len(phrases.phrases.words)
+    every = [word for _, word, _ in unigrams]
+    pronunciations = _pronunciations(every, limit + wanted, tell) | given
     ids: list[int] = []
     words: list[str] = []
     log10_probs: list[float] = []
     spellings: list[tuple[int, tuple[int, ...]]] = []
-    label_ids = {label: place for place, label in enumerate(labels)}
     heard: Counter[tuple[int, ...]] = Counter()
+    others = 0
     for word_id, word, log10_prob in unigrams:
         ways = [
             tuple(label_ids[sound] for sound in sounds)
@@ -100,7 +118,8 @@ def model_lexicon(
         ids.append(word_id)
         words.append(word)
         log10_probs.append(log10_prob)
-        if len(words) == limit:
+        others += phrases is None or not phrases.symbols[word_id]
+        if others == limit:
             break
     if not words:
         shown = ", ".join(repr(word) for _, word, _ in unigrams[:3])
@@ -108,20 +127,36 @@ def model_lexicon(
             f"none of the model's {len(unigrams):,} words ({shown}, ...) has a pronunciation; "
             "expected a model of English words, with one token per word"
         )
+    numbers = np.array(ids, np.uint32)
+    if phrases is not None and tell is not None:
+        lost = wanted - int((phrases.symbols[numbers] > 0).sum())
+        if lost:
+            tell(f"no pronunciation for {counted(lost, 'word')} of the phrases; give them one")
     return PhonemeLexicon(
         tuple(words),
-        np.array(ids, np.uint32),
+        numbers,
         np.array(log10_probs, np.float32),
         tuple(spellings),
+        None if phrases is None else phrases.lookahead(numbers),
     )
 
 
 def _unigrams(utterance: Utterance) -> Iterator[tuple[int, str, float]]:
-    """Id, word and log10 P of the model's UTF-8 words, likeliest first."""
-    vocabulary = utterance.vocabulary
+    """Id, word and log10 P of UTF-8 words: those of phrases, then the model's, likeliest first. A
+    word that the model lacks has the P of its unknown word."""
+    vocabulary, phrases = utterance.vocabulary, utterance.phrases
     every = utterance.next_words(utterance.null(), utterance.vocabulary_size, deadline_s=_ALL_S)
+    first: set[int] = set()
+    if phrases is not None:
+        known = dict(every)
+        for spelled in phrases.phrases.words:
+            word_id = phrases.id_of(spelled)
+            first.add(word_id)
+            log10_prob = known[word_id if word_id in known else UNK_ID]
+            with suppress(UnicodeDecodeError):
+                yield word_id, spelled.decode(), float(log10_prob)
     for word_id, log10_prob in every:
-        if word_id in (UNK_ID, vocabulary.end_id):
+        if word_id in (UNK_ID, vocabulary.end_id) or word_id in first:
             continue
         try:
             yield word_id, vocabulary.words[word_id].decode(), float(log10_prob)

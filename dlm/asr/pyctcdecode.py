@@ -18,7 +18,8 @@ from dlm.asr.word_ids import check_known, check_utterance
 from dlm.client import State, Utterance
 from dlm.errors import ConfigError, QueryError
 from dlm.extras import needed
-from dlm.ngram.vocab import UNK_ID
+from dlm.ngram.vocab import UNK_ID, as_text
+from dlm.units import LN_10
 
 try:
     from pyctcdecode import language_model
@@ -39,16 +40,16 @@ __all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
 
 
 class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ignore[misc]
-    """A dlm state for pyctcdecode; it can be pickled."""
+    """A dlm state for pyctcdecode, and the node of its phrases; it can be pickled."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, state: State, node: int = 0) -> None:
+        self.state, self.node = state, node
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DlmState) and self.state == other.state
+        return isinstance(other, DlmState) and self.state == other.state and self.node == other.node
 
     def __hash__(self) -> int:
-        return hash(self.state)
+        return hash((self.state, self.node))
 
     def get_mp_safe_state(self) -> DlmState:
         return self
@@ -60,9 +61,11 @@ class _Known:
     def __init__(self, utterance: Utterance) -> None:
         self.order = utterance.order
         self._ids = utterance.vocabulary.ids
+        self._new = {} if utterance.phrases is None else utterance.phrases.new
 
     def __contains__(self, word: str) -> bool:
-        return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID) != UNK_ID
+        key = word.encode("utf-8", "surrogateescape")
+        return self._ids.get(key, UNK_ID) != UNK_ID or key in self._new
 
     def id_of(self, word: str) -> int:
         return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID)
@@ -72,8 +75,10 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
     """A model behind an utterance as pyctcdecode's `LanguageModel`, with the same settings.
 
     Args
-        utterance  of a `Client`, or of `Client.local`
-        unigrams   the words that may be said; default: all words of the model
+        utterance  of a `Client`, or of `Client.local`. The bonuses of its phrases are added to the
+                   score, outside of `alpha`; `unk_score_offset` is not added to their words
+        unigrams   the words that may be said, besides those of phrases; default: all words of the
+                   model
         alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
         max_words  stored words to keep in memory, 11 bytes each
     Raises
@@ -100,11 +105,15 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         check_known(unigrams or (), utterance)
         if unigrams is None:
             unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
+        self._phrases = utterance.phrases
+        if self._phrases is not None:
+            unigrams = [*unigrams, *map(as_text, self._phrases.phrases.words)]
         self._known = _Known(utterance)
         super().__init__(self._known, unigrams, alpha, beta, unk_score_offset, score_boundary)
-        self._utterance = utterance
+        # Whatever was said of a phrase, the model's contexts are the same.
+        self._utterance = utterance if self._phrases is None else utterance.without_phrases()
         self._end_id = vocabulary.end_id
-        self._contexts = Contexts(utterance, max_words)
+        self._contexts = Contexts(self._utterance, max_words)
 
     @property
     def counts(self) -> Counts:
@@ -138,7 +147,14 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
             log10_prob += self.unk_score_offset
         if is_last_word and self.score_boundary:
             log10_prob += self._contexts.get(after).score(self._end_id)[0]
-        return self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta, DlmState(after)
+        total = self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta
+        if self._phrases is None:
+            return total, DlmState(after)
+        node = self._phrases.step(prev_state.node, self._phrases.id_of(word))
+        bonus = self._phrases.bonus(prev_state.node, node)
+        if is_last_word:
+            bonus += self._phrases.finish(node)
+        return total + LN_10 * float(bonus), DlmState(after, node)
 
     def save_to_dir(self, filepath: str) -> None:
         _refuse_saving(filepath)

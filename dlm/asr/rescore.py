@@ -28,6 +28,7 @@ from dlm.asr.nbest import Hypotheses, NbestList
 from dlm.asr.settings import SearchSettings
 from dlm.asr.state_table import StateTable
 from dlm.client import AsyncUtterance, Extension, States, Utterance
+from dlm.errors import QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, LOCAL_FALLBACK
 from dlm.units import LN_10
 
@@ -61,6 +62,8 @@ class Rescored:
 
     lattice    one node per pair of node and state that was reached; `lm` has the new scores, with
                those of </s> on the arcs into the end
+    bonus      (A,) natural logarithms, what phrases add to each arc; None without. So that other
+               programs find the same best path, `lm` has it too, divided by the scale of `lm`
     positions  number of calls
     queries    scores requested
     bigram_fallback  how many of them came from shorter n-grams, since no shard answered in time
@@ -68,6 +71,7 @@ class Rescored:
     """
 
     lattice: Lattice
+    bonus: NDArray[np.float64] | None
     positions: int
     queries: int
     bigram_fallback: int
@@ -122,9 +126,15 @@ def rescore_nbest(
     """
     search = search or Search()
     scales = search.scales_of(found)
+    per_bonus = _lm_per_bonus(utterance, scales)
     scores = utterance.score_sentences([one.words for one in found.hypotheses])
     made = [
-        replace(one, lm=search.new_weight * (score.log10_prob * LN_10) + search.old_weight * one.lm)
+        replace(
+            one,
+            lm=search.new_weight * (score.log10_prob * LN_10)
+            + search.old_weight * one.lm
+            + per_bonus * score.bonus,
+        )
         for one, score in zip(found.hypotheses, scores, strict=True)
     ]
     made.sort(key=lambda one: -one.total(scales))
@@ -134,6 +144,18 @@ def rescore_nbest(
         NbestList(found.id, tuple(made), partial, small, scales),
         sum(score.tokens for score in scores),
     )
+
+
+def _lm_per_bonus(utterance: Utterance | AsyncUtterance, scales: Scales) -> float:
+    """What an lm score changes by for a bonus of 1, log10, which is added outside of its scale."""
+    if utterance.phrases is None:
+        return 0.0
+    if not scales.lm:
+        raise QueryError(
+            "the scale of LM scores is 0, and the utterance has phrases, whose bonuses are written "
+            "into these scores; use another scale"
+        )
+    return LN_10 / scales.lm
 
 
 # An arrival at a node: state, score, previous hypothesis (-1: none), arc, and its lm score.
@@ -151,15 +173,17 @@ class _Expansion:
     ) -> None:
         self._lattice, self._utterance, self._search = lattice, utterance, search
         self._scales = search.scales_of(lattice)
-        vocabulary = utterance.vocabulary
-        self._words = len(vocabulary)
-        word_ids = vocabulary.ids_of(lattice.labels).astype(np.int64)
+        self._phrases = utterance.phrases
+        self._per_bonus = _lm_per_bonus(utterance, self._scales)
+        word_ids = utterance.ids_of(lattice.labels).astype(np.int64)
         word_ids[~lattice.is_word] = _SILENT
-        word_ids[lattice.targets == lattice.end] = vocabulary.end_id
+        word_ids[lattice.targets == lattice.end] = utterance.vocabulary.end_id
+        self._words = max(int(word_ids.max(initial=0)) + 1, 1)
         self._word_ids = word_ids
         self._out = self._arcs_of_nodes()
         self._states = StateTable(utterance.states([utterance.begin()]))
-        self._memo: dict[int, tuple[float, int]] = {}  # state * words + word -> new lm, next state
+        # state * words + word -> new lm, next state, and the lm score of the phrases' bonus
+        self._memo: dict[int, tuple[float, int, float]] = {}
         # Per hypothesis.
         self._node: list[int] = []
         self._state: list[int] = []
@@ -195,7 +219,7 @@ class _Expansion:
         # After </s> states no longer matter: all hypotheses at the end are merged.
         self._merge(lattice.end, [(0, *one[1:]) for one in arrivals[lattice.end]])
         return Rescored(
-            self._expanded(), self._positions, self._queries, self._partial, self._small
+            *self._expanded(), self._positions, self._queries, self._partial, self._small
         )
 
     def _arcs_of_nodes(self) -> list[list[_Arc]]:
@@ -241,6 +265,9 @@ class _Expansion:
             lm = np.zeros(lattice.arcs)
             lm[asked] = search.new_weight * LN_10 * found.log10_prob[0].astype(np.float64)[places]
         guessed = replace(lattice, lm=lm).totals(self._scales)
+        if self._phrases is not None:  # else a new word is dropped before its bonus comes
+            said = self._word_ids != _SILENT
+            guessed[said] += LN_10 * self._phrases.lookahead(self._word_ids[said])
         best: list[float] = lattice.best_to_end(guessed).tolist()
         return best
 
@@ -272,8 +299,8 @@ class _Expansion:
         weight = self._search.new_weight
         for arc, target, word, acoustic, old, penalty in self._out[self._node[number]]:
             if word != _SILENT:
-                new, after = self._memo[state * self._words + word]
-                lm = weight * new + old
+                new, after, extra = self._memo[state * self._words + word]
+                lm = weight * new + old + extra
                 total = score + ((acoustic + scale * lm) + penalty)
                 arrivals[target].append((after, total, number, arc, lm))
 
@@ -297,16 +324,29 @@ class _Expansion:
         self._positions += 1
         self._count(found)
         new = (LN_10 * found.log10_prob[:, 0].astype(np.float64)).tolist()
-        self._memo.update(
-            zip(asked, zip(new, self._states.add(found.states), strict=True), strict=True)
-        )
+        extra = [0.0] * len(asked)
+        if found.bonus is not None:
+            extra = (self._per_bonus * found.bonus[:, 0].astype(np.float64)).tolist()
+        rows = zip(new, self._states.add(found.states), extra, strict=True)
+        self._memo.update(zip(asked, rows, strict=True))
 
     def _count(self, found: Extension) -> None:
         self._queries += found.source.size
         self._partial += int((found.source == BIGRAM_FALLBACK).sum())
         self._small += int((found.source == LOCAL_FALLBACK).sum())
 
-    def _expanded(self) -> Lattice:
+    def _bonuses(
+        self, before: NDArray[np.int64], after: NDArray[np.int64], arcs: NDArray[np.int64]
+    ) -> NDArray[np.float64] | None:
+        """What phrases add to each link, natural logarithms; before and after: hypotheses."""
+        if self._phrases is None:
+            return None
+        nodes = self._states.take(self._state)._nodes
+        assert nodes is not None
+        bonus = self._phrases.bonus(nodes[before], nodes[after])
+        return np.where(self._word_ids[arcs] == _SILENT, 0.0, LN_10 * bonus)
+
+    def _expanded(self) -> tuple[Lattice, NDArray[np.float64] | None]:
         old, end = self._lattice, len(self._node) - 1
         links = sorted(self._links)
         kept = np.zeros(end + 1, np.bool_)
@@ -317,7 +357,7 @@ class _Expansion:
         renumbered = np.cumsum(kept) - 1
         before, after, arcs = (np.array([link[i] for link in links], np.int64) for i in range(3))
         nodes = np.array(self._node)[kept]
-        return Lattice(
+        lattice = Lattice(
             old.id,
             renumbered[before].astype(np.int32),
             renumbered[after].astype(np.int32),
@@ -329,3 +369,4 @@ class _Expansion:
             tuple(old.details[arc] for arc in arcs),
             self._scales,
         )
+        return lattice, self._bonuses(before, after, arcs)

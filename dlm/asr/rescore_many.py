@@ -11,7 +11,7 @@ from dlm.asr.lattice import Lattice
 from dlm.asr.nbest import Hypotheses
 from dlm.asr.paths import best_paths
 from dlm.asr.rescore import Search, rescore, rescore_nbest
-from dlm.client import Client
+from dlm.client import Client, Phrases
 from dlm.errors import DlmError
 
 
@@ -31,10 +31,14 @@ class RescoredUtterance:
 
 
 def rescore_one(
-    client: Client, given: Hypotheses, search: Search, nbest: int | None = None
+    client: Client,
+    given: Hypotheses,
+    search: Search,
+    nbest: int | None = None,
+    phrases: Phrases | None = None,
 ) -> RescoredUtterance:
     """Rescores one utterance on its own; with `nbest`, a lattice becomes a list of so many."""
-    utterance = client.utterance()
+    utterance = client.utterance(phrases=phrases)
     if not isinstance(given, Lattice):
         listed, queries = rescore_nbest(given, utterance, search)
         if nbest is not None:
@@ -61,10 +65,12 @@ def rescore_many(
     *,
     nbest: int | None = None,
     jobs: int = 8,
+    phrases: Phrases | None = None,
 ) -> Iterator[RescoredUtterance]:
     """Rescores all utterances, in order; those before an error are still returned.
 
     Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each read when needed
+            phrases  of every utterance
     Raises  what reading `given` raises; UnavailableError, ProtocolError
     """
     waiting: deque[Future[RescoredUtterance]] = deque()
@@ -72,7 +78,7 @@ def rescore_many(
         try:
             try:
                 for one in given:
-                    waiting.append(pool.submit(rescore_one, client, one, search, nbest))
+                    waiting.append(pool.submit(rescore_one, client, one, search, nbest, phrases))
                     if len(waiting) > jobs:
                         yield waiting.popleft().result()
             except DlmError:

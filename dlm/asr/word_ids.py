@@ -22,7 +22,7 @@ def check_utterance(given: Utterance) -> None:
 
 
 def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
-    """The ids of words by index; 0 for words that the model lacks.
+    """The ids of words by index; 0 for words that the model and the utterance's phrases lack.
 
     Raises  QueryError  not a list of words, or unknown ids;  ConfigError  the model lacks all of
                         them
@@ -31,10 +31,12 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
         raise QueryError(
             f"words is a {type(words).__name__}; expected a list with one word per index"
         )
-    vocabulary, size = utterance.vocabulary, utterance.vocabulary_size
+    phrases, size = utterance.phrases, utterance.vocabulary_size
+    known = utterance.vocabulary if phrases is None else phrases
+    size += 0 if phrases is None else len(phrases.new)
     try:
         ids = [
-            vocabulary.id_of(word) if isinstance(word, (str, bytes)) else operator.index(word)
+            known.id_of(word) if isinstance(word, (str, bytes)) else operator.index(word)
             for word in words
         ]
     except TypeError as exc:

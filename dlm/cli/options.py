@@ -137,6 +137,12 @@ ServedModel = Annotated[
         help="Model to use if servers have several: 6 or more leading digits of its id.",
     ),
 ]
+PhraseList = Annotated[
+    Path | None,
+    typer.Option(
+        "--phrases", metavar="FILE", help="Phrases that are likelier, one per line; see above."
+    ),
+]
 Ca = Annotated[
     str,
     typer.Option(

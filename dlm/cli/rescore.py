@@ -12,7 +12,7 @@ import typer
 
 from dlm.asr.settings import SearchSettings
 from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Quiet, ServedModel, option
+from dlm.cli.options import PhraseList, Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def rescore(
             help="Label that is not a word, besides <eps>, <sil>, !NULL... May be repeated.",
         ),
     ] = None,
+    phrases: PhraseList = None,
     nbest: Annotated[
         int | None,
         typer.Option(metavar="N", help="Write the N best sentences of each lattice instead."),
@@ -113,13 +114,18 @@ def rescore(
     (bigram_fallback, local_fallback). An output file appears once all is done; in an output
     folder, each lattice appears once it is done.
 
+    With --phrases, names and topics are likelier, as in `dlm transcribe`. A bonus is added outside
+    of the LM scale: the LM scores of OUT have it, divided by that scale.
+
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
         dlm rescore nbest.jsonl --lm shards/model --output rescored.jsonl
+        dlm rescore nbest.jsonl --phrases names.tsv --output rescored.jsonl
     """
     from dlm.asr.kaldi import SymbolTable
     from dlm.asr.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
     from dlm.asr.open import open_model
+    from dlm.asr.phrase_file import read_phrases
     from dlm.asr.rescore import Search
     from dlm.asr.rescore_many import rescore_many
     from dlm.cli.compiling import compile_kernels
@@ -145,7 +151,9 @@ def rescore(
     tell = stage_printer(quiet=quiet)
     check_reads("IN", source, folders=True)
     check_reads("--symbol-table", symbols)
+    check_reads("--phrases", phrases)
     table = None if symbols is None else SymbolTable.read(symbols)
+    biased = None if phrases is None else read_phrases(phrases).phrases
     files = LatticeFiles.find(source, format_, table, frozenset(non_word or ()))
     in_folder = files.format == SLF and nbest is None and source.is_dir()
     if resume and not in_folder:
@@ -168,7 +176,7 @@ def rescore(
         progress = ProgressReporter(tell)
         progress.stage("rescoring", len(files.paths) if files.format == SLF else 0, "utterances")
         totals.begin()
-        for one in rescore_many(client, given, search, nbest=nbest, jobs=jobs):
+        for one in rescore_many(client, given, search, nbest=nbest, jobs=jobs, phrases=biased):
             writer.write(one.found, _remark(one))
             totals.add(one)
             progress.step(1)

@@ -12,7 +12,7 @@ import typer
 
 from dlm.asr.settings import BeamSettings
 from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Quiet, ServedModel, option
+from dlm.cli.options import PhraseList, Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
 from dlm.units import counted
 
@@ -52,6 +52,7 @@ def transcribe(
             metavar="N", help="Size of the lexicon: the N most probable words of the model."
         ),
     ] = 60_000,
+    phrases: PhraseList = None,
     nbest: Annotated[int, option(BeamSettings, "nbest", metavar="N")] = BeamSettings.nbest,
     deadline: Annotated[
         float, typer.Option(help="Time limit per call to servers, in seconds.")
@@ -79,15 +80,21 @@ def transcribe(
     done. A file that is not audio is reported and the others are transcribed; the command then
     exits with 1.
 
+    With --phrases, names and topics are likelier, also those that the model does not know: FILE
+    has one phrase per line, in the model's spelling. After a tab may follow its bonus (log10, 2 by
+    default), and after further tabs the sounds of a word, as WORD=s aʊ n d z.
+
     With --nbest, the objects of --json are what `dlm rescore` reads.
 
     Examples:
         dlm transcribe a.flac
         dlm transcribe a.flac b.flac --lm cluster.toml
+        dlm transcribe a.flac --phrases names.tsv
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
     from dlm.asr.audio import SAMPLE_RATE, read_audio
     from dlm.asr.open import open_model
+    from dlm.asr.phrase_file import read_phrases
     from dlm.asr.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
@@ -117,6 +124,8 @@ def transcribe(
                 "--json, or rename the file"
             )
     check_reads("AUDIO", *audio)
+    check_reads("--phrases", phrases)
+    listed = None if phrases is None else read_phrases(phrases)
     any_bytes_on_stdout()  # names of files
     tell = stage_printer(quiet=quiet)
     began, heard_s, in_fallback, refused = time.monotonic(), 0.0, 0, 0
@@ -124,7 +133,14 @@ def transcribe(
         named = _default_model(stack) if lm is None else lm
         compile_kernels(KERNELS)
         client = stack.enter_context(open_model(named, config=config, model=model, tell=tell))
-        transcriber = Transcriber(client, settings, words=max_words, tell=tell)
+        transcriber = Transcriber(
+            client,
+            settings,
+            words=max_words,
+            tell=tell,
+            phrases=None if listed is None else listed.phrases,
+            sounds=None if listed is None else listed.sounds,
+        )
         tell(f"transcribing with {named}")
         progress = ProgressReporter(tell)
         for file in audio:
@@ -221,6 +237,7 @@ def _facts(file: Path, segment: Transcript) -> dict[str, Any]:
                 "words": one.text,
                 "acoustic": round(one.acoustic_score, 4),
                 "lm": round(one.log10_prob * LN_10, 4),
+                **({"bonus": round(one.bonus * LN_10, 4)} if one.bonus else {}),
             }
             for one in segment.sentences
         ],

@@ -17,6 +17,7 @@ from dlm.asr.advance import TokenLM
 from dlm.asr.flashlight import DlmLM
 from dlm.client import Client, ClientConfig
 from dlm.errors import ConfigError, QueryError
+from dlm.units import LN_10
 
 LEXICON = spelled(40)
 
@@ -156,3 +157,30 @@ def test_a_client_is_not_an_utterance(local: Client) -> None:
         for adapter in (DlmLM, TokenLM):
             with pytest.raises(QueryError, match=f"{type(given).__name__}.*utterance"):
                 adapter(given, LEXICON)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recombine", [False, True])
+def test_bonuses_of_phrases_are_added_outside_of_the_weight(local: Client, recombine: bool) -> None:
+    """A word that the model lacks is heard; hypotheses differ by the phrases that they have."""
+    words = [*LEXICON, "fadeg"]
+    phrases = {"fadeg": 3.0, f"{LEXICON[3]} fadeg {LEXICON[2]}": 1.5, LEXICON[1]: -0.5}
+    said = [LEXICON[1], LEXICON[3], "fadeg", LEXICON[2]]
+    emissions = posteriors(said, 5, flat=1.5)
+    utterance = local.utterance(phrases=phrases)
+    biased = DlmLM(utterance, words, recombine=recombine, lm_weight=2.0)  # as the decoder's
+    found = decode(biased, words, emissions)
+    assert [words[at] for at in found[0].words][-3:] == said[-3:]
+    plain = decode(DlmLM(local.utterance(), words), words, emissions, beam=500)
+    before = {one.words: one.score for one in plain}
+    compared = [one for one in found if one.words in before]
+    assert len(compared) > 1
+    for one in compared:
+        bonus = utterance.phrases.of_words([words[at] for at in one.words])
+        # Those that were merged also differ in what was heard of the words before.
+        near = pytest.approx(LN_10 * bonus, abs=0.5 if recombine else 1e-3)
+        assert one.score - before[one.words] == near
+    for weight in (None, 0.0, -1.0):
+        with pytest.raises(QueryError, match="lm_weight"):
+            DlmLM(utterance, words, lm_weight=weight)
+    with pytest.raises(QueryError, match="phrases"):
+        TokenLM(utterance)

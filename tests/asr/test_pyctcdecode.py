@@ -22,6 +22,7 @@ from cluster import Cluster, ModelFiles, build
 from dlm.asr import pyctcdecode as ours
 from dlm.client import Client
 from dlm.errors import ConfigError, QueryError
+from dlm.units import LN_10
 
 LEXICON = spelled(40)
 LABELS = ["", " ", *TOKENS[2:]]
@@ -141,3 +142,31 @@ def test_what_cannot_be_decoded_with_is_refused(files: ModelFiles, tmp_path: Pat
         with pytest.raises(ConfigError, match="build_decoder"):
             decoder.save_to_dir(str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_bonuses_of_phrases_are_added_outside_of_alpha(files: ModelFiles) -> None:
+    """A word that the model lacks is heard, without the offset of unknown words; hypotheses differ
+    by the phrases that they have."""
+    phrases = {"fadeg": 3.0, f"{LEXICON[3]} fadeg {LEXICON[2]}": 1.5}
+    said = [LEXICON[1], LEXICON[3], "fadeg", LEXICON[2]]
+    logits = posteriors(said, 1, flat=1.6)
+    with Client.local(files.directory) as local:
+        for boundary in (True, False):
+            settings = {"lm_score_boundary": boundary, "alpha": 0.7}
+            utterance = local.utterance(phrases=phrases)
+            decoder = ours.build_decoder(LABELS, utterance, LEXICON, **settings)
+            found = hypotheses(decoder, logits)
+            assert " ".join(said[1:3]) in found[0][0]
+            listed = [*LEXICON, "fadeg"]
+            nothing = local.utterance(phrases={"fadeg": 0.0})  # known, and no likelier
+            plain = ours.build_decoder(LABELS, nothing, listed, **settings)
+            before = {one[0]: one[2] - one[1] for one in hypotheses(plain, logits)}
+            compared = [one for one in found if one[0] in before]
+            assert len(compared) > 1
+            for text, heard, whole in compared:
+                bonus = LN_10 * utterance.phrases.of_words(text.split())
+                assert whole - heard - before[text] == pytest.approx(bonus, abs=1e-4)
+        state = decoder._language_model.get_start_state()
+        _, after = decoder._language_model.score(state, LEXICON[3])
+        assert after != ours.DlmState(after.state)
+        assert pickle.loads(pickle.dumps(after)) == after

@@ -17,8 +17,8 @@ from dlm.asr.nbest import Hypothesis, NbestList
 from dlm.asr.paths import best_paths
 from dlm.asr.rescore import PositionBatch, Search, positions, rescore, rescore_nbest
 from dlm.asr.slf import read_slf, slf_text
-from dlm.client import Client, ClientConfig
-from dlm.errors import ConfigError
+from dlm.client import Client, ClientConfig, Phrases
+from dlm.errors import ConfigError, QueryError
 from dlm.ngram.backoff import DictModel
 from dlm.units import LN_10
 from models import random_model
@@ -246,3 +246,48 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, float]) -> None
     """At once."""
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Search(**settings)  # type: ignore[arg-type]
+
+
+def test_phrases_choose_the_path_that_has_them(client: Client, files: ModelFiles) -> None:
+    """As every path scored one by one, its phrases counted; also with words that the model lacks.
+    Other programs find the same path in what is written."""
+    phrases = {"w0": 1.4, "w1 new": 6.0, "new w1": 4.5, "new": 3.0, "w0 w1 w0": -5.0}
+    changed = 0
+    for seed in range(30):
+        lattice = random_lattice(seed, words=("w0", "w1", "new"))
+        expected = sorted(
+            (
+                (score + LN_10 * Phrases(phrases).bound(files.oracle.vocabulary).of_words(words))
+                for score, words in scored(lattice, files.oracle, SEARCH)
+            ),
+            reverse=True,
+        )
+        utterance = client.utterance(phrases=phrases)
+        found = rescore(lattice, utterance, SEARCH)
+        assert summed(found.lattice)[0][0] == pytest.approx(expected[0], rel=1e-9)
+        plain = rescore(lattice, client.utterance(), SEARCH)
+        assert plain.bonus is None and found.bonus is not None
+        for path in all_paths(found.lattice):
+            bonus = utterance.phrases.of_words(words_of(found.lattice, path))
+            assert math.fsum(found.bonus[path]) == pytest.approx(LN_10 * bonus, abs=1e-9)
+        best, before = (best_paths(one.lattice).hypotheses[0].words for one in (found, plain))
+        changed += best != before
+        pruned = rescore(lattice, utterance, Search(SEARCH.scales, beam=5.0, hypotheses=3))
+        assert best_paths(pruned.lattice).hypotheses[0].words == best
+    assert changed > 3
+
+
+def test_phrases_choose_a_hypothesis_of_a_list(client: Client) -> None:
+    """Outside of the scale of scores; with a scale of 0 there is nowhere to write them."""
+    utterance = client.utterance(phrases={"new w1": 30.0})
+    hypotheses = tuple(Hypothesis(("w0", word, "w1")) for word in ("w0", "new"))
+    given = NbestList("a", hypotheses)
+    plain, _ = rescore_nbest(given, client.utterance(), SEARCH)
+    found, _ = rescore_nbest(given, utterance, SEARCH)
+    before = {one.words: one.lm for one in plain.hypotheses}
+    assert found.hypotheses[0].words[1] == "new"
+    added = [one.lm - before[one.words] for one in found.hypotheses]
+    assert added == pytest.approx([30.0 * LN_10 / SEARCH.scales.lm, 0.0])
+    for ask in (rescore, rescore_nbest):
+        with pytest.raises(QueryError, match="scale"):
+            ask(random_lattice(1) if ask is rescore else given, utterance, Search(Scales(lm=0.0)))

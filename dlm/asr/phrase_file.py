@@ -1,0 +1,72 @@
+"""Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
+
+One phrase per line, in the model's spelling. After a tab may follow its bonus, log10, and after
+further tabs the sounds of a word, in IPA with spaces, once or several times:
+
+    doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
+    sellers
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlm.asr.lines import finite
+from dlm.client import Phrases
+from dlm.client.api.phrases import units_of, words_of
+from dlm.errors import QueryError, TextError
+from dlm.ngram.vocab import as_bytes
+
+BONUS = 2.0  # log10, of a line without one; tests/benchmarks/rare_words.py
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseFile:
+    """Phrases, and the pronunciations that the file gives to words, each a tuple of sounds."""
+
+    phrases: Phrases
+    sounds: dict[str, list[tuple[str, ...]]] = field(repr=False)
+
+
+def read_phrases(path: Path) -> PhraseFile:
+    """Reads a file of phrases; empty lines are skipped.
+
+    Raises  OSError;  TextError  not UTF-8, no phrase, a phrase or bonus that cannot be (see
+            `Phrases`), or sounds of no word of the line
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as exc:
+        raise TextError(f"{path} is not UTF-8 ({exc.reason} at byte {exc.start})") from exc
+    bonuses: dict[bytes, float] = {}
+    sounds: dict[str, list[tuple[str, ...]]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        phrase, *fields = line.rstrip("\r").split("\t")
+        where = f"{path}, line {number}"
+        bonus = finite(fields[0]) if fields and fields[0].strip() else BONUS
+        if bonus is None:
+            raise TextError(f"{where}: the bonus after the tab is not a finite number")
+        try:
+            words = words_of(phrase, "the phrase")
+            units_of(bonus, "the phrase")
+        except QueryError as exc:
+            raise TextError(f"{where}: {exc}") from exc
+        if bonuses.setdefault(b" ".join(words), bonus) != bonus:
+            raise TextError(f"{where}: the phrase is there with another bonus; remove one line")
+        for given in fields[1:]:
+            word, equals, way = given.partition("=")
+            if not equals or as_bytes(word.strip()) not in words or not way.split():
+                raise TextError(
+                    f"{where}: expected WORD=SOUNDS after the bonus, with a word of the phrase and "
+                    "its sounds, separated by spaces"
+                )
+            sounds.setdefault(word.strip(), []).append(tuple(way.split()))
+    if not bonuses:
+        raise TextError(f"{path} has no phrases; expected one per line")
+    try:
+        return PhraseFile(Phrases(bonuses), sounds)
+    except QueryError as exc:  # too many
+        raise TextError(f"{path}: {exc}") from exc
