@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from dlm.errors import ProtocolError
 from dlm.index.layout import MAX_ORDER, Manifest
 from dlm.index.search.shard import FoundBlocks
+from dlm.ngram.partition import SLOTS
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.server import kernels
+from dlm.server.metrics import SlotQueries
 from dlm.server.refusals import Refusal, of_fault, too_late
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -43,8 +45,10 @@ class OpenShard(Protocol):
         context_words: NDArray[np.uint32],
         word_counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
+        by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to unchecked queries, and how many matched each order."""
+        """Packed answers to unchecked queries, and how many matched each order; adds to `by_slot`
+        (4096,)."""
 
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to queries that passed `Answerer.check`."""
@@ -90,6 +94,7 @@ class Answerer:
 
     Args  most_queries  per message;  clock  monotonic seconds; the clock of `late`
           require_same  raises `Refusal` if a message names another shard set or shard
+          slot_queries  counts the queries answered
     """
 
     def __init__(
@@ -98,7 +103,9 @@ class Answerer:
         most_queries: int,
         require_same: RequireSame,
         clock: Callable[[], float],
+        slot_queries: SlotQueries | None = None,
     ) -> None:
+        self._slot_queries = slot_queries or SlotQueries()
         self._shard, self._most, self._clock = shard, most_queries, clock
         self._require_same = require_same
         self._shard_set, self._slots = shard.manifest.shard_set_bytes, shard.manifest.slots
@@ -112,14 +119,16 @@ class Answerer:
             request = codec.open_score_request(message, max_queries=self._most)
         except ProtocolError as exc:
             raise of_fault(exc) from exc
-        return self._search(request, begun)
+        return self._search(request, begun, self._slot_queries.own())
 
-    def _search(self, request: codec.ScoreRequest, begun: float) -> Answered:
+    def _search(
+        self, request: codec.ScoreRequest, begun: float, by_slot: NDArray[np.int64]
+    ) -> Answered:
         asked, decoded = request.groups, time.perf_counter()
         answers = None
         if request.shard_set == self._shard_set and request.shard == self._shard.index:
             answers = self._shard.score_owned(
-                asked.context_lengths, asked.context_words, asked.word_counts, asked.words
+                asked.context_lengths, asked.context_words, asked.word_counts, asked.words, by_slot
             )
         if answers is None:
             raise self._fault_of(request)
@@ -182,6 +191,9 @@ class Answerer:
         """Like `score`, for contexts that `locate` found."""
         begun, request = self._begin(late), located.request
         stored = self._shard.stored_words(located.found, request.skips, self._most)
+        kernels.count_slots(
+            request.context_lengths, request.context_words, stored.counts, self._slot_queries.own()
+        )
         searched = time.perf_counter()
         data = codec.encode_block_reply(request, stored)
         encode_s = time.perf_counter() - searched
@@ -204,9 +216,9 @@ class Answerer:
         Raises  whatever a kernel raises: a server that cannot answer must not become ready
         """
         request = codec.decode_score_request(data, max_queries=len(data))
-        groups = request.groups
+        groups, uncounted = request.groups, np.zeros(SLOTS, np.int64)
         try:
-            self._search(request, 0.0)
+            self._search(request, 0.0, uncounted)
             self.check(groups)
         except Refusal as refusal:
             if refusal.reason is not Reason.SLOT_NOT_OWNED:
@@ -215,7 +227,8 @@ class Answerer:
         codec.encode_score_reply(request, answers)
         skips = np.zeros(len(groups.context_lengths), np.uint32)
         found = self._shard.find_blocks(groups.context_lengths, groups.context_words)
-        self._shard.stored_words(found, skips, 1)
+        stored = self._shard.stored_words(found, skips, 1)
+        kernels.count_slots(groups.context_lengths, groups.context_words, stored.counts, uncounted)
         orders_of(answers.matched_order)
 
 

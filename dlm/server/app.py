@@ -41,6 +41,7 @@ from dlm.server.health import (
 )
 from dlm.server.heap import Heap
 from dlm.server.http import HttpServer, tcp_socket
+from dlm.server.load import load_page
 from dlm.server.models import Models
 from dlm.server.opening import (
     Opened,
@@ -424,7 +425,12 @@ class ShardServer:
 
         collector = ServerCollector(served, self.process)
         return worker_exposition(
-            listening, collector, lambda: self.models.state, self._loop, trouble=self._trouble
+            listening,
+            collector,
+            lambda: self.models.state,
+            self._loop,
+            load=lambda: load_page(served),
+            trouble=self._trouble,
         )
 
     def _warm_up(self) -> None:

@@ -12,7 +12,11 @@ from dlm.wire import kernels as checks
 
 logger = EventLog(__name__)
 
-KERNELS = (*shard.KERNELS, kernels.first_fault, kernels.count_orders, checks.totals)
+KERNELS = (
+    *shard.KERNELS,
+    *(kernels.first_fault, kernels.count_orders, kernels.count_slots),
+    checks.totals,
+)
 
 
 def compile_kernels() -> None:

@@ -178,7 +178,7 @@ class ServerConfig:
         "service managers wait before they kill.",
     )
     metrics_port: int = setting(
-        0, "Port of /metrics, /healthz and /readyz; 0 disables them.", low=0, high=65_535
+        0, "Port of /metrics, /load, /healthz and /readyz; 0 disables them.", low=0, high=65_535
     )
     metrics_host: str = setting(
         "127.0.0.1",

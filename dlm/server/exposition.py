@@ -1,4 +1,4 @@
-"""What a server shows over HTTP: /metrics, /healthz and /readyz. Numbers only, no user's text.
+"""What a server shows over HTTP: /metrics, /load, /healthz and /readyz. Numbers only, no text.
 
 Processes that share a port each show theirs on a unix socket, and one more process joins them
 (`serve_joined`). A dead or stuck worker is left out and never fails a scrape. If all are, the
@@ -29,13 +29,15 @@ from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
+from dlm.server.load import joined_load
 from dlm.server.trouble import Cause
 
 logger = EventLog(__name__)
 
 TROUBLE = "dlm_server_not_ready"
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
-METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
+METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
+JSON = "application/json"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
 # reused. Seconds.
 FRESH_S = 0.1
@@ -58,6 +60,7 @@ def worker_exposition(
     state: Callable[[], ServingState],
     loop: asyncio.AbstractEventLoop,
     *,
+    load: Callable[[], bytes] = bytes,
     trouble: Callable[[], str] = str,
     clock: Clock = time.monotonic,
 ) -> HttpServer:
@@ -67,16 +70,19 @@ def worker_exposition(
     /readyz is 200 only in READY and without trouble. Both report the state.
 
     Args  listening  a socket of `http.tcp_socket` or `http.unix_socket`
+          load       the page /load
           trouble    why the server is not ready although it answers, or ""
     """
-    rendered: tuple[float, bytes] | None = None
+    rendered: dict[str, tuple[float, bytes]] = {}
 
-    async def metrics() -> Response:
-        nonlocal rendered
-        now = clock()
-        if rendered is None or not 0 <= now - rendered[0] < FRESH_S:
-            rendered = (now, generate_latest(collector))
-        return Response(HTTPStatus.OK, rendered[1], CONTENT_TYPE_LATEST)
+    def page(path: str, make: Callable[[], bytes], content_type: str) -> Route:
+        async def shown() -> Response:
+            now = clock()
+            if path not in rendered or not 0 <= now - rendered[path][0] < FRESH_S:
+                rendered[path] = (now, make())
+            return Response(HTTPStatus.OK, rendered[path][1], content_type)
+
+        return shown
 
     async def healthz() -> Response:
         came_round = asyncio.Event()
@@ -96,14 +102,20 @@ def worker_exposition(
         status = HTTPStatus.OK if now is ServingState.READY else HTTPStatus.SERVICE_UNAVAILABLE
         return text(status, now.name.lower())
 
-    return HttpServer(listening, {METRICS: metrics, HEALTHZ: healthz, READYZ: readyz})
+    routes: dict[str, Route] = {
+        METRICS: page(METRICS, lambda: generate_latest(collector), CONTENT_TYPE_LATEST),
+        LOAD: page(LOAD, load, JSON),
+        HEALTHZ: healthz,
+        READYZ: readyz,
+    }
+    return HttpServer(listening, routes)
 
 
 @contextlib.contextmanager
 def starting_exposition(config: ServerConfig) -> Iterator[None]:
     """Meanwhile, the metrics port says that the server is starting, which may take minutes.
 
-    /healthz is 200; /readyz and /metrics are 503. ConfigError if the port cannot be bound.
+    /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
     """
     if not config.metrics_port:
         yield
@@ -118,7 +130,7 @@ def starting_exposition(config: ServerConfig) -> Iterator[None]:
     unready = says(HTTPStatus.SERVICE_UNAVAILABLE)
     shown = HttpServer(
         tcp_socket(config.metrics_host, config.metrics_port),
-        {METRICS: unready, HEALTHZ: says(HTTPStatus.OK), READYZ: unready},
+        {METRICS: unready, LOAD: unready, HEALTHZ: says(HTTPStatus.OK), READYZ: unready},
     )
     try:
         yield
@@ -137,8 +149,10 @@ def joined_exposition(
     """Shows several worker processes as one; close what is returned.
 
     /metrics is 200 while a worker answers, or if `trouble` says why none does; then it has
-    `dlm_server_not_ready` for each worker, dead or not. Otherwise it is 503. /readyz and /healthz
-    are 200 while one worker's is: the port then answers, and the supervisor replaces dead workers.
+    `dlm_server_not_ready` for each worker, dead or not. Otherwise it is 503. /load is the sum over
+    all workers, and 503 unless each answers: a part would look like little load. /readyz and
+    /healthz are 200 while one worker's is: the port then answers, and the supervisor replaces dead
+    workers.
 
     Args  sockets  worker -> its unix socket (`worker_socket`), which may not exist
           labels   of metrics of a whole process, except the worker
@@ -165,6 +179,13 @@ def joined_exposition(
                 rendered = (clock(), body)  # from now: asking may have taken long
             return Response(HTTPStatus.OK, rendered[1], CONTENT_TYPE_LATEST)
 
+    async def load() -> Response:
+        async with one_at_a_time:
+            answers = await _ask_all(sockets, LOAD)
+        if any(w not in answers or answers[w].status is not HTTPStatus.OK for w in sockets):
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "not every worker answers")
+        return Response(HTTPStatus.OK, joined_load(a.body for a in answers.values()), JSON)
+
     async def probe(target: str) -> Response:
         answers = await _ask_all(sockets, target)
         said = {w: a.body.decode("latin-1").strip() for w, a in answers.items()}
@@ -177,6 +198,7 @@ def joined_exposition(
 
     routes: dict[str, Route] = {
         METRICS: metrics,
+        LOAD: load,
         HEALTHZ: lambda: probe(HEALTHZ),
         READYZ: lambda: probe(READYZ),
     }

@@ -64,6 +64,18 @@ def check(
     return int(fault), int(place)
 
 
+@kernel("uint8[:], uint32[:], uint32[:], out int64[:]")
+def count_slots(context_lengths, context_words, counts, by_slot):  # type: ignore[no-untyped-def]
+    """Adds to `by_slot` (4096,) the number `counts` (C,) of each context.
+
+    Trusts   the message passed `first_fault`
+    """
+    end = 0
+    for c in range(len(context_lengths)):
+        end += context_lengths[c]
+        by_slot[slot_of(context_words[end - 2], context_words[end - 1])] += np.int64(counts[c])
+
+
 @kernel("uint8[:], out int64[:]")
 def count_orders(orders, totals):  # type: ignore[no-untyped-def]
     """Adds to `totals` (T,) how often each order below T stands in `orders` (Q,)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from dlm.histogram import SECONDS, SIZES, Histogram
 from dlm.index.layout import MAX_ORDER
+from dlm.ngram.partition import SLOTS
 from dlm.wire.status import Reason
 
 LABELS = ("model", "shard_set", "shard", "worker")
@@ -40,6 +42,30 @@ def _seconds() -> Histogram:
     return Histogram(SECONDS)
 
 
+class SlotQueries:
+    """Queries answered for each slot: an array per thread, so that none is lost without a lock."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._each: list[NDArray[np.int64]] = []
+
+    def own(self) -> NDArray[np.int64]:
+        """(4096,) the counts of this thread, to be added to."""
+        try:
+            counts: NDArray[np.int64] = self._local.counts
+        except AttributeError:
+            counts = self._local.counts = np.zeros(SLOTS, np.int64)
+            self._each.append(counts)
+        return counts
+
+    def total(self) -> NDArray[np.int64]:
+        """(4096,) the sum over all threads, from any thread."""
+        total = np.zeros(SLOTS, np.int64)
+        for counts in list(self._each):
+            total += counts
+        return total
+
+
 @dataclass(slots=True)
 class ServerMetrics:
     """Counts of one shard set since the start of the process.
@@ -55,6 +81,7 @@ class ServerMetrics:
     clients    calls accepted, by the name of their token; as many as the tokens file names
     matched_orders  (16,)  queries answered by matched order, 1 to 15
     batch_queries   queries per request
+    slot_queries    queries answered by slot; counted in the threads that answer
     queue_s, decode_s, search_s, encode_s, write_s  seconds of each stage of a request: waiting to
                start, bytes to arrays, ids checked and looked up, arrays to bytes, handing the
                bytes to gRPC (streams only: for a unary call gRPC does that itself)
@@ -74,6 +101,7 @@ class ServerMetrics:
     matched_orders: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(MAX_ORDER + 1, np.int64)
     )
+    slot_queries: SlotQueries = field(default_factory=SlotQueries)
     batch_queries: Histogram = field(default_factory=lambda: Histogram(SIZES))
     queue_s: Histogram = field(default_factory=_seconds)
     decode_s: Histogram = field(default_factory=_seconds)

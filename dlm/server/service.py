@@ -53,7 +53,13 @@ class ShardService:
         self.metrics = ServerMetrics()
         self.process = process or Process()
         self.admission = Admission(config, self.metrics, self.shard_set, shard.index, clock)
-        self.answerer = Answerer(shard, config.max_queries, self.admission.require_same, clock)
+        self.answerer = Answerer(
+            shard,
+            config.max_queries,
+            self.admission.require_same,
+            clock,
+            self.metrics.slot_queries,
+        )
         self.downloads = Downloads(shard, config, self.admission, self.metrics, files)
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()

@@ -255,12 +255,15 @@ def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
     service = ShardService(shard, ServerConfig())
     for data in warm_up_messages(shard):
         service.warm_up(data)
-    ours = (search.score_owned, checks.first_fault, checks.count_orders)
+    ours = (
+        *(search.score_owned, checks.first_fault),
+        *(checks.count_orders, checks.count_slots),
+    )
     before = [len(k.signatures) for k in ours]
     asked = sharded.questions.ask(np.random.default_rng(5), 0)
     request = codec.decode_score_request(asked.data, max_queries=1000)
     service.answerer.check(request.groups)
     message = codec.parse(pb.ScoreRequest(), asked.data)
     sharded.questions.verify(0, asked, service.answerer.score(message, None).data)
-    assert [len(k.signatures) for k in ours] == before == [1, 1, 1]
+    assert [len(k.signatures) for k in ours] == before == [1, 1, 1, 1]
     service.close()

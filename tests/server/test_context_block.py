@@ -93,7 +93,7 @@ def test_every_word_stored_after_a_context_comes_with_the_oracles_bits(sharded, 
 
 def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
     """At most `max_queries` words come at once, and what is left is known."""
-    _, _, caller = gated(max_queries=64)
+    _, server, caller = gated(max_queries=64)
     rng = np.random.default_rng(2)
     contexts = sharded.questions.contexts(rng, 0, 60)
     skips, came = [0] * len(contexts), 0
@@ -105,6 +105,9 @@ def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
         if skips == found.totals.tolist():
             break
     assert came == sum(skips) > 0
+    load = server.server.service.metrics.slot_queries.total()  # words sent are queries answered
+    assert load.sum() == came
+    assert not load[sharded.manifest.slots != 0].any()
 
 
 def carried(data: bytes) -> bytes:

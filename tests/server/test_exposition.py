@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
+import json
 import math
 import os
 import signal
@@ -28,6 +30,7 @@ from prometheus_client.registry import CollectorRegistry
 from cluster import ROOT, WAIT_S, free_ports, until
 from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
+from dlm.ngram.partition import SLOTS, slots_of
 from dlm.server import exposition
 from dlm.server.answers import orders_of
 from dlm.server.app import ShardServer, serve
@@ -35,6 +38,7 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import (
     HEALTHZ,
+    LOAD,
     METRICS,
     READYZ,
     join,
@@ -52,6 +56,7 @@ from dlm.server.http import (
     tcp_socket,
     unix_socket,
 )
+from dlm.server.load import load_page
 from dlm.server.metrics import FAMILIES, ServerMetrics
 from dlm.server.process import Process
 from dlm.server.ready import Notice
@@ -142,6 +147,51 @@ def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
     server.end()
     with pytest.raises(OSError):
         fetch(port, "/metrics")
+
+
+def test_the_load_of_each_slot_is_on_one_page(gated, sharded) -> None:
+    """The queries by the slot of their context; what the warm-up asks is not counted."""
+    port = free_ports(1)[0]
+    _, _, caller = gated(metrics_port=port)
+    rng = np.random.default_rng(3)
+    asked = [sharded.questions.ask(rng, 0) for _ in range(3)]
+    expected = [0] * SLOTS
+    for one in asked:
+        assert outcome(caller.score, one.data).data
+        for context, _ in one.queries:
+            expected[int(slots_of(*np.array(context[-2:], np.uint32)))] += 1
+    status, body = fetch(port, LOAD)
+    manifest = sharded.manifest
+    ids = {"model": manifest.model, "shard_set": manifest.shard_set, "shard": 0}
+    assert status == 200
+    assert json.loads(body)["models"] == [{**ids, "queries": sum(expected), "slots": expected}]
+    assert len(body) < 100_000
+
+
+def test_the_load_of_a_port_is_the_sum_of_its_workers(tmp_path) -> None:
+    """All of them or nothing: the sum of some would look like little load."""
+    ways = {worker: worker_socket(tmp_path, worker) for worker in range(2)}
+    loop = asyncio.new_event_loop()
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for worker, way in ways.items():
+            models = [served(ServerMetrics(queries=10 + worker))]
+            models[0].metrics.slot_queries.own()[worker] = 3
+            collector = ServerCollector(list)
+            one = worker_exposition(
+                unix_socket(way), collector, lambda: ServingState.READY, loop,
+                load=functools.partial(load_page, models),
+            )  # fmt: skip
+            stack.callback(one.close)
+            workers.append(one)
+        joined = joined_exposition(tcp_socket("127.0.0.1", 0), ways)
+        stack.callback(joined.close)
+        (model,) = json.loads(fetch(joined.port, LOAD)[1])["models"]
+        assert model["queries"] == 21
+        assert model["slots"] == [3, 3] + [0] * (SLOTS - 2)
+        workers[1].close()
+        assert fetch(joined.port, LOAD) == (503, "not every worker answers\n")
+    loop.close()
 
 
 def test_probes_follow_the_state(gated) -> None:

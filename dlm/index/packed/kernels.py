@@ -484,9 +484,9 @@ def check_ids(address, count, stride, width, begin, inverse, words):  # type: ig
     return -1
 
 
-@kernel("int64, int64[:], int64[:], int64, int64, int64, int64[:], out int64[:]")
-def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, sizes):  # type: ignore[no-untyped-def]
-    """sizes[i] = entries of the list of the second word of pair pairs[i]; `pairs` rises."""
+@kernel("int64, int64[:], int64[:], int64, int64, int64, int64[:], out int64[:], out int64[:]")
+def words_of_pairs(address, places, begin, key_bits, value_bits, inverse, pairs, first, second):  # type: ignore[no-untyped-def]
+    """The ids of both words of pair pairs[i]; `pairs` rises."""
     mask = mask_of(key_bits)
     word = np.int64(0)
     i = np.int64(0)
@@ -500,8 +500,8 @@ def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, si
             else:
                 high = middle
         word = low
-        first = np.int64(begin[word])
-        n = np.int64(begin[word + 1]) - first
+        before = np.int64(begin[word])
+        n = np.int64(begin[word + 1]) - before
         at = (address << np.int64(3)) + places[word]
         leading = directory_bits(n)
         rest = key_bits - leading
@@ -515,10 +515,10 @@ def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, si
                 start = field(directory, size)
                 directory += size
                 end = field(directory, size)
-            while i < len(pairs) and pairs[i] - first < end:
-                key = (bucket << rest) | field(at + (pairs[i] - first - start) * rest, rest)
-                second = (key * inverse) & mask
-                sizes[i] = np.int64(begin[second + 1]) - np.int64(begin[second])
+            while i < len(pairs) and pairs[i] - before < end:
+                key = (bucket << rest) | field(at + (pairs[i] - before - start) * rest, rest)
+                first[i] = word
+                second[i] = (key * inverse) & mask
                 i += 1
             at += (end - start) * (rest + value_bits)
 

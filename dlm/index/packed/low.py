@@ -91,26 +91,36 @@ def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray
     return begin, place
 
 
-def sizes_after(a: Arrays, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Entries of the list of the second word of each of `pairs`, rising numbers of 2-grams.
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Some 2-grams, (n,): the ids of their words, and the entries of the list of the second."""
 
-    Trusts  `a` passed `check.check_low`; the pairs are there
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def pairs_of(a: Arrays, numbers: NDArray[np.int64]) -> Pairs:
+    """The 2-grams with these numbers, which rise.
+
+    Trusts  `a` passed `check.check_low`; the 2-grams are there
     """
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     begin, place = word_lists(a, s)
     b = s["key_bits"]
-    sizes = np.empty(len(pairs), np.int64)
-    kernels.sizes_after(
+    first, second = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+    kernels.words_of_pairs(
         a["list"].ctypes.data,
         place,
         begin,
         b,
         PAIR_FLAG_BITS + s["pair_prob_bits"] + s["pair_backoff_bits"],
         pow(multiplier_of(b), -1, 1 << b),
-        pairs,
-        sizes,
+        numbers,
+        first,
+        second,
     )
-    return sizes
+    return Pairs(first, second, begin[second + 1] - begin[second])
 
 
 def unpack_low(a: Arrays) -> LowPlain:

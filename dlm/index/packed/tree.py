@@ -103,6 +103,16 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
     return TreeShape(levels, pairs, roots, key_bits, root_key_bits, root_bucket_bits, named)
 
 
+def root_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
+    """The numbers of the 2-grams that are roots, rising."""
+    low = unpack_fields(a["root_key"], shape.root_key_bits, shape.roots)
+    buckets = (shape.pairs >> shape.root_key_bits) + 1
+    ends = unpack_fields(a["root_bucket"], shape.root_bucket_bits, buckets + 1)
+    filled = (ends[1:] - ends[:-1]).astype(np.int64)
+    high = np.repeat(np.arange(buckets, dtype=np.uint64), filled)
+    return ((high << np.uint64(shape.root_key_bits)) | low).astype(np.int64)
+
+
 def unpack_tree(
     a: Arrays, sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> list[LevelPlain]:
@@ -125,14 +135,10 @@ def unpack_tree(
             backoff = values_of(codes, table[:0] if raw else table, BACKOFF_BITS)
             parent_size = sizes[parent]
         else:
-            low = unpack_fields(a["root_key"], shape.root_key_bits, nodes)
-            buckets = (shape.pairs >> shape.root_key_bits) + 1
-            ends = unpack_fields(a["root_bucket"], shape.root_bucket_bits, buckets + 1)
-            filled = (ends[1:] - ends[:-1]).astype(np.int64)
-            high = np.repeat(np.arange(buckets, dtype=np.uint64), filled)
-            key = ((high << np.uint64(shape.root_key_bits)) | low).astype(np.uint32)
+            numbers = root_numbers(a, shape)
+            key = numbers.astype(np.uint32)
             backoff = np.zeros(nodes, np.float32)
-            parent_size = sizes_of(key.astype(np.int64))
+            parent_size = sizes_of(numbers)
         place = unpack_offsets(
             Offsets(part("place"), part("place_wide"), s["place_base_bits"], s["place_delta_bits"]),
             nodes + 1,

@@ -20,7 +20,7 @@ _0 = np.int64(0)
 
 @kernel(
     "int64[:], int64, uint16[:], int64, uint8[:], uint32[:], uint32[:], uint32[:], "
-    "out uint8[:], out int64[:]"
+    "out uint8[:], out int64[:], out int64[:]"
 )
 def score_owned(  # type: ignore[no-untyped-def]
     view,
@@ -33,6 +33,7 @@ def score_owned(  # type: ignore[no-untyped-def]
     words,
     packed,
     by_order,
+    by_slot,
 ):
     """`score_groups` of untrusted queries, by lengths in place of begins.
 
@@ -40,6 +41,7 @@ def score_owned(  # type: ignore[no-untyped-def]
              packed (7 Q,) uint8 filled: log10_prob (Q,) float32, then matched_order, ngram_length
                     and state_length, (Q,) uint8 each
              by_order (16,)  added to: the answers by matched order
+             by_slot (4096,)  added to: the answers by slot
     Returns  whether the lengths fit each other, each context has two words or more and fits the
              order, each asks a word, ids are in range, and all slots belong to `shard`; where not,
              nothing is filled
@@ -71,11 +73,15 @@ def score_owned(  # type: ignore[no-untyped-def]
         good &= context_words[i] <= last
     for i in range(queries):
         good &= words[i] <= last
+    own = np.empty(contexts, np.uint16)
     for c in range(contexts):
         end = context_begin[c + 1]
-        good &= slots[slot_of(context_words[end - 2], context_words[end - 1])] == shard
+        own[c] = slot_of(context_words[end - 2], context_words[end - 1])
+        good &= slots[own[c]] == shard
     if not good:
         return False
+    for c in range(contexts):
+        by_slot[own[c]] += np.int64(word_counts[c])
     needs_shard = np.empty(contexts, np.uint8)
     matched_order = packed[4 * queries : 5 * queries]
     score_groups(

@@ -20,11 +20,12 @@ from dlm.errors import QueryError, ShardFormatError
 from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.check import check_low, check_tree
-from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
+from dlm.index.packed.low import LowPlain, pairs_of, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
 from dlm.index.search import block_kernels, kernels, owned_kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
 from dlm.memory_options import MAPPED, MemoryOptions
+from dlm.ngram.partition import SLOTS
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
@@ -34,7 +35,7 @@ OPENING = (
     packed.check_key_lists,
     packed.check_list_ids,
     packed.check_rank_lists,
-    packed.sizes_after,
+    packed.words_of_pairs,
     packed.check_values,
     packed.check_ids,
     packed.get_offsets,
@@ -100,7 +101,7 @@ class LowOrders:
         return unpack_low(self.arrays)
 
     def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        return sizes_after(self.arrays, pairs)
+        return pairs_of(self.arrays, pairs).sizes
 
 
 @contextmanager
@@ -229,15 +230,18 @@ class Shard:
         context_words: NDArray[np.uint32],
         word_counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
+        by_slot: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
         """Packed answers to untrusted queries, (7 Q,) uint8 as in a reply, and (16,) how many
         matched each order; None if a query breaks a rule of `owned_kernels.score_owned`, or is
-        another shard's.
+        another shard's. Adds to `by_slot` (4096,) the queries of each slot.
 
         The arrays of a `QueryGroups` are passed, since making one takes as long as ten queries.
         """
         packed = np.empty(owned_kernels.PACKED_BYTES * len(words), np.uint8)
         by_order = np.zeros(MAX_ORDER + 1, np.int64)
+        if by_slot is None:
+            by_slot = np.zeros(SLOTS, np.int64)
         good = owned_kernels.score_owned(
             self.view,
             self.order,
@@ -249,6 +253,7 @@ class Shard:
             words,
             packed,
             by_order,
+            by_slot,
         )
         return (packed, by_order) if good else None
 
