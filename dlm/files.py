@@ -36,6 +36,9 @@ _POLL_S = 0.05
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 REFUSED = (*NO_ROOM, errno.EIO)
+# A hard link leads to another file system, to one without links, to one link too many, or to a
+# file of somebody else.
+NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 # What this process has started and neither put in place nor removed: path -> process.
 _unfinished: dict[Path, int] = {}
@@ -400,6 +403,23 @@ def move(source: Path, destination: Path) -> None:
     """
     source.replace(destination)
     sync_folder(destination.absolute().parent)
+
+
+def link_or_copy(source: Path, destination: Path) -> bool:
+    """The file at `source` also at `destination`: as a hard link where the file systems and their
+    rules allow it, else as a copy that is on disk; whether it is a link."""
+    source = source.resolve()
+    try:
+        os.link(source, destination)
+    except OSError as exc:
+        if exc.errno not in NO_LINK:
+            raise
+        with naming(destination), source.open("rb") as read, destination.open("xb") as written:
+            shutil.copyfileobj(read, written, 1 << 22)
+            written.flush()
+            os.fsync(written.fileno())
+        return False
+    return True
 
 
 def temporary_folder() -> Path:

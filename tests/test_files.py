@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ from dlm.files import (
     Replacement,
     claim,
     evict,
+    link_or_copy,
     lock_file,
     locked,
     replacing,
@@ -384,3 +386,22 @@ def test_a_full_disk_is_named() -> None:
     with pytest.raises(OSError, match="No space left") as raised, replacing(full) as file:
         file.write(b"more" * 10_000)  # more than its buffer holds
     assert raised.value.filename == "/dev/full"
+
+
+@pytest.mark.parametrize("fault", [0, errno.EXDEV, errno.EMLINK])
+def test_a_file_is_linked_or_copied_where_links_cannot_be(
+    fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leads to the file is followed: a link to the name would end with it."""
+    (tmp_path / "old").write_bytes(b"content")
+    (tmp_path / "name").symlink_to("old")
+
+    def refused(*_: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    if fault:
+        monkeypatch.setattr(os, "link", refused)
+    assert link_or_copy(tmp_path / "name", tmp_path / "new") == (not fault)
+    assert (tmp_path / "new").read_bytes() == b"content"
+    assert not (tmp_path / "new").is_symlink()
+    assert (tmp_path / "new").samefile(tmp_path / "old") == (not fault)

@@ -53,7 +53,7 @@ ROOMS = {
         ["packed"],
         ["ngrams", "describe"],
         ["making", "search", "sizes"],
-        ["check"],
+        ["check", "moving"],
     ],
     "loadtest": [
         ["traces", "children"],

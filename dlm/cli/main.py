@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": ("demo", "demo"),
     "compile": ("compile", "compile_"),
     "shard": ("shard", "shard"),
+    "reshard": ("reshard", "reshard"),
     "serve": ("serve", "serve"),
     "cluster": ("cluster", "cluster"),
     "status": ("status", "status"),

@@ -21,6 +21,14 @@ def shard(
     ] = None,
     encoding: Annotated[str, option(ShardSettings, "encoding")] = "exact",
     bits: Annotated[int | None, option(ShardSettings, "bits")] = None,
+    slots_of: Annotated[
+        Path | None,
+        typer.Option(
+            "--slots-of",
+            metavar="DIR",
+            help="Split as this shard set is: the same number of shards, each with the same slots.",
+        ),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -65,6 +73,17 @@ def shard(
     check_writes("--output", output, folder=True)
     check_folder("--tmp", tmp)
     tell = stage_printer(quiet=quiet)
+    slots = None
+    if slots_of is not None:
+        from dlm.index.layout import read_manifest
+
+        like = read_manifest(slots_of)
+        if shards not in (1, like.shards):
+            raise ConfigError(
+                f"--shards is {shards}, but --slots-of {slots_of} has {like.shards} shards; leave "
+                "one of both out"
+            )
+        shards, slots = like.shards, like.slots
 
     compile_kernels(KERNELS)
     manifest = build_shard_set(
@@ -73,6 +92,7 @@ def shard(
         shards,
         encoding=encoding,
         bits=bits,
+        slots=slots,
         repair=repair,
         memory_bytes=None if memory is None else parse_size(memory),
         spill=tmp,

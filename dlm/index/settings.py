@@ -46,3 +46,21 @@ class ShardSettings:
             raise ConfigError(
                 f"shard.bits is {self.bits}; expected 3 to 16, or 32 to keep values as they are"
             )
+
+
+@dataclass(frozen=True)
+class ReshardSettings:
+    """Which slots move to other shards: the options of `dlm reshard`."""
+
+    shards: int | None = setting(
+        None, "Number of shards of the new set; by default as many as now.", low=1, high=4096
+    )
+    bound: float = setting(
+        1.02,
+        "Slots move until no shard is heavier than so many times the mean.",
+        low=1,
+        why="A smaller bound moves more slots, and each move changes two files.",
+    )
+
+    def __post_init__(self) -> None:
+        check("reshard", self)

@@ -239,11 +239,12 @@ def test_the_runbooks_rolls_lose_no_call(rolled, tmp_path: Path) -> None:
                 "Roll a new model", {"dlm shard": new_is_there, "1i model": everybody_is_on_new}
             )
             load.goes_on(shard_set=sets["new"].shard_set)
-            operator.names["model.arpa.zst"] = "new.arpa"  # the model that is served by now
+            # The model that is served by now.
+            operator.names["shards/model --shards"] = "shards/new --shards"
             operator.follow(
                 "Change the number of shards",
                 {
-                    "dlm shard": new_hosts,
+                    "dlm reshard": new_hosts,
                     "mv cluster-3.toml": lambda: load.goes_on(shard_set=sets["model-3"].shard_set),
                 },
             )

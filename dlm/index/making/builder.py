@@ -65,6 +65,7 @@ def build(
     *,
     key: dict[str, Any] | None = None,
     slot_load: NDArray[np.int64] | None = None,
+    slots: NDArray[np.uint16] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Writes the files of a shard set except the manifest; returns the manifest's content.
@@ -73,24 +74,12 @@ def build(
           folder  where the files are written, and the journal
           spill   for everything else; an empty folder, or what a killed build left
           key     `journal.build_key`, of a build that can resume; None keeps no journal
+          slots   (4096,) the shard of each slot; None balances them
     """
     journal = Journal(folder, key if budget.durable else None)
     work = Work(spill if budget.durable else None)
-    problem = None
-    if budget.durable and key is not None:
-        problem = journal.load(work, budget) or _files_problem(folder, work)
-        if problem is not None:
-            journal.forget(work)
-    if problem is not None:
-        say(f"cannot resume the earlier build: {problem}; starting over")
-    if not journal.done:
-        for path in [*spill.iterdir(), *folder.iterdir()]:
-            if path.is_dir() and path != spill:
-                shutil.rmtree(path)
-            elif path != spill:
-                path.unlink()
-    else:
-        say(f"resuming an earlier build after {journal.done[-1]}")
+    resumable = budget.durable and key is not None
+    resume(journal if resumable else None, work, folder, spill, budget, say)
     c = Context(work, budget, coding, ProgressReporter(say), spill)
     try:
         if "read" not in journal.done:
@@ -104,8 +93,9 @@ def build(
         if "words" not in journal.done:
             finish_words(c)
             journal.save("words", work)
-        load = work.array("load-2") if slot_load is None else slot_load
-        slots = balanced_slot_table(load, shards)
+        if slots is None:
+            load = work.array("load-2") if slot_load is None else slot_load
+            slots = balanced_slot_table(load, shards)
         stages.route(c, slots, shards, journal)
         _write_files(folder, shards, c, journal)
     finally:
@@ -123,6 +113,31 @@ def build(
         "quantised_from": info["quantised_from"],
         "source": info["source"],
     }
+
+
+def resume(
+    journal: Journal | None,
+    work: Work,
+    folder: Path,
+    spill: Path,
+    budget: Budget,
+    say: Callable[[str], None],
+) -> None:
+    """Restores what an earlier build has finished, or removes what it left; None: always that."""
+    problem = None
+    if journal is not None:
+        problem = journal.load(work, budget) or _files_problem(folder, work)
+        if problem is not None:
+            journal.forget(work)
+            say(f"cannot resume the earlier build: {problem}; starting over")
+        elif journal.done:
+            say(f"resuming an earlier build after {journal.done[-1]}")
+            return
+    for path in [*spill.iterdir(), *folder.iterdir()]:
+        if path.is_dir() and path != spill:
+            shutil.rmtree(path)
+        elif path != spill:
+            path.unlink()
 
 
 def rebuild(
@@ -200,15 +215,21 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
         name = layout.file_name(file.kind, file.index)
         c.progress.tell(f"writing {name}")
         columns = file.make()
-        size, digest = write_parts(folder / name, file.kind, columns)
-        for _, parts in columns.values():
-            for part in parts:
-                if isinstance(part, Column) and part not in work.columns.values():
-                    part.remove()
+        size, digest = write_file(folder / name, file.kind, columns, work)
         files.append(FileEntry(file.kind, file.index, name, size, digest, *file.numbers))
         work.info["files"] = [asdict(entry) for entry in files]
         sync_folder(folder)
         journal.save(name, work)
+
+
+def write_file(path: Path, kind: str, columns: Columns, work: Work) -> tuple[int, str]:
+    """As `write_parts`; then removes the parts that are not columns of the work by name."""
+    written = write_parts(path, kind, columns)
+    for _, parts in columns.values():
+        for part in parts:
+            if isinstance(part, Column) and part not in work.columns.values():
+                part.remove()
+    return written
 
 
 def finish_words(c: Context) -> None:
@@ -413,26 +434,35 @@ class ShardLevels:
             own.append(column)
             return column.finish(sync=False)
 
-        def levels() -> Iterator[LevelPacker]:
-            for level in range(c.order - 2):
-                shape = LevelShape(
-                    level == 0,
-                    level + 3 == c.order,
-                    bool(self._counts[level][index, 2]),
-                    len(c.work.columns["pairs"]),
-                    c.key_bits,
-                    c.coding.prob_table,
-                    c.coding.backoff_table,
-                )
-                yield LevelPacker(
-                    taken(level, 0), taken(level, 1), shape, c.work, f"level-{level}",
-                    c.budget.block_rows,
-                )  # fmt: skip
-
-        with ThreadPoolExecutor(c.budget.threads) as pool:
-            coming = [pool.submit(packer.pack) for packer in levels()]
-            parts: list[LevelParts] = [future.result() for future in coming]
+        rows = [(taken(level, 0), taken(level, 1)) for level in range(c.order - 2)]
+        blanks = [bool(counts[index, 2]) for counts in self._counts]
+        columns = pack_shard(c, rows, blanks, len(c.work.columns["pairs"]) if c.order > 1 else 0)
         for column in own:
             column.remove()
-        pairs = len(c.work.columns["pairs"]) if c.order > 1 else 0
-        return tree_columns(parts, pairs, c.key_bits)
+        return columns
+
+
+def pack_shard(
+    c: Context, rows: list[tuple[Column, Column]], blanks: list[bool], pairs: int
+) -> dict[str, Any]:
+    """The columns of a shard from its nodes and entries by level, rows of `kernels.route`.
+
+    Args  blanks  whether a level has any;  pairs  2-grams, blanks included
+    """
+
+    def pack(level: int) -> LevelParts:
+        shape = LevelShape(
+            level == 0,
+            level + 3 == c.order,
+            blanks[level],
+            pairs,
+            c.key_bits,
+            c.coding.prob_table,
+            c.coding.backoff_table,
+        )
+        name, size = f"level-{level}", c.budget.block_rows
+        return LevelPacker(*rows[level], shape, c.work, name, size).pack()
+
+    with ThreadPoolExecutor(c.budget.threads) as pool:
+        parts = list(pool.map(pack, range(len(rows))))
+    return tree_columns(parts, pairs, c.key_bits)

@@ -79,6 +79,7 @@ def build_shard_set(
     encoding: str = "exact",
     bits: int | None = None,
     slot_load: NDArray[np.int64] | None = None,
+    slots: NDArray[np.uint16] | None = None,
     repair: bool = False,
     memory_bytes: int | None = None,
     spill: str | os.PathLike[str] | None = None,
@@ -93,6 +94,7 @@ def build_shard_set(
         encoding   "exact", or "compact": smaller, and its values quantised
         bits       per quantised value, or 32 to keep values as they are; compact only
         slot_load  queries recorded for each slot, to balance those instead of the bytes stored
+        slots      (4096,) the shard of each slot, in place of a balance
         repair     add missing prefixes (`ngrams.with_prefixes`); the model is first rewritten with
                    them, which needs it in memory as a whole
         memory_bytes  limit; None takes half of the available memory, or what is needed if that is
@@ -117,9 +119,14 @@ def build_shard_set(
         raise ConfigError(f"--threads is {threads}; expected 1 or more")
     if slot_load is not None and len(slot_load) != SLOTS:
         raise ConfigError(f"slot_load has {len(slot_load)} slots; expected {SLOTS}")
+    if slots is not None and (len(slots) != SLOTS or not 0 <= slots.min() <= slots.max() < shards):
+        raise ConfigError(
+            f"slots names shards up to {slots.max()} for {len(slots)} slots; expected {SLOTS} "
+            f"slots, and shards below {shards}"
+        )
     destination = Path(output)
     check_destination(destination)
-    with _building(destination, spill) as place, _explained(place), ExitStack() as stack:
+    with building(destination, spill) as place, explained(place), ExitStack() as stack:
         original = None
         if repair:
             place.clear()
@@ -129,27 +136,33 @@ def build_shard_set(
             source, arpa = arpa, folder / "model.arpa.zst"
             original = _repair(source, arpa, say)
         content = _streamed(
-            place, arpa, original, shards, coding, slot_load, memory_bytes, threads, say
+            place, arpa, original, shards, coding, slot_load, slots, memory_bytes, threads, say
         )
-        place.clear_all_but_set()
-        manifest = layout.make_manifest(content)
-        with (place.folder / layout.MANIFEST).open("wb") as out:
-            out.write(manifest.text)
-            out.flush()
-            os.fsync(out.fileno())
-        sync_folder(place.folder)
-        check_destination(destination)
-        move(place.folder, destination)  # takes the place of an empty folder
+        return put_in_place(place, content, destination)
+
+
+def put_in_place(place: Place, content: dict[str, Any], destination: Path) -> Manifest:
+    """Writes the manifest, and renames the folder, whose other files are whole."""
+    place.clear_all_but_set()
+    manifest = layout.make_manifest({**_HEAD, **content})
+    with (place.folder / layout.MANIFEST).open("wb") as out:
+        out.write(manifest.text)
+        out.flush()
+        os.fsync(out.fileno())
+    sync_folder(place.folder)
+    check_destination(destination)
+    move(place.folder, destination)  # takes the place of an empty folder
     return manifest
 
 
 def _streamed(
-    place: _Place,
+    place: Place,
     arpa: str | os.PathLike[str],
     original: dict[str, Any] | None,
     shards: int,
     coding: Coding,
     slot_load: NDArray[np.int64] | None,
+    slots: NDArray[np.uint16] | None,
     memory_bytes: int | None,
     threads: int,
     say: Callable[[str], None],
@@ -168,7 +181,10 @@ def _streamed(
         # A repaired model is rewritten each time, so there is nothing to resume from.
         source = describe_input(arpa) if budget.durable and original is None else None
         if source is not None:
-            load = None if slot_load is None else xxhash.xxh3_128_hexdigest(slot_load.tobytes())
+            load, table = (
+                None if array is None else xxhash.xxh3_128_hexdigest(array.tobytes())
+                for array in (slot_load, slots)
+            )
             key = build_key(
                 source,
                 {
@@ -176,6 +192,7 @@ def _streamed(
                     "encoding": coding.name,
                     "bits": coding.bits,
                     "slot_load": load,
+                    "slots": table,
                 },
             )
         place.begin(keep=key is not None)
@@ -194,6 +211,7 @@ def _streamed(
             budget,
             key=key,
             slot_load=slot_load,
+            slots=slots,
             say=say,
         )
     provenance = {"source": Path(reader.path).name, **found.pop("source"), **(original or {})}
@@ -201,7 +219,7 @@ def _streamed(
     quantised_from = found.pop("quantised_from")
     if coding.bits is not None:
         provenance |= {"quantised_from": quantised_from, "bits": coding.bits}
-    return {**_HEAD, **found, "provenance": provenance}
+    return {**found, "provenance": provenance}
 
 
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -220,7 +238,7 @@ def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]
     return {"source": Path(reader.path).name, **source_of(reader)}
 
 
-def _check_room(place: _Place, counts: Sequence[int], budget: Budget) -> None:
+def _check_room(place: Place, counts: Sequence[int], budget: Budget) -> None:
     held = place.held_bytes()
     output = output_bytes(counts)
     spilled = spill_bytes(counts) if budget.durable else 0
@@ -247,7 +265,7 @@ def check_destination(destination: Path) -> None:
 
 
 @dataclass
-class _Place:
+class Place:
     """Where a build writes.
 
     folder    the set, and the journal;  spill  everything else
@@ -287,7 +305,7 @@ class _Place:
 
 
 @contextmanager
-def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[_Place]:
+def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[Place]:
     """Folders to write in, the set's beside `destination`, locked against a second builder.
 
     The lock tells a killed build from a running one. An error removes everything; a signal leaves
@@ -302,7 +320,7 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
         name = xxhash.xxh3_64_hexdigest(os.fsencode(whole))
         spilled = Path(spill).absolute() / f"dlm-{destination.name}-{name}"
     beside = folder if spill is None else spilled
-    place = _Place(folder, spilled, beside.with_name(beside.name + ".repaired"))
+    place = Place(folder, spilled, beside.with_name(beside.name + ".repaired"))
     running = ConfigError(
         f"another build of {destination} is running; wait for it, or give another --output"
     )
@@ -320,7 +338,7 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
 
 
 @contextmanager
-def _explained(place: _Place) -> Iterator[None]:
+def explained(place: Place) -> Iterator[None]:
     """Adds to the error of a full disk where it is."""
     try:
         yield

@@ -1,0 +1,225 @@
+"""`dlm reshard`: a shard set for more, fewer or other servers, from the set itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlm.cli.json_output import print_json
+from dlm.cli.options import HalfMemory, Json, Silent, Threads, Tmp, option
+from dlm.cli.progress import stage_printer
+from dlm.index.settings import ReshardSettings
+from dlm.units import counted, size_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dlm.index.layout import Manifest
+    from dlm.index.moving.plan import SlotPlan
+
+ROWS = 20  # moves that are printed
+
+
+def reshard(
+    directory: Annotated[Path, typer.Argument(metavar="SET", help="Folder of a shard set.")],
+    shards: Annotated[int | None, option(ReshardSettings, "shards", "-B")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
+    ] = None,
+    remove: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--remove",
+            metavar="SHARD",
+            help="Shard whose server goes; repeat it for each.  [default: the last ones]",
+        ),
+    ] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--load",
+            metavar="PAGE",
+            help="Balance queries, not bytes: a server's page of its load, as a file or "
+            "http://HOST:METRICS_PORT/load; repeat it for each server.",
+        ),
+    ] = None,
+    bound: Annotated[float, option(ReshardSettings, "bound")] = 1.02,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would change, and make nothing.")
+    ] = False,
+    memory: HalfMemory = None,
+    tmp: Tmp = None,
+    threads: Threads = 2,
+    as_json: Json = False,
+    quiet: Silent = False,
+) -> None:
+    """Make a shard set for more or fewer servers, or balance it again.
+
+    As few slots move as bring every shard within the bound. Only shards that change are made, from
+    the set's own files; the others are hard links. If the command is interrupted, run it again: it
+    resumes.
+
+    Examples:
+        dlm reshard shards/model --shards 3 --plan
+        dlm reshard shards/model --shards 3 --output shards/model-3
+        dlm verify shards/model-3
+    """
+    from dlm.cli.compiling import compile_kernels
+    from dlm.cli.paths import check_folder, check_reads, check_writes
+    from dlm.cluster.load import slot_load
+    from dlm.errors import ConfigError
+    from dlm.index.layout import MANIFEST
+    from dlm.index.making.shard_set import check_destination
+    from dlm.index.moving import reshard as moving
+    from dlm.index.moving.plan import plan_slots
+    from dlm.index.moving.subtrees import SourceSet
+    from dlm.ngram.partition import check_shards
+    from dlm.record.signature import signature_of
+    from dlm.resources import parse_size
+
+    ReshardSettings(shards, bound)
+    check_reads("SET", directory, folders=True, what="folder")
+    if output is None and not plan:
+        raise ConfigError("--output is missing; name the folder to create, or pass --plan")
+    if output is not None:
+        check_writes("--output", output, folder=True)
+        check_destination(output)
+    check_folder("--tmp", tmp)
+    tell = stage_printer(quiet=quiet)
+    compile_kernels(moving.KERNELS)
+    source = SourceSet.open(directory, tell)
+    manifest = source.manifest
+    shards = manifest.shards if shards is None else shards
+    check_shards(shards)
+    queries = slot_load(load, manifest) if load else None
+    size = source.slot_bytes(tell)
+    found = plan_slots(
+        manifest.slots, size if queries is None else queries, shards, removed=remove, bound=bound
+    )
+    facts = _facts(manifest, found, shards, size, queries)
+    if plan or output is None:
+        _show(directory, facts, as_json=as_json)
+        return
+    made = moving.reshard(
+        source,
+        found.after,
+        shards,
+        output,
+        size,
+        memory_bytes=None if memory is None else parse_size(memory),
+        spill=tmp,
+        threads=threads,
+        progress=tell,
+    )
+    signed = signature_of(directory / MANIFEST).exists()
+    facts |= {
+        "shard_set": made.manifest.shard_set,
+        "files": {"made": made.made, "linked": made.linked, "copied": made.copied},
+    }
+    tell(f"done: {output}")
+    if not quiet or as_json:
+        _show(directory, facts, as_json=as_json)
+    if signed and not quiet:
+        tell(f"{directory} is signed, {output} is not: sign it with dlm privacy sign {output}")
+
+
+def _facts(
+    manifest: Manifest,
+    plan: SlotPlan,
+    shards: int,
+    size: NDArray[np.int64],
+    queries: NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    """What changes, for machines; bytes are estimates, as near as shards of equal weight are."""
+    import numpy as np
+
+    from dlm.index.moving.plan import balance_of, loads_of, replicas_needed
+    from dlm.index.moving.reshard import BYTES_PER_S, unchanged
+
+    each = sum(entry.bytes for entry in manifest.files[2:]) / max(int(size.sum()), 1)
+    same = unchanged(plan.before, plan.after, shards)
+    after = loads_of(plan.after, size, shards)
+    made = int(np.delete(after, list(same)).sum() * each)
+    facts: dict[str, Any] = {
+        "shards_before": manifest.shards,
+        "shards": shards,
+        "balanced_by": "bytes" if queries is None else "queries",
+        "slots_moved": len(plan.moved),
+        "bytes_moved": int(size[plan.moved].sum() * each),
+        "moves": [
+            {"from": old, "to": new, "slots": slots, "bytes": int(heavy * each)}
+            for old, new, slots, heavy in plan.flows(size)
+        ],
+        "renumbered": {
+            str(old): new for new, old in enumerate(plan.origin.tolist()) if old not in (-1, new)
+        },
+        "shards_made": shards - len(same),
+        "bytes_made": made,
+        "seconds": made / BYTES_PER_S,
+        "balance_bytes": [
+            balance_of(loads_of(plan.before, size, manifest.shards)),
+            balance_of(after),
+        ],
+        "balance_queries": None,
+        "replicas": {},
+    }
+    if queries is not None:
+        busy = loads_of(plan.after, queries, shards)
+        servers = replicas_needed(busy, queries)
+        facts["balance_queries"] = [
+            balance_of(loads_of(plan.before, queries, manifest.shards)),
+            balance_of(busy),
+            balance_of(busy, servers),
+        ]
+        facts["replicas"] = {
+            str(shard): int(servers[shard]) for shard in np.flatnonzero(servers > 1).tolist()
+        }
+    return facts
+
+
+def _show(directory: Path, facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    before, after = counted(facts["shards_before"], "shard"), facts["shards"]
+    print(f"{directory}: {before} -> {after}, balanced by {facts['balanced_by']}")
+    moved = counted(facts["slots_moved"], "slot")
+    print(f"{moved} of 4,096 move, about {size_text(facts['bytes_moved'])}")
+    moves = facts["moves"]
+    for row in moves[:ROWS]:
+        slots, size = counted(row["slots"], "slot"), size_text(row["bytes"])
+        print(f"  shard {row['from']} -> {row['to']}: {slots}, {size}")
+    if len(moves) > ROWS:
+        print(f"  and {counted(len(moves) - ROWS, 'more way')}; --json lists all")
+    for old, new in facts["renumbered"].items():
+        print(f"shard {old} becomes shard {new}")
+    made = facts["shards_made"]
+    if made:
+        minutes = round(facts["seconds"] / 60)
+        time = f"about {counted(minutes, 'minute')}" if minutes else "less than a minute"
+        print(
+            f"{counted(made, 'shard')} of {after} to make: about {size_text(facts['bytes_made'])}, "
+            f"{time}"
+        )
+    else:
+        print("no file changes; a server that replaces another one takes the files of its shard")
+    first, last = facts["balance_bytes"]
+    print(f"heaviest shard over the mean, bytes: {first:.3f} -> {last:.3f}")
+    if facts["balance_queries"] is not None:
+        first, last, shared = facts["balance_queries"]
+        print(f"busiest shard over the mean, queries: {first:.3f} -> {last:.3f}")
+        for shard, servers in facts["replicas"].items():
+            print(
+                f"shard {shard} stays hotter than the others: run {servers} servers for it, one "
+                "for each other shard"
+            )
+        if facts["replicas"]:
+            print(f"busiest server over the mean, with these replicas: {shared:.3f}")
+    if "files" in facts:
+        print(f"shard set {facts['shard_set']}")
+        for way, names in facts["files"].items():
+            if names:
+                print(f"  {way}: {', '.join(names[:ROWS])}{' ...' * (len(names) > ROWS)}")

@@ -1,0 +1,256 @@
+"""Makes a shard set from another one of the same model, with another slot table.
+
+Only shards whose slots change are made, from the set's own files: what lies below the roots of
+their slots is read as the rows of which `making` packs files. All other files are hard links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dlm import __version__
+from dlm.errors import ConfigError
+from dlm.files import link_or_copy, sync_folder
+from dlm.index import layout
+from dlm.index.coding import coding_of_set
+from dlm.index.layout import FileEntry, Manifest
+from dlm.index.making.budget import LEAST_BYTES, Budget
+from dlm.index.making.builder import pack_shard, resume, write_file
+from dlm.index.making.journal import Journal, build_key, describe_input
+from dlm.index.making.shard_set import (
+    Place,
+    building,
+    check_destination,
+    explained,
+    put_in_place,
+)
+from dlm.index.making.stages import Context
+from dlm.index.making.work import Work
+from dlm.index.moving import subtree_kernels
+from dlm.index.moving.subtrees import ROOTS, SourceSet
+from dlm.index.packed import kernels as packed
+from dlm.index.search.shard import OPENING
+from dlm.progress import ProgressReporter
+from dlm.resources import check_disk
+from dlm.spill.column import Column
+
+# What resharding runs; see jit.compile_ahead.
+KERNELS = (
+    *OPENING,
+    subtree_kernels.take_nodes,
+    subtree_kernels.take_entries,
+    packed.put_all,
+    packed.put_rank_lists,
+    packed.rank_list_bits,
+)
+# Bytes of memory per node of a shard, at most: what checks a file, and what lists a shard's roots.
+NODE_MEMORY = 96
+WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
+# Bytes on disk per byte of `SourceSet.slot_bytes`, while one shard is made: its rows, then its
+# packed columns.
+SPILLED = 6
+# Of files that are made, with two threads, on a virtual machine of 2024; for estimates.
+BYTES_PER_S = 8 << 20
+
+
+@dataclass(frozen=True)
+class Resharded:
+    """A new set, and the names of its files: made, linked to the old set's, or copied from it."""
+
+    manifest: Manifest
+    made: tuple[str, ...]
+    linked: tuple[str, ...]
+    copied: tuple[str, ...]
+
+
+def unchanged(before: NDArray[Any], after: NDArray[Any], shards: int) -> dict[int, int]:
+    """New shard -> the old one that has exactly the same slots, and so the same file."""
+    old = {(before == shard).tobytes(): shard for shard in np.unique(before).tolist()}
+    found = {shard: old.get((after == shard).tobytes()) for shard in range(shards)}
+    return {shard: same for shard, same in found.items() if same is not None}
+
+
+def reshard(
+    source: SourceSet,
+    slots: NDArray[np.uint16],
+    shards: int,
+    output: str | os.PathLike[str],
+    slot_bytes: NDArray[np.int64],
+    *,
+    memory_bytes: int | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    threads: int = 2,
+    progress: Callable[[str], None] | None = None,
+) -> Resharded:
+    """Makes the set of the same model in `shards` shards, with this slot table, in `output`.
+
+    Args
+        slots       (4096,)  the shard of each slot
+        output      folder to make; it must not exist, or be empty
+        slot_bytes  of `source`
+        memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
+        spill       folder for one shard's rows; None: beside the output
+        progress    called with a line for each stage
+    Raises
+        ConfigError, OSError, ShardFormatError
+    Guarantees
+        The files, byte for byte, and the name of the set are those of a build from the model's ARPA
+        file with this slot table. A shard with the slots of an old one has its file: a hard link,
+        or a copy where links are not possible.
+        The folder appears whole or not at all. If it is killed, running it again with the same
+        arguments resumes after the last finished file.
+    """
+    say = progress or (lambda line: None)
+    destination = Path(output)
+    check_destination(destination)
+    if threads < 1:
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
+    manifest = source.manifest
+    same = unchanged(manifest.slots, slots, shards)
+    weight = np.zeros(shards, np.int64)
+    np.add.at(weight, slots, slot_bytes)
+    _check_memory(manifest, weight, memory_bytes)
+    with building(destination, spill) as place, explained(place):
+        place.begin(keep=True)
+        _check_room(place, source, same, weight)
+        work = Work(place.spill)
+        arguments = {
+            "reshard": manifest.shard_set,
+            "shards": shards,
+            "slots": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(slots, "<u2").tobytes()),
+        }
+        origin = describe_input(source.directory / layout.MANIFEST)
+        assert origin is not None  # it was read
+        journal = Journal(place.folder, build_key(origin, arguments))
+        budget = Budget.in_memory(threads)
+        resume(journal, work, place.folder, place.spill, budget, say)
+        coding = coding_of_set(manifest.encoding)
+        c = Context(work, budget, coding, ProgressReporter(say), place.spill)
+        work.info |= {"order": manifest.order, "words": manifest.vocabulary_size}
+        work.info.setdefault("files", [])
+        made = _Maker(source, c, journal, place.folder)
+        for kind in ("vocabulary", "low_orders"):
+            made.take(manifest.file(kind), kind)
+        for shard in range(shards):
+            if shard in same:
+                made.take(manifest.file("shard", same[shard]), "shard", shard)
+            else:
+                made.make(shard, slots == shard)
+        content = json.loads(manifest.text)
+        content |= {"slots": np.asarray(slots).tolist(), "files": work.info["files"]}
+        content["provenance"] |= {
+            "builder": f"dlm {__version__}",
+            "resharded_from": manifest.shard_set,
+        }
+        ways = work.info["ways"]
+        written = put_in_place(place, content, destination)
+    names = {way: tuple(name for name, one in ways.items() if one == way) for way in ways.values()}
+    return Resharded(
+        written, names.get("made", ()), names.get("linked", ()), names.get("copied", ())
+    )
+
+
+class _Maker:
+    """Writes the files of the new set, in the manifest's order; those of the journal are there."""
+
+    def __init__(self, source: SourceSet, c: Context, journal: Journal, folder: Path) -> None:
+        self._source, self._c, self._journal, self._folder = source, c, journal, folder
+        c.work.info.setdefault("ways", {})
+
+    def take(self, entry: FileEntry, kind: str, index: int | None = None) -> None:
+        """Links or copies a file of the source, perhaps under another number."""
+        name = layout.file_name(kind, index)
+        if name in self._journal.done:
+            return
+        (self._folder / name).unlink(missing_ok=True)  # of a run that was killed just after it
+        is_link = link_or_copy(self._source.directory / entry.name, self._folder / name)
+        self._add(replace(entry, index=index, name=name), "linked" if is_link else "copied")
+
+    def make(self, shard: int, slots: NDArray[np.bool_]) -> None:
+        """Packs the file of a shard that owns these slots."""
+        c, source = self._c, self._source
+        name = layout.file_name("shard", shard)
+        if name in self._journal.done:
+            return
+        holders = np.unique(source.manifest.slots[slots]).tolist()
+        roots = source.roots_in(slots, holders)
+        c.progress.stage(f"making {name}", len(roots), "word pairs")
+        rows = [
+            (
+                Column(np.uint32, 6, path=c.work.file(f"nodes-{level}.part")),
+                Column(np.uint32, 3, path=c.work.file(f"entries-{level}.part")),
+            )
+            for level in range(source.levels)
+        ]
+        blanks = [0] * source.levels
+        for first in range(0, len(roots), ROOTS):
+            some = roots.at(slice(first, first + ROOTS))
+            for level in source.levels_below(some, np.zeros(len(some), np.int64)):
+                nodes, entries = rows[level.depth]
+                nodes.append(level.nodes)
+                for piece, blank in source.entries_of(level, c.budget.block_rows):
+                    entries.append(piece)
+                    blanks[level.depth] += blank
+            c.progress.step(len(some))
+        for pair in rows:
+            for column in pair:
+                column.finish(sync=False)
+        columns = pack_shard(c, rows, [n > 0 for n in blanks], source.low.pairs)
+        counted = [sum(len(pair[i]) for pair in rows) for i in range(2)]
+        for pair in rows:
+            for column in pair:
+                column.remove()
+        size, digest = write_file(self._folder / name, "shard", columns, c.work)
+        numbers = counted[1] - sum(blanks), sum(blanks), counted[0]
+        self._add(FileEntry("shard", shard, name, size, digest, *numbers), "made")
+
+    def _add(self, entry: FileEntry, way: str) -> None:
+        info = self._c.work.info
+        info["files"] = [*info["files"], asdict(entry)]
+        info["ways"][entry.name] = way
+        sync_folder(self._folder)
+        self._journal.save(entry.name, self._c.work)
+
+
+def least_bytes(manifest: Manifest, weight: NDArray[np.int64]) -> int:
+    """The lowest limit of memory for shards of this `weight`, as of `SourceSet.slot_bytes`."""
+    nodes = [entry.nodes for entry in manifest.files if entry.kind == "shard"]
+    largest = int(weight.max()) / max(int(weight.sum()), 1)
+    most = max(max(nodes), int(sum(nodes) * largest))
+    return LEAST_BYTES + WORD_MEMORY * manifest.vocabulary_size + NODE_MEMORY * most
+
+
+def _check_memory(manifest: Manifest, weight: NDArray[np.int64], memory_bytes: int | None) -> None:
+    least = least_bytes(manifest, weight)
+    if memory_bytes is not None and memory_bytes < least:
+        raise ConfigError(
+            f"--memory is {memory_bytes:,} bytes; shards of this set need at least {least:,}"
+        )
+
+
+def _check_room(
+    place: Place, source: SourceSet, same: Mapping[int, int], weight: NDArray[np.int64]
+) -> None:
+    files = source.manifest.files[2:]
+    per_weight = sum(entry.bytes for entry in files) / max(int(weight.sum()), 1)
+    made = np.delete(weight, list(same))
+    needed = int(per_weight * int(made.sum()))
+    if source.directory.stat().st_dev != place.folder.stat().st_dev:
+        others = [*source.manifest.files[:2], *(files[old] for old in same.values())]
+        needed += sum(entry.bytes for entry in others)
+    spilled = SPILLED * int(made.max(initial=0))
+    held = place.held_bytes()
+    if place.spill.stat().st_dev == place.folder.stat().st_dev:
+        check_disk(place.folder, needed + spilled - held, "resharding this set")
+    else:
+        check_disk(place.folder, needed - held, "the shard set")
+        check_disk(place.spill, spilled, "packing its largest shard")
