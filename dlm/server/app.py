@@ -429,7 +429,7 @@ class ShardServer:
             collector,
             lambda: self.models.state,
             self._loop,
-            load=lambda: load_page(served),
+            load=lambda: load_page(served()),
             trouble=self._trouble,
         )
 
