@@ -82,7 +82,7 @@ def open_model(
     config: ClientConfig | None = None,
     model: str | None = None,
     tell: Tell | None = None,
-    words: str | os.PathLike[str] | None = None,
+    vocab: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Opens a client of the model that `named` refers to.
 
@@ -92,7 +92,7 @@ def open_model(
         config  for a client of servers; ignored for a shard set in this process
         model   which of the servers' models, see `Client.connect`; overrides the pointer's
         tell    gets lines about the progress of sharding; None: silent
-        words   a list of the words of a KenLM file that stores none (`build_binary -v`)
+        vocab   a list of the words of a KenLM file that stores none (`build_binary -v`)
     Raises
         ConfigError  it does not exist, is empty or of another kind, or the cache is not writable
         ArpaError, KenlmFormatError, ShardFormatError  it is damaged, or not an ARPA file
@@ -104,9 +104,9 @@ def open_model(
         and its scores are KenLM's, bit for bit.
     """
     source = find_source(named)
-    if words is not None and source.kind != KENLM:
+    if vocab is not None and source.kind != KENLM:
         raise ConfigError(
-            f"words={os.fspath(words)} was given, but {os.fsdecode(named)} is not a KenLM binary "
+            f"vocab={os.fspath(vocab)} was given, but {os.fsdecode(named)} is not a KenLM binary "
             "file; only those may lack their words. Leave it out"
         )
     if source.kind == SERVERS:
@@ -120,7 +120,7 @@ def open_model(
             "give no model, unless you name servers"
         )
     if source.kind in (SHARD_SET, KENLM):
-        return Client.local(source.path, words=words)
+        return Client.local(source.path, vocab=vocab)
     return Client.local(sharded(source.path, tell=tell), verify=False)  # just built here
 
 

@@ -369,7 +369,7 @@ class Reading(NamedTuple):
 
         return open_ngrams(
             path,
-            words=self.vocab,
+            vocab=self.vocab,
             memory_bytes=available_bytes() if self.memory is None else parse_size(self.memory),
             folder=self.folder,
             force=self.force,

@@ -52,10 +52,10 @@ class KenlmFile:
     """
 
     def __init__(
-        self, data: Data, layout: Layout, words: str | os.PathLike[str] | None = None
+        self, data: Data, layout: Layout, vocab: str | os.PathLike[str] | None = None
     ) -> None:
         self.data, self.layout = data, layout
-        self._listed = words
+        self._listed = vocab
         self.view = make_view(data, layout)
         self.vocabulary: Vocabulary = FileVocabulary(self)
 
@@ -64,13 +64,13 @@ class KenlmFile:
         cls,
         path: str | os.PathLike[str],
         *,
-        words: str | os.PathLike[str] | None = None,
+        vocab: str | os.PathLike[str] | None = None,
         memory_options: MemoryOptions = MAPPED,
     ) -> KenlmFile:
         """Maps the file at `path`.
 
         Args
-            words  a list of the model's words, one per line, for a file that stores none; read
+            vocab  a list of the model's words, one per line, for a file that stores none; read
                    when words are first needed, see `vocab.words_of`. Scoring text needs none
         Raises
             KenlmFormatError  see `layout.open_file`
@@ -78,7 +78,7 @@ class KenlmFile:
             OSError           the file cannot be read
         """
         data, layout = open_file(path, memory_options=memory_options)
-        return cls(data, layout, words)
+        return cls(data, layout, vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened_again, (Path(self.layout.path).absolute(), self._listed)
@@ -156,8 +156,8 @@ class KenlmFile:
         return KenlmBlock(self, context)
 
 
-def _opened_again(path: Path, words: str | os.PathLike[str] | None) -> KenlmFile:
-    return KenlmFile.open(path, words=words)
+def _opened_again(path: Path, vocab: str | os.PathLike[str] | None) -> KenlmFile:
+    return KenlmFile.open(path, vocab=vocab)
 
 
 def splits_at(spaces: bytes) -> NDArray[np.uint8]:

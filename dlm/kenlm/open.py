@@ -21,7 +21,7 @@ from dlm.resources import available_bytes
 def open_ngrams(
     path: str | os.PathLike[str],
     *,
-    words: str | os.PathLike[str] | None = None,
+    vocab: str | os.PathLike[str] | None = None,
     memory_bytes: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -30,7 +30,7 @@ def open_ngrams(
     """A reader of the n-grams of an ARPA file or of a KenLM binary file.
 
     Args
-        words         a list, one word per line, for a KenLM file that stores none
+        vocab         a list, one word per line, for a KenLM file that stores none
         memory_bytes  of finding the n-grams in KenLM's hash tables; None: a quarter of what is free
         folder        for what exceeds it; None: that of temporary files
         force         search however long it takes
@@ -43,4 +43,4 @@ def open_ngrams(
     limit = available_bytes() // 4 if memory_bytes is None else memory_bytes
     place = None if folder is None else Path(folder)
     effort = Effort(limit, place, None if force else LIMIT_S)
-    return KenlmReader(path, words=words, effort=effort, progress=progress)
+    return KenlmReader(path, vocab=vocab, effort=effort, progress=progress)

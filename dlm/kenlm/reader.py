@@ -87,7 +87,7 @@ class KenlmReader:
     what backing off gave, and its weight 0.
 
     Args
-        words     a list, one word per line, for a file that stores none
+        vocab     a list, one word per line, for a file that stores none
         effort    of finding the words of n-grams in a file of hash tables
         progress  of that, and one line that says what is lost
     Fields
@@ -106,7 +106,7 @@ class KenlmReader:
         self,
         path: str | os.PathLike[str],
         *,
-        words: str | os.PathLike[str] | None = None,
+        vocab: str | os.PathLike[str] | None = None,
         effort: Effort,
         progress: Tell,
         batch_ngrams: int = 65536,
@@ -115,7 +115,7 @@ class KenlmReader:
         self._data: Data
         self._data, self.layout = open_file(path)
         self._view = make_view(self._data, self.layout)
-        self._list = words
+        self._list = vocab
         self._effort, self._progress = effort, progress
         self._batch_ngrams = batch_ngrams
         self._started = False

@@ -23,12 +23,12 @@ def words_of(
     data: Data,
     layout: Layout,
     view: NDArray[np.int64],
-    words: str | os.PathLike[str] | None = None,
+    vocab: str | os.PathLike[str] | None = None,
 ) -> WordTable:
     """The words of a file by id; that of `<unk>` is 0.
 
     Args
-        words  a list, one word per line, for a file that stores none (`build_binary -v`). Words
+        vocab  a list, one word per line, for a file that stores none (`build_binary -v`). Words
                that the model lacks are passed over. None: the file's own
     Raises
         ConfigError       the file stores no words, and there is no list
@@ -36,12 +36,12 @@ def words_of(
         FormatError       the list lacks words of the model, or two lines have the same hash
         OSError           the list cannot be read
     """
-    if words is not None:
-        return _listed(layout, view, Path(words))
+    if vocab is not None:
+        return _listed(layout, view, Path(vocab))
     if layout.words_at is None:
         raise ConfigError(
             f"{layout.path} stores no words (it was built with `build_binary -v`), and this needs "
-            "them. Pass the list of its words, one per line (words=FILE; `dlm export --vocab FILE`)"
+            "them. Pass the list of its words, one per line (vocab=FILE; `dlm export --vocab FILE`)"
         )
     return _stored(data, layout, view, layout.words_at)
 

@@ -51,7 +51,7 @@ def opened(name: str, tmp_path: Path, **options: object) -> KenlmReader:
         with open_ngrams(ARPA[name.split(".")[0]]) as arpa:
             list(arpa.batches())
             listed.write_bytes(b"\n".join([*arpa.vocabulary.words, b"not-in-it"]))
-    return open_ngrams(GOLDEN / name, words=listed, **options)
+    return open_ngrams(GOLDEN / name, vocab=listed, **options)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -113,19 +113,19 @@ def test_a_file_without_words_scores_and_lists_words_with_a_list(tmp_path: Path)
     """Without one, what needs words says how to pass them."""
     path = GOLDEN / "demo.probing-v.binary"
     stored = kenlm.Model(str(GOLDEN / "demo.probing.binary"))
-    with pytest.raises(ConfigError, match="words=FILE"):
+    with pytest.raises(ConfigError, match="vocab=FILE"):
         _ = kenlm.Model(str(path)).vocab[1]
     listed = tmp_path / "words.txt"
     listed.write_text("\n".join(stored.vocab))
     config = kenlm.Config()
-    config.words = str(listed)
+    config.vocab = str(listed)
     model = kenlm.Model(str(path), config)
     assert list(model.vocab) == list(stored.vocab)
     assert model.top_k(kenlm.State(), 5) == stored.top_k(kenlm.State(), 5)
-    with Client.local(path, words=listed) as client:
+    with Client.local(path, vocab=listed) as client:
         assert client.vocabulary.words[3] == stored.vocab[3].encode()
     with pytest.raises(ConfigError, match="not a KenLM binary"):
-        open_model("shards/tiny/exact-2", words=listed)
+        open_model("shards/tiny/exact-2", vocab=listed)
 
 
 def test_states_of_another_file_and_ids_out_of_range_are_refused() -> None:

@@ -47,7 +47,7 @@ def test_stored_words_have_the_ids_of_their_hashes(name: str) -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_list_gives_words_back_by_their_hashes(name: str, tmp_path: Path) -> None:
     """In any order, with words that the model lacks; but each only once, and all of them."""
-    with pytest.raises(ConfigError, match="words=FILE"):
+    with pytest.raises(ConfigError, match="vocab=FILE"):
         read(name)
     words = words_of_model(name)
     listed = tmp_path / "words.txt"

@@ -34,8 +34,8 @@ class KenlmConfig:
     load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
     arpa_complain  accepted for compatibility; has no effect
     show_progress  whether opening a model reports sharding and compilation to standard error
-    words          path of a list of the words, one per line, of a KenLM file that stores none
-                   (`build_binary -v`); only `vocab` and what lists words need it
+    vocab          path of a list of the words, one per line, of a KenLM file that stores none
+                   (`build_binary -v`); only `Model.vocab` and what lists words need it
     client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
     """
 
@@ -43,7 +43,7 @@ class KenlmConfig:
         self.load_method = KenlmLoadMethod.POPULATE_OR_READ
         self.show_progress = True
         self.arpa_complain = ArpaComplaint.ALL
-        self.words: str | None = None
+        self.vocab: str | None = None
         self.client: ClientConfig | None = None
 
 

@@ -58,7 +58,7 @@ class KenlmModel:
                 config.client,
                 unpacks=config.load_method >= KenlmLoadMethod.POPULATE_OR_READ,
                 show_progress=config.show_progress,
-                words=config.words,
+                vocab=config.vocab,
             )
         except (DlmError, OSError) as exc:
             raise OSError(f"Cannot read model {os.fsdecode(named)!r} ({exc})") from exc

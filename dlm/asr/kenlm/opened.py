@@ -39,17 +39,17 @@ def opened(
     *,
     unpacks: bool,
     show_progress: bool,
-    words: str | None = None,
+    vocab: str | None = None,
 ) -> OpenedModel:
     """The model of this name: the open one, unless its file has changed since."""
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
-    key = (named, repr(stamp), repr(config), unpacks, words)
+    key = (named, repr(stamp), repr(config), unpacks, vocab)
     found = _opened.get(key)
     if found is None:
         tell = _tell if show_progress else _silent
         compiling_notice.use(tell)
-        found = _opened[key] = OpenedModel(named, config, unpacks, tell, words)
+        found = _opened[key] = OpenedModel(named, config, unpacks, tell, vocab)
     return found
 
 
@@ -70,11 +70,11 @@ class OpenedModel:
         config: ClientConfig | None,
         unpacks: bool,
         tell: Tell,
-        words: str | None,
+        vocab: str | None,
     ) -> None:
         # Decoders cannot handle server errors: 2-grams answer what no shard does in time.
         config = replace(ClientConfig(), bigram_fallback=True) if config is None else config
-        self.client = open_model(named, config=config, tell=tell, words=words)
+        self.client = open_model(named, config=config, tell=tell, vocab=vocab)
         self.counts = ModelCounts()
         self._mark = object()  # of its tables, which do not keep it alive
         utterance = self.client.utterance()

@@ -227,7 +227,7 @@ class Client(_Face):
         directory: str | os.PathLike[str],
         *,
         verify: bool = True,
-        words: str | os.PathLike[str] | None = None,
+        vocab: str | os.PathLike[str] | None = None,
     ) -> Client:
         """Answers from the shard set in `directory`, in this process: no server, no message.
 
@@ -239,12 +239,12 @@ class Client(_Face):
 
         Args
             verify  check every checksum first
-            words   a list of the words of a KenLM file that stores none
+            vocab   a list of the words of a KenLM file that stores none
         Raises
             ConfigError       there is no such folder or file
             ShardFormatError, KenlmFormatError  it is damaged
         """
-        return cls(open_local(Path(directory), verify=verify, words=words))
+        return cls(open_local(Path(directory), verify=verify, vocab=vocab))
 
     def utterance(
         self,
@@ -342,10 +342,10 @@ class AsyncClient(_Face):
         directory: str | os.PathLike[str],
         *,
         verify: bool = True,
-        words: str | os.PathLike[str] | None = None,
+        vocab: str | os.PathLike[str] | None = None,
     ) -> Opening:
         """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
-        opening = partial(open_local, Path(directory), verify=verify, words=words)
+        opening = partial(open_local, Path(directory), verify=verify, vocab=vocab)
 
         async def local() -> AsyncClient:
             return cls(await asyncio.to_thread(opening))

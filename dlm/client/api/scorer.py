@@ -268,21 +268,21 @@ def open_local(
     source: int = FULL,
     *,
     verify: bool = True,
-    words: str | os.PathLike[str] | None = None,
+    vocab: str | os.PathLike[str] | None = None,
     what: str = "the shard set",
 ) -> LocalScorer:
     """Opens the shard set in `directory`, or the KenLM file at this path.
 
-    Args  words  see `KenlmFile.open`
+    Args  vocab  see `KenlmFile.open`
     Raises
         ConfigError       there is no such folder, or it is another file; `what` names it
         ShardFormatError, KenlmFormatError  it is damaged
     """
     if source == FULL and is_kenlm_file(directory):
-        return LocalScorer(KenlmFile.open(directory, words=words), directory)
-    if words is not None:
+        return LocalScorer(KenlmFile.open(directory, vocab=vocab), directory)
+    if vocab is not None:
         raise ConfigError(
-            f"words={os.fspath(words)} was given, but {directory} is not a KenLM binary file; only "
+            f"vocab={os.fspath(vocab)} was given, but {directory} is not a KenLM binary file; only "
             "those may lack their words. Leave it out"
         )
     if not directory.is_dir():
