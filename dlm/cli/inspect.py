@@ -293,7 +293,14 @@ def verify(
     from dlm.errors import ConfigError
     from dlm.index.check.verify import verify as run
     from dlm.index.check.verify import verify_files
+    from dlm.kenlm.layout import is_kenlm_file
 
+    if is_kenlm_file(directory):
+        raise ConfigError(
+            f"{directory} is a KenLM file; expected a shard set's folder. KenLM's files have no "
+            f"checksums: `dlm info {directory}` checks the header and the sizes, and `dlm export "
+            f"{directory} --output FILE` checks every n-gram"
+        )
     check_reads("--arpa", arpa, folders=True)
     if shards and arpa is not None:
         raise ConfigError(

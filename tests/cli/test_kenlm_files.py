@@ -109,13 +109,17 @@ def test_export_writes_the_ngrams_of_a_kenlm_file(
 
 
 def test_info_shows_the_header_of_a_kenlm_file(home: Path, run: Run) -> None:
-    """Its type, counts, words and size; options of shard sets are refused."""
+    """Its type, counts, words and size; options of shard sets are refused. `dlm verify` says what
+    checks such a file."""
     facts = json.loads(run("info", "--json", "demo.probing-v.binary", cwd=home).stdout)
     assert facts["type"] == "probing"
     assert facts["counts"] == [175, 322, 328]
     assert facts["words_stored"] is False
     assert b"quantised" in run("info", GOLDEN / "demo.quant.binary").stdout
     assert run("info", "--helm", "demo.array.binary", cwd=home).returncode == 1
+    refused = run("verify", "demo.array.binary", cwd=home)
+    assert refused.returncode == 1
+    assert b"dlm export demo.array.binary" in refused.stderr
     assert run("export", home, "--vocab", "words.txt", cwd=home).returncode == 1
 
 
