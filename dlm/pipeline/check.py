@@ -16,7 +16,7 @@ from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
 from dlm.index.making import budget as sharding
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.open import open_ngrams
 from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings, about
 from dlm.pipeline.user_stages import check_populations, check_vouched
@@ -126,7 +126,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
         order = settings.estimate.order if settings.estimate is not None else 1
         return needed + 12 * order * text
     if inputs.topology is not None:
-        with ArpaReader(inputs.topology) as reader:
+        with open_ngrams(inputs.topology) as reader:
             counts = tuple(reader.counts)
         arpa = 40 * sum(counts)
         needed += 2 * arpa + sharding.output_bytes(counts) + sharding.spill_bytes(counts)
@@ -149,7 +149,7 @@ def _check_training(settings: TrainingSettings) -> None:
 def _check_models(settings: PipelineSettings) -> None:
     """Checks what the stages after training need of the topology's order and of the memory."""
     if settings.inputs.topology is not None:
-        with ArpaReader(settings.inputs.topology) as reader:
+        with open_ngrams(settings.inputs.topology) as reader:
             counts = tuple(reader.counts)
     else:
         assert settings.estimate is not None

@@ -10,7 +10,8 @@ from dlm.estimate.text import Reader
 from dlm.federated.unigrams import read_wordlist
 from dlm.federated.users import check_columns
 from dlm.federated.words import RunVocabulary, WordList
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.open import open_ngrams
+from dlm.kenlm.reader import KENLM
 from dlm.ngram.vocab import as_bytes
 from dlm.pipeline.settings import PipelineSettings
 from dlm.record.inputs import check_public
@@ -36,8 +37,9 @@ def check_inputs(settings: PipelineSettings) -> None:
 
 
 def topology_records(arpa: Path) -> list[Provenance]:
-    """The records in the header of an ARPA file; raises as `Provenance.from_json`."""
-    with ArpaReader(arpa) as reader:
+    """The records in the header of an ARPA file; raises as `Provenance.from_json`. KenLM's files
+    have none."""
+    with open_ngrams(arpa) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
     return [Provenance.from_json(line, f"the record in {arpa}") for line in lines]
 
@@ -69,9 +71,11 @@ def _check_words(settings: PipelineSettings) -> None:
     inputs = settings.inputs
     words = None if settings.pieces is not None else _words(settings)
     if inputs.topology is not None:
-        with ArpaReader(inputs.topology) as reader:
-            for _ in reader.batches():  # to the end, to detect a truncated file
-                pass
+        with open_ngrams(inputs.topology) as reader:
+            # To the end, to detect a truncated file; a KenLM file's header tells its size.
+            if reader.compression != KENLM:
+                for _ in reader.batches():
+                    pass
             given = set(reader.vocabulary.words)
         if words is not None and not words & given:
             raise ConfigError(_foreign("inputs.topology", inputs.topology, settings))

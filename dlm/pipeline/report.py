@@ -16,7 +16,7 @@ from dlm.federated.report import PrivacyReport
 from dlm.federated.run_files import REPORTS
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
-from dlm.ngram.arpa import ArpaReader
+from dlm.kenlm.open import open_ngrams
 from dlm.pipeline.settings import PipelineSettings, counts_of
 from dlm.pipeline.stage import Places, Stage
 from dlm.record.counts_file import REPORT_JSON
@@ -130,7 +130,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
 
 
 def _model_record(model: Path) -> Provenance:
-    with ArpaReader(model) as reader:
+    with open_ngrams(model) as reader:
         lines = [line for line in reader.comments if is_record_line(line)]
     if not lines:
         return Provenance.none("the model has no record")
@@ -169,7 +169,7 @@ def _record_of(path: Path) -> Provenance | None:
         body = _read(sidecar(path)).get("provenance")
         return Provenance.from_dict(body, str(sidecar(path)))
     try:
-        with ArpaReader(path) as reader:
+        with open_ngrams(path) as reader:
             lines = [line for line in reader.comments if is_record_line(line)]
     except DlmError:  # a list of words, or text
         return None

@@ -14,6 +14,9 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.errors import ArpaError, ConfigError, DlmError, FormatError, PrivacyError
+from dlm.index.ngrams import read_raw
+from dlm.kenlm.open import open_ngrams
+from dlm.kenlm.write import write_probing
 from dlm.pipeline.check import check, check_users, voids
 from dlm.pipeline.settings import PipelineSettings
 from dlm.record.provenance import Provenance
@@ -54,6 +57,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "upper.txt").write_bytes(content.upper())
     os.mkfifo(folder / "pipe")
     normalised_model(1, WORDS, order=3).write(folder / "good.arpa")
+    with open_ngrams(folder / "good.arpa") as reader:
+        orders = read_raw(reader)
+        write_probing(folder / "good.binary", reader.vocabulary, orders)
     arpa = (folder / "good.arpa").read_text()
     (folder / "raw.arpa").write_text(f"# {raw.line}\n{arpa}")
     (folder / "edited.arpa").write_text(f"# {raw.line.replace('without', 'with')}\n{arpa}")
@@ -144,8 +150,8 @@ def test_rounds_that_users_cannot_fill_are_refused(home: Path, change: Change, n
 
 
 def test_a_topology_without_a_guarantee_is_told_of_at_once(home: Path) -> None:
-    """Whoever vouches: its record speaks for itself."""
-    for name, told in (("good.arpa", []), ("raw.arpa", ["without noise"])):
+    """Whoever vouches: its record speaks for itself. A KenLM file has none."""
+    for name, told in (("good.arpa", []), ("good.binary", []), ("raw.arpa", ["without noise"])):
         given = settings(home, topology(name))
         check(given)
         found = voids(given)
