@@ -26,6 +26,7 @@ from dlm.errors import ConfigError, KenlmFormatError
 from dlm.files import scratch_folder
 from dlm.jit import compile_ahead
 from dlm.kenlm import invert_kernels as kernels
+from dlm.kenlm.kernels import OF_SUFFIX, OF_WORD
 from dlm.kenlm.layout import Layout, Level
 from dlm.ngram.arpa import NgramBatch
 from dlm.progress import ProgressReporter
@@ -247,10 +248,10 @@ class Inversion:
         first_ids = np.flatnonzero(bits[:, 1] != 1 << 31).astype(U32)
         last_ids = np.flatnonzero(bits[:, 0] < 1 << 31).astype(U32)
         first, first_ids, first_begin = _by_class(
-            (first_ids.astype(I64) + 1) * I64(kernels.OF_WORD), first_ids, table.class_bits
+            (first_ids.astype(I64) + 1) * OF_WORD, first_ids, table.class_bits
         )
         last, last_ids, last_begin = _by_class(
-            last_ids.astype(I64) * I64(kernels.OF_SUFFIX), last_ids, table.class_bits
+            last_ids.astype(I64) * OF_SUFFIX, last_ids, table.class_bits
         )
         hashes = np.concatenate([first, last])
         widest = int(np.diff(last_begin).max(initial=0))

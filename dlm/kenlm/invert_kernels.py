@@ -16,13 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
-from dlm.kenlm.kernels import probe
+from dlm.kenlm.kernels import OF_SUFFIX, OF_WORD, probe
 from dlm.ngram.memory_kernels import as_float32, load64
 
-# DO NOT CHANGE: KenLM's, of keys on disk.
-OF_SUFFIX, OF_WORD = 8978948897894561157, 17894857484156487943 - (1 << 64)
-
-_OF_SUFFIX, _OF_WORD = np.int64(OF_SUFFIX), np.int64(OF_WORD)
 _0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
 _LOW_32 = np.int64((1 << 32) - 1)
 _SIGN = np.int64(0x80000000)
@@ -35,7 +31,8 @@ KEY_BYTES, PROB_BYTES = 8, 4
 @inlined
 def bucket_of(at, buckets, size, key):  # type: ignore[no-untyped-def]
     """The address of the bucket of a key in a table, or 0."""
-    return probe(at, buckets, size, np.int64(np.uint64(key) % np.uint64(buckets)), key)
+    begin = np.int64(np.uint64(key) % np.uint64(buckets))
+    return probe(at, buckets, size, at + begin * size, key)
 
 
 @inlined
@@ -200,7 +197,7 @@ def join(  # type: ignore[no-untyped-def]
             low, high = begin[m], begin[m + 1]
             if rows + high - low > len(found):
                 break
-            first = (_1 + np.int64(ids[p, 0])) * _OF_WORD
+            first = (_1 + np.int64(ids[p, 0])) * OF_WORD
             hits = _0
             for j in range(low, high):
                 key = first ^ load64(halves_at + (j << _3))
@@ -271,7 +268,7 @@ def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, las
             begin[m] = s
             m += 1
         if is_suffix[i]:
-            halves[s] = load64(at + np.int64(bucket[i]) * size) * _OF_SUFFIX
+            halves[s] = load64(at + np.int64(bucket[i]) * size) * OF_SUFFIX
             rank[s], last[s] = i, ids[i, ids.shape[1] - 1]
             s += 1
     while m < len(begin):

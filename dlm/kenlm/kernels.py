@@ -65,9 +65,11 @@ _31, _32 = np.int64(31), np.int64(32)
 _LOW_31, _LOW_32 = np.int64((1 << 31) - 1), np.int64((1 << 32) - 1)
 _SIGN = np.int64(1 << 31)
 _TOP = np.int64(-(1 << 63))
-# DO NOT CHANGE: KenLM's. MurmurHash64A's multiplier, and the two of n-grams' keys.
+# DO NOT CHANGE: KenLM's, on disk. MurmurHash64A's multiplier, and the two of n-grams' keys: what
+# the key of the suffix and what the first word is multiplied by.
 _M = np.int64(0xC6A4A7935BD1E995 - (1 << 64))
-_KEY, _WORD = np.int64(8978948897894561157), np.int64(17894857484156487943 - (1 << 64))
+OF_SUFFIX = np.int64(8978948897894561157)
+OF_WORD = np.int64(17894857484156487943 - (1 << 64))
 _LOW_17 = np.int64((1 << 17) - 1)
 _47 = np.int64(47)
 _INTERPOLATED = 8  # steps of a search before it halves
@@ -131,12 +133,11 @@ def remainder(key, size, share):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def probe(at, buckets, entry_bytes, i, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket of a key in a hash table, from bucket i on; or 0.
+def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
+    """The address of the bucket of a key in a hash table, from the bucket at `here` on; or 0.
 
     A full table, which KenLM never writes, is searched once around.
     """
-    here = at + i * entry_bytes
     last = at + (buckets - _1) * entry_bytes
     for _ in range(buckets):
         found = load64(here)
@@ -195,7 +196,8 @@ def word_id(view, key):  # type: ignore[no-untyped-def]
         found = rank_of(at, count, key) + _1
     else:
         found = _0
-        bucket = probe(at, count, _12, remainder(key, count, of(view, HASH_SHARE)), key)
+        begin = at + remainder(key, count, of(view, HASH_SHARE)) * _12
+        bucket = probe(at, count, _12, begin, key)
         if bucket:
             found = load32(bucket + _8)
     return found if found < of(view, WORDS) else _0
@@ -256,32 +258,14 @@ def children_of_word(view, word):  # type: ignore[no-untyped-def]
 @inlined
 def key_of(node, word):  # type: ignore[no-untyped-def]
     """The key of an n-gram with one more word before it, in a hash table."""
-    return (node * _KEY) ^ ((word + _1) * _WORD)
+    return (node * OF_SUFFIX) ^ ((word + _1) * OF_WORD)
 
 
 @inlined
-def ask_key(level, key):  # type: ignore[no-untyped-def]
-    """Prefetches where the n-gram of a key is looked for."""
+def bucket_of(level, key):  # type: ignore[no-untyped-def]
+    """The address of the bucket in which the search for a key begins."""
     i = remainder(key, of(level, ENTRIES), of(level, SHARE))
-    prefetch(of(level, AT) + i * of(level, ENTRY_SIZE))
-
-
-@inlined
-def find_key(level, is_longest, key):  # type: ignore[no-untyped-def]
-    """The n-gram of a key in a hash table.
-
-    Returns  (found, log10 P, weight, whether nothing longer ends in it)
-    """
-    entries = of(level, ENTRIES)
-    i = remainder(key, entries, of(level, SHARE))
-    bucket = probe(of(level, AT), entries, of(level, ENTRY_SIZE), i, key)
-    none = np.float32(0)
-    if not bucket:
-        return False, none, none, True
-    bits = load32(bucket + _8)
-    if is_longest:
-        return True, as_float32(bits), none, True
-    return True, negative(bits), load_float32(bucket + _12), is_flagged(bits)
+    return of(level, AT) + i * of(level, ENTRY_SIZE)
 
 
 @inlined
@@ -300,7 +284,7 @@ def guess(first, end, before, after, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
-    """The entry of a word among the children first to end, or -1."""
+    """The first bit of the entry of a word among the children first to end; or 0."""
     size, mask = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS))
     base = of(level, AT) << _3
     before, after = np.int64(-1), words
@@ -314,12 +298,12 @@ def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
         elif found > word:
             end, after = middle, found
         else:
-            return middle
+            return at
         if not before < word < after:
-            return np.int64(-1)
+            return _0
         steps += 1
     if first >= end:
-        return np.int64(-1)
+        return _0
     # The last that is not above the word; without a branch that would be mispredicted.
     count = end - first
     while count > _1:
@@ -329,16 +313,17 @@ def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
         first = first + half if found <= word else first
         count -= half
     at = base + first * size
-    return first if (load64(at >> _3) >> (at & _7)) & mask == word else np.int64(-1)
+    return at if (load64(at >> _3) >> (at & _7)) & mask == word else _0
 
 
 @inlined
-def children_of(level, entry, at):  # type: ignore[no-untyped-def]
-    """First and end of the children of an entry of a trie, whose pointer is at bit `at`."""
+def children_of(level, place, at):  # type: ignore[no-untyped-def]
+    """First and end of the children of the entry at a bit, whose pointer is at bit `at`."""
     bits = of(level, NEXT_BITS)
     first, end = field(at, bits), field(at + of(level, ENTRY_SIZE), bits)
     highs = of(level, HIGHS)
     if highs:
+        entry = (place - (of(level, AT) << _3)) // of(level, ENTRY_SIZE)
         # The high bits are the last place of the table whose entry is not above this one.
         count = of(level, HIGH_COUNT)
         low, high = _1, count
@@ -356,20 +341,35 @@ def children_of(level, entry, at):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def find_child(view, level, is_longest, first, end, word):  # type: ignore[no-untyped-def]
-    """The n-gram of a word before the one whose children in a trie are first to end.
+def values_of_word(view, is_trie, word):  # type: ignore[no-untyped-def]
+    """As `values_at`, of a 1-gram."""
+    at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES)
+    backoff = load_float32(at + _4)
+    if is_trie:
+        first, end = children_of_word(view, word)
+        return load_float32(at), backoff, first, end, first < end
+    return negative(load32(at)), backoff, word, _0, not is_flagged(load32(at))
 
-    Returns
-        (found, log10 P, weight, first and end of its own children)
+
+@inlined
+def values_at(view, is_trie, n, place, node):  # type: ignore[no-untyped-def]
+    """What a file has of an n-gram.
+
+    Args     place  where it lies: the address of its bucket, or its first bit
+             node   its key, of hash tables
+    Returns  (log10 P, weight, its own node and end, whether something longer may end in it); see
+             `find_longer`
     """
-    none = np.float32(0)
-    entry = child_of(level, of(view, WORDS), first, end, word)
-    if entry < 0:
-        return False, none, none, _0, _0
-    bit = (of(level, AT) << _3) + entry * of(level, ENTRY_SIZE) + of(level, WORD_BITS)
+    level, is_longest = level_of(view, n), n == of(view, ORDER)
+    backoff = np.float32(0)
+    if not is_trie:
+        bits = load32(place + _8)
+        if is_longest:
+            return as_float32(bits), backoff, node, _0, False
+        return negative(bits), load_float32(place + _12), node, _0, not is_flagged(bits)
+    bit = place + of(level, WORD_BITS)
     prob_bits, backoff_bits = of(level, PROB_BITS), of(level, BACKOFF_BITS)
     probs = of(level, PROBS)
-    backoff = none
     if probs:
         prob = load_float32(probs + (field(bit + backoff_bits, prob_bits) << _2))
         if not is_longest:
@@ -379,9 +379,30 @@ def find_child(view, level, is_longest, first, end, word):  # type: ignore[no-un
         if not is_longest:
             backoff = as_float32(field(bit + _31, _32))
     if is_longest:
-        return True, prob, backoff, _0, _0
-    first, end = children_of(level, entry, bit + prob_bits + backoff_bits)
-    return True, prob, backoff, first, end
+        return prob, backoff, _0, _0, False
+    first, end = children_of(level, place, bit + prob_bits + backoff_bits)
+    return prob, backoff, first, end, first < end
+
+
+@inlined
+def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-def]
+    """The n-gram of n words that has one more word before the one at a node.
+
+    Args     node, end  in a trie, its first child and their end; in a hash table, its key, and 0
+    Returns  (found, and what `values_at` does)
+    """
+    level = level_of(view, n)
+    if is_trie:
+        place = child_of(level, of(view, WORDS), node, end, word)
+    else:
+        node = key_of(node, word)
+        place = probe(
+            of(level, AT), of(level, ENTRIES), of(level, ENTRY_SIZE), bucket_of(level, node), node
+        )
+    if not place:
+        return False, np.float32(0), np.float32(0), _0, _0, False
+    prob, backoff, node, end, goes_on = values_at(view, is_trie, n, place, node)
+    return True, prob, backoff, node, end, goes_on
 
 
 @inlined

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
+from dlm.kenlm.block_kernels import BLOCK, COLUMNS, FOUND, PROB, STATE, cell, get, score_block
 from dlm.kenlm.kernels import (
     BEGIN,
     END,
@@ -18,18 +19,16 @@ from dlm.kenlm.kernels import (
     UNIGRAM_BYTES,
     UNIGRAMS,
     ask_child,
-    ask_key,
     ask_word,
+    bucket_of,
     children_of_word,
     extends,
-    find_child,
-    find_key,
-    is_flagged,
+    find_longer,
     key_of,
     level_of,
     murmur,
-    negative,
     of,
+    values_of_word,
     word_id,
 )
 from dlm.ngram.memory_kernels import (
@@ -54,9 +53,9 @@ def ask_ahead(view, is_trie, order, word, length, context, step):  # type: ignor
     prefetch(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES))
     if not is_trie and length:
         key = key_of(word, load32(context))
-        ask_key(level_of(view, _2), key)
+        prefetch(bucket_of(level_of(view, _2), key))
         if length > _1 and order > _2:
-            ask_key(level_of(view, _3), key_of(key, load32(context + step)))
+            prefetch(bucket_of(level_of(view, _3), key_of(key, load32(context + step))))
 
 
 @inlined
@@ -79,50 +78,34 @@ def score_word(view, is_trie, order, word, length, context, step, weights, after
         after     address where those of the next state are written
     Returns  (log10 P, ngram_length, words of the next state)
     """
-    at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES)
-    backoff = load_float32(at + _4)
+    prob, backoff, node, end, goes_on = values_of_word(view, is_trie, word)
     store_float32(after, backoff)
     found = _1
     state = _1 if extends(backoff) else _0
     n = _2
-    if is_trie:
-        prob = load_float32(at)
-        first, end = children_of_word(view, word)
-        while n <= length + _1 and first < end:
-            is_found, more, backoff, first, end = find_child(
-                view, level_of(view, n), n == order, first, end, load32(context)
-            )
-            if not is_found:
-                break
-            prob, found = more, n
-            if n == order:
-                break
-            store_float32(after + (n - _1) * _4, backoff)
-            if extends(backoff):
-                state = n
-            context += step
-            n += _1
-    else:
-        bits = load32(at)
-        prob = negative(bits)
-        stops = is_flagged(bits)
-        key = word
-        while n <= length + _1 and not stops:
-            key = key_of(key, load32(context))
-            is_found, more, backoff, stops = find_key(level_of(view, n), n == order, key)
-            if not is_found:
-                break
-            prob, found = more, n
-            if n == order:
-                break
-            store_float32(after + (n - _1) * _4, backoff)
-            if extends(backoff):
-                state = n
-            context += step
-            n += _1
+    while goes_on and n <= length + _1:
+        is_found, longer, backoff, node, end, goes_on = find_longer(
+            view, is_trie, n, node, end, load32(context)
+        )
+        if not is_found:
+            break
+        prob, found = longer, n
+        if n == order:
+            break
+        store_float32(after + (n - _1) * _4, backoff)
+        if extends(backoff):
+            state = n
+        context += step
+        n += _1
+    return charged(prob, found, length, weights), found, state
+
+
+@inlined
+def charged(prob, found, length, weights):  # type: ignore[no-untyped-def]
+    """log10 P of a word: with the weights of the contexts that were not matched."""
     for k in range(found - _1, length):
-        prob = np.float32(prob + load_float32(weights + k * _4))
-    return prob, found, state
+        prob = np.float32(prob + load_float32(weights + np.int64(k) * _4))
+    return prob
 
 
 @inlined
@@ -134,22 +117,14 @@ def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-unt
     """
     if not length:
         return _0
-    word = load32(context)
-    backoff = load_float32(of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES) + _4)
+    _, backoff, node, end, _ = values_of_word(view, is_trie, load32(context))
     store_float32(weights, backoff)
     state = _1 if extends(backoff) else _0
-    first, end, key = _0, _0, word
-    if is_trie:
-        first, end = children_of_word(view, word)
     for n in range(_2, length + _1):
         context += step
-        if is_trie:
-            is_found, _, backoff, first, end = find_child(
-                view, level_of(view, n), False, first, end, load32(context)
-            )
-        else:
-            key = key_of(key, load32(context))
-            is_found, _, backoff, _ = find_key(level_of(view, n), False, key)
+        is_found, _, backoff, node, end, _ = find_longer(
+            view, is_trie, n, node, end, load32(context)
+        )
         if not is_found:
             break
         store_float32(weights + (n - _1) * _4, backoff)
@@ -216,10 +191,9 @@ def score_groups(  # type: ignore[no-untyped-def]
         log10_prob and those after it  (Q,)  filled, as by `score_tokens`
     Trusts   ids below the number of words, lengths below the order, counts that add up
     """
-    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
-    room = np.empty(2 * order, np.float32)
-    weights = np.int64(room.ctypes.data)
-    after = weights + order * _4
+    is_trie = of(view, IS_TRIE)
+    room, rows = np.empty(of(view, ORDER), np.float32), np.empty(COLUMNS * BLOCK, np.int64)
+    weights, block = np.int64(room.ctypes.data), np.int64(rows.ctypes.data)
     context = np.int64(contexts.ctypes.data) - _4
     base = np.int64(words.ctypes.data)
     first = _0
@@ -227,23 +201,16 @@ def score_groups(  # type: ignore[no-untyped-def]
         context += np.int64(lengths[c]) * _4
         length = weigh(view, is_trie, np.int64(lengths[c]), context, -_4, weights)
         end = first + np.int64(counts[c])
-        for i in range(first, min(first + AHEAD, end)):
-            word = load32(base + np.int64(i) * _4)
-            ask_ahead(view, is_trie, order, word, length, context, -_4)
-        for i in range(first, end):
-            at = base + np.int64(i) * _4
-            if i + AHEAD < end:
-                there = load32(at + np.int64(4 * AHEAD))
-                ask_ahead(view, is_trie, order, there, length, context, -_4)
-            if is_trie and i + AHEAD // 2 < end:
-                ask_children(view, load32(at + np.int64(2 * AHEAD)), length, context)
-            prob, found, state = score_word(
-                view, is_trie, order, load32(at), length, context, -_4, weights, after
-            )
-            log10_prob[i] = prob
-            matched_order[i] = ngram_length[i] = np.uint8(found)
-            state_length[i] = np.uint8(state)
-        first = end
+        while first < end:
+            count = min(end - first, np.int64(BLOCK))
+            score_block(view, is_trie, base + first * _4, count, context, -_4, length, block)
+            for i in range(count):
+                at, found = first + i, get(block, FOUND, i)
+                prob = load_float32(cell(block, PROB, i))
+                log10_prob[at] = charged(prob, found, length, weights)
+                matched_order[at] = ngram_length[at] = np.uint8(found)
+                state_length[at] = np.uint8(get(block, STATE, i))
+            first += count
 
 
 # -------------------------------------------------------------------------------------- text

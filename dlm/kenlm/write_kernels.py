@@ -6,10 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import kernel
-from dlm.kenlm.invert_kernels import OF_SUFFIX, OF_WORD
-from dlm.kenlm.kernels import murmur
-
-_OF_SUFFIX, _OF_WORD, _1 = np.int64(OF_SUFFIX), np.int64(OF_WORD), np.int64(1)
+from dlm.kenlm.kernels import key_of, murmur
 
 
 @kernel("uint32[:, :], int64, int64, out int64[:]")
@@ -23,7 +20,7 @@ def keys_of(ids, begin, end, keys):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
         key = np.int64(ids[i, end - 1])
         for j in range(end - 2, begin - 1, -1):
-            key = (key * _OF_SUFFIX) ^ ((_1 + np.int64(ids[i, j])) * _OF_WORD)
+            key = key_of(key, np.int64(ids[i, j]))
         keys[i] = key
 
 

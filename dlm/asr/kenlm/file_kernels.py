@@ -27,9 +27,10 @@ from dlm.asr.kenlm.kernels import (
 )
 from dlm.asr.kenlm.row_kernels import HEAD_BYTES
 from dlm.jit import kernel
+from dlm.kenlm.block_kernels import BLOCK, COLUMNS, FOUND, PROB, STATE, cell, get, score_block
 from dlm.kenlm.kernels import IS_TRIE, ORDER, of
-from dlm.kenlm.score_kernels import AHEAD, ask_ahead, ask_children, score_word, weigh
-from dlm.ngram.memory_kernels import as_float32, bits_of_float32, load32
+from dlm.kenlm.score_kernels import charged, score_word, weigh
+from dlm.ngram.memory_kernels import as_float32, bits_of_float32, load32, load_float32
 
 _1, _4, _32 = np.int64(1), np.int64(4), np.int64(32)
 _HEAD = np.int64(HEAD_BYTES)
@@ -75,25 +76,17 @@ def enter_state(table, words):  # type: ignore[no-untyped-def]
 def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
     """As `kernels.score_rows`."""
     view = of(table, VIEW)
-    order, is_trie = of(view, ORDER), of(view, IS_TRIE)
-    room = np.empty(order, np.float32)
-    after = np.int64(room.ctypes.data)
-    width = words.shape[1]
+    room = np.empty(COLUMNS * BLOCK, np.int64)
+    block, width = np.int64(room.ctypes.data), words.shape[1]
     for k in range(len(rows)):
-        here = words[k if len(words) > 1 else 0]
+        here = np.int64(words.ctypes.data) + np.int64(k * width * 4 if len(words) > 1 else 0)
         row = of(table, ROWS) + rows[k] * of(table, STRIDE)
-        length, context = load32(row), row + _HEAD
-        for i in range(min(AHEAD, width)):
-            ask_ahead(view, is_trie, order, np.int64(here[i]), length, context, _4)
-        for i in range(width):
-            if i + AHEAD < width:
-                there = np.int64(here[i + AHEAD])
-                ask_ahead(view, is_trie, order, there, length, context, _4)
-            if is_trie and i + AHEAD // 2 < width:
-                ask_children(view, np.int64(here[i + AHEAD // 2]), length, context)
-            prob, _, state = score_word(
-                view, is_trie, order, np.int64(here[i]), length, context, _4,
-                row + of(table, CONTEXTS), after,
-            )  # fmt: skip
-            log10_prob[k, i] = prob
-            reach[k, i] = np.uint8(state)
+        length, weights = load32(row), row + of(table, CONTEXTS)
+        for first in range(0, width, BLOCK):
+            count = min(np.int64(width - first), np.int64(BLOCK))
+            at = here + np.int64(first) * _4
+            score_block(view, of(view, IS_TRIE), at, count, row + _HEAD, _4, length, block)
+            for i in range(count):
+                prob, found = load_float32(cell(block, PROB, i)), get(block, FOUND, i)
+                log10_prob[k, first + i] = charged(prob, found, length, weights)
+                reach[k, first + i] = np.uint8(get(block, STATE, i))
