@@ -20,10 +20,10 @@ from dlm.kenlm.kernels import (
     ORDER,
     UNIGRAM_BYTES,
     UNIGRAMS,
-    WORD_BITS,
     WORDS,
+    aim,
     bucket_of,
-    child_of,
+    child_near,
     extends,
     key_of,
     level_of,
@@ -33,10 +33,8 @@ from dlm.kenlm.kernels import (
     values_of_word,
 )
 from dlm.ngram.memory_kernels import (
-    field,
     load32,
     load64,
-    mask_of,
     prefetch,
     store64,
     store_float32,
@@ -49,8 +47,7 @@ BLOCK = 32
 PROB, FOUND, STATE, ITEM, NODE, END, PLACE, COLUMNS = range(8)
 _COLUMN = np.int64(8 * BLOCK)
 
-_0, _1, _2, _3, _4, _7 = (np.int64(n) for n in (0, 1, 2, 3, 4, 7))
-_NEAR, _HALVINGS = 4, 3  # entries of a trie on both sides of an estimate, and to search them
+_0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _LINE = np.int64(40)  # bytes on both sides of an estimate that are prefetched
 
 
@@ -92,38 +89,6 @@ def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: i
 
 
 @inlined
-def aim(level, each, block, j, word):  # type: ignore[no-untyped-def]
-    """A better estimate of where a word is among children, from the word at the last one.
-
-    Args  each  1 over the words of the model
-    """
-    size, first, end = of(level, ENTRY_SIZE), get(block, NODE, j), get(block, END, j)
-    place = get(block, PLACE, j)
-    there = field((of(level, AT) << _3) + place * size, of(level, WORD_BITS))
-    place += np.int64(np.float32(word - there) * each * np.float32(end - first))
-    return min(max(place, first), end - _1)
-
-
-@inlined
-def child_near(view, level, place, first, end, word):  # type: ignore[no-untyped-def]
-    """As `child_of`, of a word that is near an estimated entry."""
-    size, mask, base = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS)), of(level, AT) << _3
-    high = min(place + np.int64(_NEAR), end)
-    low = max(high - np.int64(2 * _NEAR), first)
-    at, last = base + low * size, base + (high - _1) * size
-    step = size * np.int64(2 * _NEAR)
-    for _ in range(_HALVINGS):
-        step >>= _1
-        there = min(at + step, last)
-        at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
-    found = (load64(at >> _3) >> (at & _7)) & mask
-    missed = found != word
-    if missed & (((at == last) & (high < end)) | ((found > word) & (low > first))):
-        return child_of(level, of(view, WORDS), first, end, word)
-    return _0 if missed else at
-
-
-@inlined
 def score_block(view, is_trie, words, count, context, step, length, block):  # type: ignore[no-untyped-def]
     """Looks for words after one context.
 
@@ -156,7 +121,8 @@ def score_block(view, is_trie, words, count, context, step, length, block):  # t
         entries, size = of(level, ENTRIES), of(level, ENTRY_SIZE)
         if is_trie:
             for j in range(live):
-                place = aim(level, each, block, j, before)
+                first, end = get(block, NODE, j), get(block, END, j)
+                place = aim(level, each, first, end, get(block, PLACE, j), before)
                 put(block, PLACE, j, place)
                 at = of(level, AT) + ((place * size) >> _3)
                 prefetch(at - _LINE)
@@ -165,8 +131,9 @@ def score_block(view, is_trie, words, count, context, step, length, block):  # t
         for j in range(live):
             node = get(block, NODE, j)
             if is_trie:
-                place = aim(level, each, block, j, before)
-                place = child_near(view, level, place, node, get(block, END, j), before)
+                end = get(block, END, j)
+                place = aim(level, each, node, end, get(block, PLACE, j), before)
+                place = child_near(level, node, end, place, before)
             else:
                 place = probe(of(level, AT), entries, size, get(block, PLACE, j), node)
             put(block, ITEM, found, get(block, ITEM, j))

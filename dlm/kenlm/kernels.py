@@ -72,8 +72,9 @@ OF_SUFFIX = np.int64(8978948897894561157)
 OF_WORD = np.int64(17894857484156487943 - (1 << 64))
 _LOW_17 = np.int64((1 << 17) - 1)
 _47 = np.int64(47)
-_INTERPOLATED = 8  # steps of a search before it halves
-_FEW = np.int64(8)  # entries that are halved at once
+_INTERPOLATED = 8  # steps of a search for a hash before it halves
+_FEW = np.int64(8)  # hashes that are halved at once
+_NEAR, _HALVINGS = np.int64(4), 3  # entries on both sides of an estimate, and to search them
 
 
 # ------------------------------------------------------------------------------------- words
@@ -269,51 +270,69 @@ def bucket_of(level, key):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def share_of(view, word):  # type: ignore[no-untyped-def]
+    """The share of the words whose ids are below a word's: that of a list, as ids are hashes in
+    their order, and so spread evenly."""
+    return np.float32(word) / np.float32(of(view, WORDS))
+
+
+@inlined
 def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
     """Prefetches where a word is looked for among the children first to end in a trie."""
-    at = guess(first, end, _0, of(view, WORDS), word)
-    prefetch(of(level, AT) + ((at * of(level, ENTRY_SIZE)) >> _3))
+    place = first + np.int64(np.float32(end - first) * share_of(view, word))
+    prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
 
 
 @inlined
-def guess(first, end, before, after, word):  # type: ignore[no-untyped-def]
-    """Where a word may be among sorted entries first to end, all between two others."""
-    share = np.float32(word - before) / np.float32(after - before)
-    return min(first + np.int64(np.float32(end - first) * share), end - _1)
+def aim(level, each, first, end, place, word):  # type: ignore[no-untyped-def]
+    """A better estimate of where a word is among children, from the word at the last one.
+
+    Args  each  1 over the words of the model
+    """
+    there = field((of(level, AT) << _3) + place * of(level, ENTRY_SIZE), of(level, WORD_BITS))
+    place += np.int64(np.float32(word - there) * each * np.float32(end - first))
+    return min(max(place, first), end - _1)
 
 
 @inlined
-def child_of(level, words, first, end, word):  # type: ignore[no-untyped-def]
-    """The first bit of the entry of a word among the children first to end; or 0."""
-    size, mask = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS))
-    base = of(level, AT) << _3
-    before, after = np.int64(-1), words
-    steps = 0
-    while end - first > _FEW and steps < _INTERPOLATED:
-        middle = max(guess(first, end, before, after, word), first)
-        at = base + middle * size
+def child_near(level, first, end, place, word):  # type: ignore[no-untyped-def]
+    """The first bit of the entry of a word among the children first to end; or 0.
+
+    Args  place  an estimate of the entry
+    """
+    size, mask, base = of(level, ENTRY_SIZE), mask_of(of(level, WORD_BITS)), of(level, AT) << _3
+    high = min(place + _NEAR, end)
+    low = max(high - _NEAR - _NEAR, first)
+    at, last = base + low * size, base + (high - _1) * size
+    step = size * (_NEAR + _NEAR)
+    for _ in range(_HALVINGS):
+        step >>= _1
+        there = min(at + step, last)
+        at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
+    found = (load64(at >> _3) >> (at & _7)) & mask
+    if (found != word) & (((at == last) & (high < end)) | ((found > word) & (low > first))):
+        count, at = end - first, base + first * size  # it is farther away: all are halved
+        while count > _1:
+            half = count >> _1
+            there = at + half * size
+            at = there if (load64(there >> _3) >> (there & _7)) & mask <= word else at
+            count -= half
         found = (load64(at >> _3) >> (at & _7)) & mask
-        if found < word:
-            first, before = middle + _1, found
-        elif found > word:
-            end, after = middle, found
-        else:
-            return at
-        if not before < word < after:
-            return _0
-        steps += 1
+    return at if found == word else _0
+
+
+@inlined
+def child_of(view, level, first, end, word):  # type: ignore[no-untyped-def]
+    """The first bit of the entry of a word among the children first to end; or 0."""
     if first >= end:
         return _0
-    # The last that is not above the word; without a branch that would be mispredicted.
-    count = end - first
-    while count > _1:
-        half = count >> _1
-        at = base + (first + half) * size
-        found = (load64(at >> _3) >> (at & _7)) & mask
-        first = first + half if found <= word else first
-        count -= half
-    at = base + first * size
-    return at if (load64(at >> _3) >> (at & _7)) & mask == word else _0
+    place = first
+    if end - first > _NEAR + _NEAR:
+        each = np.float32(1) / np.float32(of(view, WORDS))
+        place += np.int64(np.float32(end - first) * (np.float32(word) * each))
+        place = aim(level, each, first, end, min(place, end - _1), word)
+        place = aim(level, each, first, end, place, word)
+    return child_near(level, first, end, place, word)
 
 
 @inlined
@@ -393,7 +412,7 @@ def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-d
     """
     level = level_of(view, n)
     if is_trie:
-        place = child_of(level, of(view, WORDS), node, end, word)
+        place = child_of(view, level, node, end, word)
     else:
         node = key_of(node, word)
         place = probe(

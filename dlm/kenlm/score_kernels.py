@@ -117,19 +117,10 @@ def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-unt
     """
     if not length:
         return _0
-    _, backoff, node, end, _ = values_of_word(view, is_trie, load32(context))
-    store_float32(weights, backoff)
-    state = _1 if extends(backoff) else _0
-    for n in range(_2, length + _1):
-        context += step
-        is_found, _, backoff, node, end, _ = find_longer(
-            view, is_trie, n, node, end, load32(context)
-        )
-        if not is_found:
-            break
-        store_float32(weights + (n - _1) * _4, backoff)
-        if extends(backoff):
-            state = n
+    _, _, state = score_word(
+        view, is_trie, of(view, ORDER), load32(context), length - _1, context + step, step,
+        weights, weights,
+    )  # fmt: skip
     return state
 
 
