@@ -8,6 +8,7 @@ other files. So ours caches kernels in a folder named after the exact source of 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import json
@@ -110,6 +111,41 @@ def _types(text: str) -> tuple[Any, ...]:
         found.append(numba.types.Array(scalar, ndim, "C", readonly=not out) if axes else scalar)
         end = match.end()
     return tuple(found)
+
+
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_FASTCALL = 0x80  # METH_FASTCALL
+
+
+def builtin(dispatcher: Any) -> Callable[..., Any]:
+    """A kernel as a built-in function, which takes half the time of a call through numba.
+
+    For what takes less than the call. The kernel is "int64, int64, int64", holds the GIL, and
+    speaks CPython's calling convention: its arguments are 0, the address of the pointers to the
+    Python arguments, and their number; it returns a new reference. It must not fail.
+    """
+    dispatcher.compile()
+    (result,) = dispatcher.overloads.values()
+    address = result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+    made = _MethodDef(dispatcher.__name__.encode(), address, _FASTCALL, None)
+    _builtins.append(made)  # CPython keeps a pointer to it
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
+    function: Callable[..., Any] = new(ctypes.addressof(made), None, None)
+    return function
+
+
+_builtins: list[_MethodDef] = []
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm.opened import OpenedModel
 from dlm.asr.kenlm.state import KenlmState
-from dlm.asr.kenlm.table import ModelTable, StepTable
+from dlm.asr.kenlm.table import ROW_MASK, ModelTable, StepTable
 from dlm.client import States
 from dlm.errors import QueryError
 
@@ -61,11 +61,11 @@ class NextStates:
         states = self._states
         if isinstance(states, np.ndarray):
             made = KenlmState()
-            made._table, made._row = self._table, int(states[k, w])
+            made._table, made._answer = self._table, int(states[k, w])
             return made
         words = states.words_of(k, w) if isinstance(states, Extended) else states[k, w]._words[::-1]
         made = KenlmState()
-        made._table, made._row = self._model.entered(self._table, words)
+        made._table, made._answer = self._model.entered(self._table, words)
         return made
 
 
@@ -77,7 +77,7 @@ def score_batch(
     if isinstance(words, (str, bytes)):
         raise QueryError("found a string, expected a sequence of words; give [word]")
     table, rows = _rows_of(model, states)
-    find = table.ids.__getitem__
+    find = table.id_of
     nested = len(words) > 0 and not isinstance(words[0], str)
     if nested:
         if len(words) != len(states) or len({len(row) for row in words}) > 1:
@@ -108,8 +108,8 @@ def _rows_of(
         table = model.table
         rows = []
         for state in states:
-            if isinstance(state, KenlmState) and state._table is table:
-                rows.append(state._row)
+            if getattr(state, "_table", None) is table:
+                rows.append(state._answer & ROW_MASK)
                 continue
             found, row = model.resolve(state)
             if found is not table:

@@ -54,7 +54,8 @@ from dlm.ngram.memory_kernels import (
 
 WAYS = 4  # steps of a line: two numbers each, 64 bytes in all
 LINE_BYTES = 16 * WAYS
-# A step's answer: the row of the next state, and above it the length of the n-gram.
+# A step's answer: the row of the next state, and above it the length of the n-gram. It is passed on
+# as the state: `row_in` takes the row of it.
 ROW_BITS = 27
 # In place of an answer.
 NEEDS_SHARD, FULL = -1, -2
@@ -63,6 +64,12 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _4, _16, _32 = np.int64(4), np.int64(16), np.int64(32)
 _MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
 _LOW_32 = np.int64((1 << 32) - 1)
+
+
+@inlined
+def row_in(state):  # type: ignore[no-untyped-def]
+    """The row of a state, which may be a step's answer."""
+    return state & mask_of(np.int64(ROW_BITS))
 
 
 @inlined
@@ -175,11 +182,13 @@ def put_state(table, words):  # type: ignore[no-untyped-def]
 def step(table, state, word):  # type: ignore[no-untyped-def]
     """Scores a word after a state.
 
-    Args        table  its address;  state  a row in use;  word  an id below the vocabulary's size
+    Args        table  its address;  state  a row in use, or the answer of the step that led to it
+                word  an id below the vocabulary's size
     Returns     (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's
                 ngram_length; or NEEDS_SHARD, where the view lacks the answer, or FULL
     Guarantees  equals ngram.backoff.score bit for bit
     """
+    state = row_in(state)
     key = (state << _32 | word) + _1
     line = line_of(table, key)
     value = recall(table, line, key)
@@ -206,6 +215,7 @@ def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ign
     Args  found  KenLM's ngram_length;  reach  how many words of (state, word) are the next state
           keep   whether to cache the answer
     """
+    state = row_in(state)
     after = next_row(table, state, word, reach)
     if after < 0:
         return 0.0, after

@@ -15,7 +15,7 @@ from dlm.asr.kenlm.config import KenlmConfig, KenlmLoadMethod, WordScore
 from dlm.asr.kenlm.opened import OpenedModel, opened
 from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
 from dlm.asr.kenlm.state import KenlmState
-from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable
+from dlm.asr.kenlm.table import NULL, ModelTable
 from dlm.asr.kenlm.words import Words
 from dlm.asr.open import SCHEME
 from dlm.errors import DlmError
@@ -78,7 +78,7 @@ class KenlmModel:
 
     def __contains__(self, word: str | bytes) -> bool:
         """Whether the vocabulary has a word, not counting the unknown word. Asks no server."""
-        return self._opened.table.ids[_str_of(word)] != UNK_ID
+        return self._opened.table.id_of(_str_of(word)) != UNK_ID
 
     # -- sentences ----------------------------------------------------------------------------
 
@@ -136,16 +136,23 @@ class KenlmModel:
             log10_prob: float
             table: Any = in_state._table
             if table is opened.table:
-                row = in_state._row
+                row = in_state._answer
             else:
                 table, row = opened.resolve(in_state)
             log10_prob, answer = table.step(table.address, row, table.ids[word])
             if answer < 0:
-                table, log10_prob, answer = opened.ask(table, row, table.ids[word])
+                table, log10_prob, answer = opened.ask(table, row, table.id_of(word))
             out_state._table = table
-            out_state._row = answer & ROW_MASK
+            out_state._answer = answer
             return log10_prob
+        except KeyError:  # a word that was not looked up before
+            table.id_of(word)
+            return self.BaseScore(in_state, word, out_state)
         except AttributeError:
+            if isinstance(in_state, KenlmState) and not hasattr(in_state, "_table"):  # a new one
+                empty = KenlmState()
+                self.NullContextWrite(empty)
+                return self.BaseScore(empty, word, out_state)
             raise _no_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
@@ -153,7 +160,7 @@ class KenlmModel:
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
             raise _no_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)
-        found = table.ids[word]
+        found = table.id_of(word)
         log10_prob, length, table, row = sentences.step(self._opened, table, row, found)
         self._write(out_state, table, row)
         return WordScore(log10_prob, length, found == UNK_ID)
@@ -162,7 +169,7 @@ class KenlmModel:
     def _write(state: KenlmState, table: ModelTable, row: int) -> None:
         if not isinstance(state, KenlmState):
             raise _no_state(state, state)
-        state._table, state._row = table, row
+        state._table, state._answer = table, row
 
     # -- additions to the package kenlm --------------------------------------------------------
 

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm.scorer import FileScorer
 from dlm.asr.kenlm.state import KenlmState, PickledStates
-from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, ModelTable, StepTable
+from dlm.asr.kenlm.table import (
+    NEEDS_SHARD,
+    NULL,
+    ROW_MASK,
+    ModelCounts,
+    ModelTable,
+    StepTable,
+)
 from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
 from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig
@@ -122,13 +129,13 @@ class OpenedModel:
                 f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
                 "package kenlm cannot be read"
             )
-        other = state._table
+        other, row = state._place()
         if other is None:
             return self.table, NULL
         if other.model_info == self.table.model_info:
-            return self.entered(self.table, other.words(state._row))
+            return self.entered(self.table, other.words(row))
         if not isinstance(other, PickledStates) and other.owner is self._mark:
-            return other, state._row  # a sentence that began on the previous model
+            return other, row  # a sentence that began on the previous model
         theirs, ours = other.model_info, self.table.model_info
         raise ModelMismatch(
             f"found a state of the model {theirs.model} (shard set {theirs.shard_set}), expected "
@@ -154,6 +161,7 @@ class OpenedModel:
 
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
         """A step that the table did not know: the table of its answer, log10 P, answer."""
+        row &= ROW_MASK
         while True:
             log10_prob, answer = table.step(table.address, row, word)
             if answer == NEEDS_SHARD and isinstance(table, StepTable):

@@ -27,11 +27,11 @@ def step(
     log10_prob, answer = table.step(table.address, row, word)
     if answer < 0:
         table, log10_prob, answer = model.ask(table, row, word)
-    return log10_prob, answer >> LENGTH_SHIFT, table, answer & ROW_MASK
+    return log10_prob, answer >> LENGTH_SHIFT, table, answer
 
 
 def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
-    find = table.ids.__getitem__
+    find = table.id_of
     ids = [find(word.decode("utf-8", "surrogateescape")) for word in text.split()]
     return [*ids, table.utterance.vocabulary.end_id] if eos else ids
 
@@ -85,7 +85,7 @@ def _served(
             break
         log10_probs.append(log10_prob)
         lengths.append(answer >> LENGTH_SHIFT)
-        row = answer & ROW_MASK
+        row = answer
     known = len(lengths)
     if known < len(ids):
         answers = _asked(table, ids, bos, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlm.asr.kenlm.table import NULL, ModelTable
+from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable
 from dlm.client import ModelInfo
 
 
@@ -28,24 +28,33 @@ class KenlmState:
     a dict key. Unlike KenLM's, it can be pickled and accepts the argument of `copy.deepcopy`.
     """
 
-    __slots__ = ("_row", "_table")
+    __slots__ = ("_answer", "_table")
 
-    def __init__(self) -> None:
-        self._table: ModelTable | PickledStates | None = None
-        self._row = NULL
+    # Not set in a new state: without an __init__, making one takes half the time.
+    _table: ModelTable | PickledStates
+    _answer: int  # the row; above it, the length of the n-gram that led to it
+
+    def _place(self) -> tuple[ModelTable | PickledStates | None, int]:
+        """The table, None in a new state, and the row."""
+        try:
+            return self._table, self._answer & ROW_MASK
+        except AttributeError:
+            return None, NULL
 
     def _words(self) -> tuple[int, ...]:
-        return () if self._table is None else self._table.words(self._row)
+        table, row = self._place()
+        return () if table is None else table.words(row)
 
     def _is(self, other: KenlmState) -> bool:
-        if self._table is other._table:
-            return self._row == other._row
+        (table, row), (theirs, other_row) = self._place(), other._place()
+        if table is theirs:
+            return row == other_row
         words = self._words()
         if words != other._words():
             return False
-        if not words or self._table is None or other._table is None:
+        if not words or table is None or theirs is None:
             return True
-        return self._table.model_info == other._table.model_info
+        return table.model_info == theirs.model_info
 
     def _key(self) -> tuple[int, tuple[int, ...]]:
         words = self._words()
@@ -74,18 +83,20 @@ class KenlmState:
 
     def __copy__(self) -> KenlmState:
         made = KenlmState()
-        made._table, made._row = self._table, self._row
+        if hasattr(self, "_table"):
+            made._table, made._answer = self._table, self._answer
         return made
 
     def __deepcopy__(self, memo: Any = None) -> KenlmState:
         return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        model_info = None if self._table is None else self._table.model_info
-        return _unpickled, (model_info, self._words())
+        table, _ = self._place()
+        return _unpickled, (None if table is None else table.model_info, self._words())
 
 
 def _unpickled(model_info: ModelInfo | None, words: tuple[int, ...]) -> KenlmState:
     made = KenlmState()
-    made._table = None if model_info is None else PickledStates(model_info, words)
+    if model_info is not None:
+        made._table, made._answer = PickledStates(model_info, words), NULL
     return made

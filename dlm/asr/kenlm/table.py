@@ -20,6 +20,7 @@ from dlm.asr.kenlm.row_kernels import (
 from dlm.asr.kenlm.scorer import FileScorer, TextScorer, WordScorer
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
 from dlm.client.api.states import LOCAL_MODEL
+from dlm.jit import builtin
 from dlm.kenlm.model import KenlmFile
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.ngram.vocab import as_bytes
@@ -32,23 +33,6 @@ NEEDS_SHARD = kernels.NEEDS_SHARD
 UNKNOWN_WORDS = 1 << 16  # most unknown words to remember
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
-
-
-class WordIds(dict[str, int]):
-    """Ids by word, each looked up once; cleared after too many unknown words."""
-
-    def __init__(self, scorer: WordScorer, size: int) -> None:
-        self._find = scorer.id_of
-        self._most = size + UNKNOWN_WORDS
-
-    def __missing__(self, word: str) -> int:
-        if not isinstance(word, str):
-            raise TypeError(f"a word is of type {type(word).__name__}; expected str")
-        found = self._find(as_bytes(word))
-        if len(self) >= self._most:
-            self.clear()
-        self[word] = found
-        return found
 
 
 @dataclass(slots=True)
@@ -68,7 +52,8 @@ class ModelTable(ABC):
     Args        counts  of the model; queries to servers are added
                 owner   of this table: states of its other tables can continue here
                 scorer  looks up words, and scores text if the whole model is in this process
-    Attributes  is_whole  the whole model is in this process: no step is NEEDS_SHARD
+    Attributes  ids     of the words that were looked up; see `id_of`
+                is_whole  the whole model is in this process: no step is NEEDS_SHARD
                 step    compiled function that takes `address`: see `kernels.step`
                 begin   row of the state at the beginning of a sentence
     """
@@ -91,7 +76,18 @@ class ModelTable(ABC):
         self.owner = owner
         self._counts = counts
         self.scorer = scorer
-        self.ids = WordIds(self.scorer, utterance.vocabulary_size)
+        self.ids: dict[str, int] = {}  # exactly a dict, which Python reads faster
+
+    def id_of(self, word: str) -> int:
+        """The id of a word, looked up once; cleared after too many unknown words."""
+        found = self.ids.get(word)
+        if found is None:
+            if not isinstance(word, str):
+                raise TypeError(f"a word is of type {type(word).__name__}; expected str")
+            if len(self.ids) >= self.utterance.vocabulary_size + UNKNOWN_WORDS:
+                self.ids.clear()
+            found = self.ids[word] = self.scorer.id_of(as_bytes(word))
+        return found
 
     @abstractmethod
     def words(self, row: int) -> tuple[int, ...]:
@@ -255,7 +251,7 @@ class StepTable(ModelTable):
             if answer < 0:
                 return False
             self._counts.queries -= 1  # the table counts it too
-            row = answer & ROW_MASK
+            row = answer
         return True
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
@@ -305,7 +301,7 @@ def compiled() -> Compiled:
 def compiled_for_files() -> Compiled:
     """Those of KenLM files, which no server's answers are entered for."""
     return Compiled(
-        file_kernels.step.compile(),
+        builtin(file_kernels.step),
         file_kernels.enter_state,
         kernels.enter_step,
         file_kernels.score_rows.compile(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.asr.kenlm.kernels import ROW_BITS
+from dlm.asr.kenlm.kernels import ROW_BITS, row_in
 from dlm.asr.kenlm.sentence_kernels import ASKED as TEXT_ASKED
 from dlm.asr.kenlm.sentence_kernels import (
     BEGIN_ID,
@@ -173,7 +173,7 @@ def step_from(table, context, word):  # type: ignore[no-untyped-def]
 @kernel("int64, int64, int64", nogil=False)
 def step(table, context, word):  # type: ignore[no-untyped-def]
     store64(table + (np.int64(ASKED) << _3), of(table, ASKED) + _1)
-    log10_prob, answer = step_from(table, context, word)
+    log10_prob, answer = step_from(table, row_in(context), word)
     return np.float64(log10_prob), answer
 
 
@@ -199,7 +199,7 @@ def score_sentence(table, model, text_at, size, bos, eos):  # type: ignore[no-un
     total = 0.0
     for i in range(count):
         log10_prob, answer = step_from(table, context, np.int64(words[i]))
-        context = answer & np.int64((1 << ROW_BITS) - 1)
+        context = row_in(answer)
         total += np.float64(log10_prob)
     return total
 
