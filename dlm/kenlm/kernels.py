@@ -72,8 +72,6 @@ OF_SUFFIX = np.int64(8978948897894561157)
 OF_WORD = np.int64(17894857484156487943 - (1 << 64))
 _LOW_17 = np.int64((1 << 17) - 1)
 _47 = np.int64(47)
-_INTERPOLATED = 8  # steps of a search for a hash before it halves
-_FEW = np.int64(8)  # hashes that are halved at once
 _NEAR, _HALVINGS = np.int64(4), 3  # entries on both sides of an estimate, and to search them
 
 
@@ -154,28 +152,30 @@ def probe(at, buckets, entry_bytes, here, key):  # type: ignore[no-untyped-def]
 def rank_of(at, count, key):  # type: ignore[no-untyped-def]
     """Where a hash is in the sorted hashes at an address, from 0; or -1.
 
-    Hashes are spread evenly: a few steps interpolate, the others halve.
+    Hashes are spread evenly, so a place is estimated, as in `child_of`.
     """
-    low, high = _0, count
-    before, after = 0.0, 2.0**64
-    target = np.float64(np.uint64(key))
-    middle = multiply_high(key, count)
-    steps = 0
-    while low < high:
-        found = load64(at + (middle << _3))
-        if found == key:
-            return middle
-        if below(found, key):
-            low, before = middle + _1, np.float64(np.uint64(found))
-        else:
-            high, after = middle, np.float64(np.uint64(found))
-        steps += 1
-        middle = (low + high) >> _1
-        if steps < _INTERPOLATED and high - low > _FEW and after > before:
-            share = (target - before) / (after - before)
-            middle = low + np.int64(np.float64(high - low) * share)
-            middle = min(max(middle, low), high - _1)
-    return np.int64(-1)
+    if count < _1:
+        return np.int64(-1)
+    place, each = multiply_high(key, count), np.float64(count) / 2.0**64
+    for _ in range(2):
+        away = key - load64(at + (place << _3))
+        place = min(max(place + np.int64(np.float64(away) * each), _0), count - _1)
+    high = min(place + _NEAR, count)
+    low = max(high - _NEAR - _NEAR, _0)
+    here, last = at + (low << _3), at + ((high - _1) << _3)
+    step = np.int64(16) * _NEAR
+    for _ in range(_HALVINGS):
+        step >>= _1
+        there = min(here + step, last)
+        here = here if below(key, load64(there)) else there
+    if load64(here) != key:
+        here, rest = at, count  # it is farther away, or not there: all are halved
+        while rest > _1:
+            half = rest >> _1
+            there = here + (half << _3)
+            here = here if below(key, load64(there)) else there
+            rest -= half
+    return (here - at) >> _3 if load64(here) == key else np.int64(-1)
 
 
 @inlined
