@@ -56,16 +56,16 @@ def reshard(
     as_json: Json = False,
     quiet: Silent = False,
 ) -> None:
-    """Make a shard set for more or fewer servers, or balance it again.
+    """Make a shard set for more, fewer or other servers.
 
-    As few slots move as bring every shard within the bound. Only shards that change are made, from
-    the set's own files; the others are hard links. If the command is interrupted, run it again: it
-    resumes.
+    As few slots move as bring every shard within the bound, by bytes or by load. Only shards that
+    change are made, from the set's own files; the others are hard links. If the command is
+    interrupted, run it again: it resumes.
 
     Examples:
         dlm reshard shards/model --shards 3 --plan
         dlm reshard shards/model --shards 3 --output shards/model-3
-        dlm verify shards/model-3
+        dlm reshard shards/model-3 -B 2 --remove 0 -o shards/model-2
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_folder, check_reads, check_writes

@@ -141,7 +141,7 @@ def build_shard_set(
         return put_in_place(place, content, destination)
 
 
-def put_in_place(place: Place, content: dict[str, Any], destination: Path) -> Manifest:
+def put_in_place(place: BuildFolders, content: dict[str, Any], destination: Path) -> Manifest:
     """Writes the manifest, and renames the folder, whose other files are whole."""
     place.clear_all_but_set()
     manifest = layout.make_manifest({**_HEAD, **content})
@@ -156,7 +156,7 @@ def put_in_place(place: Place, content: dict[str, Any], destination: Path) -> Ma
 
 
 def _streamed(
-    place: Place,
+    place: BuildFolders,
     arpa: str | os.PathLike[str],
     original: dict[str, Any] | None,
     shards: int,
@@ -238,7 +238,7 @@ def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]
     return {"source": Path(reader.path).name, **source_of(reader)}
 
 
-def _check_room(place: Place, counts: Sequence[int], budget: Budget) -> None:
+def _check_room(place: BuildFolders, counts: Sequence[int], budget: Budget) -> None:
     held = place.held_bytes()
     output = output_bytes(counts)
     spilled = spill_bytes(counts) if budget.durable else 0
@@ -265,7 +265,7 @@ def check_destination(destination: Path) -> None:
 
 
 @dataclass
-class Place:
+class BuildFolders:
     """Where a build writes.
 
     folder    the set, and the journal;  spill  everything else
@@ -305,7 +305,7 @@ class Place:
 
 
 @contextmanager
-def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[Place]:
+def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[BuildFolders]:
     """Folders to write in, the set's beside `destination`, locked against a second builder.
 
     The lock tells a killed build from a running one. An error removes everything; a signal leaves
@@ -320,7 +320,7 @@ def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterato
         name = xxhash.xxh3_64_hexdigest(os.fsencode(whole))
         spilled = Path(spill).absolute() / f"dlm-{destination.name}-{name}"
     beside = folder if spill is None else spilled
-    place = Place(folder, spilled, beside.with_name(beside.name + ".repaired"))
+    place = BuildFolders(folder, spilled, beside.with_name(beside.name + ".repaired"))
     running = ConfigError(
         f"another build of {destination} is running; wait for it, or give another --output"
     )
@@ -338,7 +338,7 @@ def building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterato
 
 
 @contextmanager
-def explained(place: Place) -> Iterator[None]:
+def explained(place: BuildFolders) -> Iterator[None]:
     """Adds to the error of a full disk where it is."""
     try:
         yield

@@ -27,7 +27,7 @@ from dlm.index.making.budget import LEAST_BYTES, Budget
 from dlm.index.making.builder import pack_shard, resume, write_file
 from dlm.index.making.journal import Journal, build_key, describe_input
 from dlm.index.making.shard_set import (
-    Place,
+    BuildFolders,
     building,
     check_destination,
     explained,
@@ -238,7 +238,7 @@ def _check_memory(manifest: Manifest, weight: NDArray[np.int64], memory_bytes: i
 
 
 def _check_room(
-    place: Place, source: SourceSet, same: Mapping[int, int], weight: NDArray[np.int64]
+    place: BuildFolders, source: SourceSet, same: Mapping[int, int], weight: NDArray[np.int64]
 ) -> None:
     files = source.manifest.files[2:]
     per_weight = sum(entry.bytes for entry in files) / max(int(weight.sum()), 1)

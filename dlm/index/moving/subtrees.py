@@ -51,7 +51,7 @@ class Roots:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class SubtreeLevel:
     """Nodes of one level below some roots, and what is needed to read their lists."""
 
     depth: int
@@ -114,14 +114,14 @@ class SourceSet:
         )
         return every.at(np.argsort(every.numbers, kind="stable"))
 
-    def levels_below(self, roots: Roots, weight: Ints) -> Iterator[Level]:
+    def levels_below(self, roots: Roots, weight: Ints) -> Iterator[SubtreeLevel]:
         """The levels below some roots, from the roots themselves on; adds to `weight` (R,) the
         bytes of each root."""
         begin, count = roots.places.copy(), np.ones(len(roots), np.int64)
         parents = np.empty((0, 6), np.uint32)
         for depth in range(self.levels):
             size = int(count.sum())
-            level = Level(
+            level = SubtreeLevel(
                 depth,
                 np.empty((size, 6), np.uint32),
                 np.empty(size, np.int64),
@@ -134,7 +134,9 @@ class SourceSet:
             parents = level.nodes
             yield level
 
-    def entries_of(self, level: Level, most: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
+    def entries_of(
+        self, level: SubtreeLevel, most: int
+    ) -> Iterator[tuple[NDArray[np.uint32], int]]:
         """The n-grams that follow the nodes of a level, some `most` at a time, and how many of
         these are blanks."""
         ends = np.cumsum(level.nodes[:, 4], dtype=np.int64)
