@@ -59,7 +59,7 @@ WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
 # packed columns.
 SPILLED = 6
 # Of files that are made, with two threads, on a virtual machine of 2024; for estimates.
-BYTES_PER_S = 8 << 20
+BYTES_PER_S = 16 << 20
 
 
 @dataclass(frozen=True)
