@@ -79,7 +79,7 @@ def _be(work: Callable[[], None], pipe: int, parent: int) -> NoReturn:
     except (DlmError, OSError) as exc:
         say(pipe, {"message": str(exc)})
     except BaseException as exc:
-        logger.critical("server.child.failed", exc_info=exc)
+        logger.critical("server.child.failed", extra={"error": repr(exc)}, exc_info=exc)
     finally:
         try:
             logging.shutdown()
