@@ -12,26 +12,23 @@ from dlm.kenlm.kernels import (
     BACKOFFS,
     ENTRIES,
     ENTRY_SIZE,
-    HIGH_COUNT,
-    HIGHS,
     LEVEL_PLACES,
     LEVELS,
-    NEXT_BITS,
     ORDER,
     PROB_BITS,
     PROBS,
-    UNIGRAM_BYTES,
-    UNIGRAMS,
     WORD_BITS,
     WORDS,
+    children_of,
+    children_of_word,
+    level_of,
     of,
 )
-from dlm.ngram.memory_kernels import as_float32, field, load64, load_float32
+from dlm.ngram.memory_kernels import as_float32, field, load_float32
 
-# Columns of the cursor of each order: its n-gram, where the children of that end, its word, and the
-# high bits of the pointer after it.
-NODE, CHILDREN_END, WORD, HIGH = range(4)
-CURSOR_FIELDS = 4
+# Columns of the cursor of each order: its n-gram, where the children of that end, and its word.
+NODE, CHILDREN_END, WORD = range(3)
+CURSOR_FIELDS = 3
 # What is wrong with a file, as `read_trie` returns it.
 BAD_POINTER, BAD_WORD = -1, -2
 
@@ -58,28 +55,14 @@ def count_of(view, order):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def pointer_of_word(view, i):  # type: ignore[no-untyped-def]
-    """Where the 2-grams that end in a word begin."""
-    return load64(of(view, UNIGRAMS) + i * of(view, UNIGRAM_BYTES) + np.int64(8))
-
-
-@inlined
-def pointer(view, order, i, cursors):  # type: ignore[no-untyped-def]
-    """Where the children of n-gram i of an order begin; i must not fall between two calls."""
+def children(view, order, i):  # type: ignore[no-untyped-def]
+    """First and end of the n-grams that have one more word before n-gram i of an order."""
     if order == 1:
-        return pointer_of_word(view, i)
+        return children_of_word(view, i)
+    place = entry_at(view, order, i)
     skipped = level(view, order, WORD_BITS) + level(view, order, PROB_BITS)
     skipped += level(view, order, BACKOFF_BITS)
-    bits = level(view, order, NEXT_BITS)
-    low = field(entry_at(view, order, i) + skipped, bits)
-    highs = level(view, order, HIGHS)
-    if not highs:
-        return low
-    high = cursors[order, HIGH]
-    while high + 1 < level(view, order, HIGH_COUNT) and load64(highs + ((high + 1) << _3)) <= i:
-        high += 1
-    cursors[order, HIGH] = high
-    return low | (high << bits)
+    return children_of(level_of(view, order), place, place + skipped)
 
 
 @kernel("int64, int64, int64, out int64[:, :], out uint32[:, :], out float32[:], out float32[:]")
@@ -111,8 +94,8 @@ def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[
                 here = cursors[k, NODE] + 1
                 if here >= count_of(view, k):
                     return np.int64(BAD_POINTER)
-                end = pointer(view, k, here + 1, cursors)
-                if end < cursors[k, CHILDREN_END] or end > count_of(view, k + 1):
+                begin, end = children(view, k, here)
+                if begin != cursors[k, CHILDREN_END]:
                     return np.int64(BAD_POINTER)
                 cursors[k, NODE], cursors[k, CHILDREN_END] = here, end
             target = cursors[k, NODE]
@@ -150,7 +133,8 @@ def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[
 @kernel("int64")
 def has_unk(view):  # type: ignore[no-untyped-def]
     """Whether word 0 is in a 2-gram."""
-    if pointer_of_word(view, np.int64(1)) > pointer_of_word(view, np.int64(0)):
+    first, end = children_of_word(view, np.int64(0))
+    if first < end:
         return True
     bits = level(view, _2, WORD_BITS)
     found = False
