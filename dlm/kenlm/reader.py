@@ -281,8 +281,15 @@ class KenlmReader:
         """The batch without -0.0; raises if a value is none of a model's."""
         with np.errstate(invalid="ignore"):  # NaN, which is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
-        if not bool((prob <= 0).all()) or not bool(np.isfinite(backoff).all()):
-            raise self._error("a value is positive, infinite or NaN", batch.order, _DAMAGED)
+        if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):
+            raise self._error("a value is infinite or NaN", batch.order, _DAMAGED)
+        if prob.max(initial=F32(0)) > 0:
+            raise self._error(
+                f"an n-gram has a log10 P of {prob.max():g}, above 0, as a quantised blank has "
+                "where a weight is above 0; an ARPA file cannot hold it",
+                batch.order,
+                "The file can be scored as it is",
+            )
         return NgramBatch(batch.order, batch.first_row, batch.ids, prob, backoff)
 
     def _error(self, message: str, order: int, advice: str) -> KenlmFormatError:
