@@ -32,13 +32,7 @@ from dlm.kenlm.kernels import (
     values_at,
     values_of_word,
 )
-from dlm.ngram.memory_kernels import (
-    load32,
-    load64,
-    prefetch,
-    store64,
-    store_float32,
-)
+from dlm.ngram.memory_kernels import load32, load64, prefetch, store64, store_float32
 
 BLOCK = 32
 # Columns of a block, int64 each. Of its words: log10 P (float32) before weights are added, the
@@ -76,7 +70,7 @@ def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: i
     Args  word, share  the context's word of that order, and its id over the number of words
     """
     if is_trie:
-        place = node + np.int64(np.float32(end - node) * share)
+        place = min(node + np.int64(np.float32(end - node) * share), end - _1)
         prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
     else:
         node = key_of(node, word)

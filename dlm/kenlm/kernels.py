@@ -270,16 +270,13 @@ def bucket_of(level, key):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def share_of(view, word):  # type: ignore[no-untyped-def]
-    """The share of the words whose ids are below a word's: that of a list, as ids are hashes in
-    their order, and so spread evenly."""
-    return np.float32(word) / np.float32(of(view, WORDS))
-
-
-@inlined
 def ask_child(view, level, first, end, word):  # type: ignore[no-untyped-def]
-    """Prefetches where a word is looked for among the children first to end in a trie."""
-    place = first + np.int64(np.float32(end - first) * share_of(view, word))
+    """Prefetches where a word is looked for among the children first to end in a trie.
+
+    Ids are hashes in their order, and so spread evenly.
+    """
+    share = np.float32(word) / np.float32(of(view, WORDS))
+    place = first + np.int64(np.float32(end - first) * share)
     prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
 
 

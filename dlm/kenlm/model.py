@@ -32,7 +32,7 @@ KERNELS = (
     words_kernels.find_words,
 )
 LINE_SPACES, WHITE_SPACE = b" \t\r", b" \t\r\v\f"  # what splits words, besides the newline
-_SAMPLES, _SAMPLE_BYTES = 256, 64  # of a file, for its id
+_SAMPLES, _SAMPLE_BYTES = 32, 64  # of a file, for its id
 _KNOWN_WORDS = 1 << 20  # ids to remember, at most
 
 
