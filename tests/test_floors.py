@@ -30,6 +30,7 @@ FLOORS = {
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
             ["spark", "cluster", "scoring", "pipeline", "asr"],
+            ["gateway"],
             ["cli"],
             ["__init__"],  # what `from dlm import` gives, lazily
         ]
@@ -92,9 +93,11 @@ def may_import(package: str, path: Path) -> bool:
     if package == "grpc_tools":
         return path == Path("wire/generate.py")
     if package.startswith("grpc"):
-        return is_below(path, "server", "client/deliver", "wire/status.py")
+        return is_below(path, "server", "client/deliver", "gateway", "wire/status.py")
     if package == "prometheus_client":
-        return is_below(path, "server", "client/api", "cli")
+        return is_below(path, "server", "client/api", "gateway", "cli")
+    if package == "h11":
+        return path == Path("gateway/http.py")
     if package == "opentelemetry":
         return path == Path("tracing.py")
     if package in ("pyspark", "py4j", "pandas"):

@@ -31,6 +31,7 @@ COMMANDS = {
     "reshard": ("reshard", "reshard"),
     "serve": ("serve", "serve"),
     "cluster": ("cluster", "cluster"),
+    "gateway": ("gateway", "gateway"),
     "status": ("status", "status"),
     "token": ("token", "token"),
     "score": ("score", "score"),
@@ -66,7 +67,7 @@ HEADINGS = {
 }
 
 # Commands that answer at once or run until they are stopped, and options that ask for silence.
-OWN_WORDS = {"cluster", "compile", "demo", "info", "score", "serve", "status", "token"}
+OWN_WORDS = {"cluster", "compile", "demo", "gateway", "info", "score", "serve", "status", "token"}
 MUTE = {"-q", "--quiet", "--help"}
 
 SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."
@@ -170,6 +171,7 @@ def __getattr__(name: str) -> Any:
 
 # The packages of extras; commands that need them import them when they run.
 EXTRAS = {
+    "gateway": {"h11"},
     "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
     "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
 }

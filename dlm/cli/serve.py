@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dlm.cli.options import LogLevel, option
+from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
 
 TlsCert = Annotated[str | None, option(ServerConfig, "tls_cert", metavar="FILE")]
@@ -49,6 +50,11 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
+
+
+def check_log_level(level: str) -> None:
+    if level.lower() not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"--log-level is {level}; expected debug, info, warning or error")
 
 
 def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
@@ -106,11 +112,9 @@ def serve(
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.config import resolve
-    from dlm.errors import ConfigError
     from dlm.server.app import serve as run
 
-    if log_level.lower() not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"--log-level is {log_level}; expected debug, info, warning or error")
+    check_log_level(log_level)
     folders = directories or []
     check_reads("DIR", *folders, folders=True, what="folder")
     check_reads("--sets", sets)

@@ -1,13 +1,13 @@
-"""Which messages a service accepts now: by its state, its shard, and what is in flight."""
+"""Which messages a service accepts now: by its state, what is in flight, and its shard."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from dlm.server.config import ServerConfig
+from dlm.server.config import Access
 from dlm.server.health import ServingState
-from dlm.server.metrics import ServerMetrics
 from dlm.server.refusals import Refusal
 from dlm.server.security import caller
 from dlm.wire import codec
@@ -16,30 +16,25 @@ from dlm.wire.status import Reason
 Clock = Callable[[], float]
 
 
+class InFlight(Protocol):
+    """Where the messages being worked on are counted."""
+
+    in_flight: int
+
+
 class Admission:
-    """Of one shard; on the event loop.
+    """By state and load; on the event loop.
 
     Args        clock  seconds that never go back
     Attributes  refuses  while DRAINING: rejects new messages
-                held     shard sets of all models on this port; `Models` sets it if there are
-                         several
                 load     messages that this process is working on, of all its models
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        metrics: ServerMetrics,
-        shard_set: bytes,
-        shard: int,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, config: Access, metrics: InFlight, clock: Clock) -> None:
         self.state = ServingState.WARMING
         self.refuses = False
-        self.held: tuple[bytes, ...] = (shard_set,)
         self.load: Callable[[], int] = lambda: metrics.in_flight
         self._config, self._metrics, self._clock = config, metrics, clock
-        self._shard_set, self._shard = shard_set, shard
         self._asked = float("-inf")  # when the last message came
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,6 +89,20 @@ class Admission:
             )
         if self.state is ServingState.DRAINING and self.refuses:
             raise Refusal(Reason.DRAINING, "this server is shutting down; ask a replica")
+
+
+class ShardAdmission(Admission):
+    """By the shard that a message names, too.
+
+    Attributes  held  shard sets of all models on this port; `Models` sets it if there are several
+    """
+
+    def __init__(
+        self, config: Access, metrics: InFlight, shard_set: bytes, shard: int, clock: Clock
+    ) -> None:
+        super().__init__(config, metrics, clock)
+        self.held: tuple[bytes, ...] = (shard_set,)
+        self._shard_set, self._shard = shard_set, shard
 
     def require_same(self, shard_set: bytes, shard: int | None = None) -> None:
         if len(shard_set) != codec.SHARD_SET_BYTES:

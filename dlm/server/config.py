@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Protocol
 
 from dlm.config import check, setting
 from dlm.errors import ConfigError
@@ -18,6 +19,76 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class Access(Protocol):
+    """The settings that say who may call and how much; see `ServerConfig`."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def metrics_host(self) -> str: ...
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def tls_client_ca(self) -> str: ...
+    @property
+    def tokens(self) -> str: ...
+    @property
+    def open_health(self) -> bool: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def max_in_flight(self) -> int: ...
+    @property
+    def client_in_flight(self) -> int: ...
+    @property
+    def client_streams(self) -> int: ...
+    @property
+    def client_downloads(self) -> int: ...
+    @property
+    def max_calls(self) -> int: ...
+
+
+def check_exposure(section: str, config: Access) -> None:
+    """Rejects half of a pair, an empty address, and one where strangers could connect or listen."""
+    for name in ("host", "metrics_host"):
+        if not getattr(config, name):
+            raise ConfigError(f"{section}.{name} is empty; give an address, such as 127.0.0.1")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        missing = "tls_key" if config.tls_cert else "tls_cert"
+        raise ConfigError(
+            f"{section}.{missing} is missing; TLS needs tls_cert and tls_key (--tls-cert FILE "
+            "--tls-key FILE)"
+        )
+    if config.tls_client_ca and not config.tls_cert:
+        raise ConfigError(
+            f"{section}.tls_client_ca requires certificates from clients, which needs TLS; set "
+            "tls_cert and tls_key too"
+        )
+    if config.insecure or is_loopback(config.host) or config.tls_client_ca:
+        return
+    if config.tokens and not config.tls_cert:
+        raise ConfigError(
+            f"{section}.host is {config.host!r}, which other machines may reach, and without TLS "
+            "others can read the tokens in transit. Use --tls-cert and --tls-key, or "
+            "--insecure if nobody can listen on the network"
+        )
+    if not config.tokens:
+        raise ConfigError(
+            f"{section}.host is {config.host!r}, which other machines may reach, but clients need "
+            "not authenticate. Use 127.0.0.1; or TLS (--tls-cert, --tls-key) with "
+            "--tls-client-ca or --tokens; or --insecure on a network where every machine may "
+            "read the model"
+        )
+
+
+def address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,42 +289,9 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("host", "metrics_host"):
-            if not getattr(self, name):
-                raise ConfigError(f"server.{name} is empty; give an address, such as 127.0.0.1")
-        self._check_exposure()
+        check_exposure("server", self)
         check("server", self)
-
-    def _check_exposure(self) -> None:
-        """Rejects half of a pair, and an address where strangers could connect or listen."""
-        if bool(self.tls_cert) != bool(self.tls_key):
-            missing = "tls_key" if self.tls_cert else "tls_cert"
-            raise ConfigError(
-                f"server.{missing} is missing; TLS needs tls_cert and tls_key (--tls-cert FILE "
-                "--tls-key FILE)"
-            )
-        if self.tls_client_ca and not self.tls_cert:
-            raise ConfigError(
-                "server.tls_client_ca requires certificates from clients, which needs TLS; set "
-                "tls_cert and tls_key too"
-            )
-        if self.insecure or is_loopback(self.host) or self.tls_client_ca:
-            return
-        if self.tokens and not self.tls_cert:
-            raise ConfigError(
-                f"server.host is {self.host!r}, which other machines may reach, and without TLS "
-                "others can read the tokens in transit. Use --tls-cert and --tls-key, or "
-                "--insecure if nobody can listen on the network"
-            )
-        if not self.tokens:
-            raise ConfigError(
-                f"server.host is {self.host!r}, which other machines may reach, but clients need "
-                "not authenticate. Use 127.0.0.1; or TLS (--tls-cert, --tls-key) with "
-                "--tls-client-ca or --tokens; or --insecure on a network where every machine may "
-                "read the model"
-            )
 
     @property
     def address(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return address_of(self.host, self.port)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dlm.index.layout import FileEntry
-from dlm.server.admission import Admission
+from dlm.server.admission import ShardAdmission
 from dlm.server.answers import OpenShard
 from dlm.server.config import ServerConfig
 from dlm.server.metrics import ServerMetrics
@@ -47,7 +47,7 @@ class Downloads:
         self,
         shard: OpenShard,
         config: ServerConfig,
-        admission: Admission,
+        admission: ShardAdmission,
         metrics: ServerMetrics,
         files: Mapping[int, int] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dlm.errors import ProtocolError
 from dlm.logs import EventLog
-from dlm.server.admission import Admission, Clock
+from dlm.server.admission import Clock, ShardAdmission
 from dlm.server.answers import Answered, Answerer, Located
 from dlm.server.config import ServerConfig
 from dlm.server.lateness import Lateness
@@ -33,7 +33,7 @@ class Model(Protocol):
 
     config: ServerConfig
     metrics: ServerMetrics
-    admission: Admission
+    admission: ShardAdmission
     answerer: Answerer
     clock: Clock
 

@@ -66,11 +66,11 @@ def serving_status(state: ServingState) -> int:
 
 
 class HealthService:
-    """grpc.health.v1.Health for "" (the whole server) and dlm.v1.Shard."""
+    """grpc.health.v1.Health for "" (the whole server) and its own `service`."""
 
-    SERVICES = frozenset({"", SHARD_SERVICE, HEALTH_SERVICE})
-
-    def __init__(self, state: ServingState) -> None:
+    def __init__(self, state: ServingState, service: str = SHARD_SERVICE) -> None:
+        self._service = service
+        self._services = frozenset({"", service, HEALTH_SERVICE})
         self._state = state
         self._in_trouble = False
         self._closed = False
@@ -89,14 +89,14 @@ class HealthService:
 
     def _status(self, service: str) -> int | None:
         state = ServingState.DRAINING if self._in_trouble else self._state
-        return serving_status(state) if service in self.SERVICES else None
+        return serving_status(state) if service in self._services else None
 
     async def check(self, request: Any, context: Any) -> Any:
         status = self._status(request.service)
         if status is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"this server has no such service; use {SHARD_SERVICE}",
+                f"this server has no such service; use {self._service}",
             )
         return health_pb2.HealthCheckResponse(status=status)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dlm.files import write_whole
 
@@ -28,7 +29,7 @@ class Ready:
     workers: int = 1
 
 
-OnReady = Callable[[Ready], None]
+OnReady = Callable[[Any], None]
 
 
 class Notice:
@@ -39,7 +40,8 @@ class Notice:
         self._file = file
         self.withdraw()
 
-    def publish(self, ready: Ready) -> None:
+    def publish(self, ready: Any) -> None:
+        """Args  ready  a dataclass, such as `Ready`"""
         if self._file is not None:
             write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
         if self._on_ready is not None:

@@ -53,7 +53,7 @@ def of_fault(error: ProtocolError) -> Refusal:
     return Refusal(Reason.MALFORMED, str(error))
 
 
-def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
+def of_exception(call: str, exc: Exception, **fields: int) -> Refusal:
     """For any exception. A bug is logged by place and type: its message may contain queries."""
     if isinstance(exc, Refusal):
         return exc
@@ -63,7 +63,7 @@ def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
         "server.%s.failed",
         call,
         exc_info=(RuntimeError, shown, exc.__traceback__),
-        extra={"error": kind, "shard": shard},
+        extra={"error": kind, **fields},
     )
     return Refusal(Reason.INTERNAL, f"the server failed ({kind}); see its log")
 

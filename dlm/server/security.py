@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import resource
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from dlm.logs import EventLog
-from dlm.server.config import ServerConfig
+from dlm.server.config import Access
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
-from dlm.server.metrics import ServerMetrics
 from dlm.server.poller import grpc
+from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
 from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens
@@ -107,9 +108,10 @@ class Credentials:
     Raises  ConfigError  a file that config names is unusable
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: Access) -> None:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
+        self.on_certificates: Callable[[], None] = lambda: None  # after they were read again
         self._path = Path(config.tokens)
         # Each watch before its files are read: changes in between are then read again.
         self.watches: dict[str, FileWatcher] = {}
@@ -127,11 +129,22 @@ class Credentials:
             self.tokens = read_tokens(self._path)
         elif self.certificates is not None:
             self.certificates.reload()
+            self.on_certificates()
 
     def reload_changed(self) -> None:
         """Applies changes, in a process that serves nobody; call it repeatedly."""
         for what, watch in self.watches.items():
             reload_if_changed(watch, partial(self.reload, what), what=what)
+
+
+class CallCounts(Protocol):
+    """Where a guard counts; see `ServerMetrics`."""
+
+    unauthenticated: int
+    client_limits: int
+    clients: Counter[str]
+
+    def refused(self, reason: Reason) -> None: ...
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -142,7 +155,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, config: ServerConfig, metrics: ServerMetrics, credentials: Credentials | None = None
+        self, config: Access, metrics: CallCounts, credentials: Credentials | None = None
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -194,16 +207,46 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     # ---------------------------------------------------------- before a call
 
+    def _known(self, metadata: object) -> tuple[str | None, bytes | None] | None:
+        """Name and digest of the token that a call carries, None each if none is needed; None if
+        the call may not be answered."""
+        tokens = self._credentials.tokens
+        if tokens is None:
+            return None, None
+        number = tokens.find(metadata)
+        return None if number is None else (tokens.names[number], tokens.digests[number])
+
+    @contextmanager
+    def http(self, headers: Iterable[tuple[str, str]], peer: str) -> Iterator[None]:
+        """A call by HTTP, from its head until its answer is written; counted as others are.
+
+        Raises  Refusal  the token is missing or unknown, or the client has too much open
+        """
+        known = self._known(headers)
+        if known is None:
+            self._count_stranger(peer)
+            raise Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED)
+        client = self._client(known[0] or peer)
+        refusal = self._full(client, "")
+        if refusal is not None:
+            self._forget(client)
+            self._count_limit(peer, client, refusal[0])
+            raise Refusal(*refusal)
+        self._enter(client, "", known[0])
+        try:
+            yield
+        finally:
+            self._ended(client, "")
+
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        tokens, name, digest = self._credentials.tokens, None, None
-        if tokens is not None:
-            number = tokens.find(details.invocation_metadata)
-            if number is not None:
-                name, digest = tokens.names[number], tokens.digests[number]
-            elif not (self._config.open_health and details.method in HEALTH):
+        known = self._known(details.invocation_metadata)
+        if known is None:
+            if not (self._config.open_health and details.method in HEALTH):
                 return _streams(self._refuse)
+            known = None, None
+        name, digest = known
         handler = await continuation(details)
         return None if handler is None else self._guarded(handler, details.method, name, digest)
 
@@ -265,14 +308,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._limit(context, client, *refusal, RETRY_CALLS_MS)
         call = _Call(client, digest, task)
         self._calls.add(call)
-        self._open += 1
-        client.calls += 1
-        client.downloads += method == DOWNLOAD
         context.add_done_callback(partial(self._ended, client, method))
-        if name is not None:
-            self._metrics.clients[name] += 1
-        # Each call runs in a task of its own, whose context ends with it.
-        _caller.set(client)
+        self._enter(client, method, name)
         try:
             return await work(requests, context)
         except asyncio.CancelledError:
@@ -286,7 +323,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _ended(self, client: ClientUsage, method: str, _: Any) -> None:
+    def _enter(self, client: ClientUsage, method: str, name: str | None) -> None:
+        self._open += 1
+        client.calls += 1
+        client.downloads += method == DOWNLOAD
+        if name is not None:
+            self._metrics.clients[name] += 1
+        # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has
+        # one for all of its calls, which come one after the other.
+        _caller.set(client)
+
+    def _ended(self, client: ClientUsage, method: str, _: Any = None) -> None:
         self._open -= 1
         client.calls -= 1
         client.downloads -= method == DOWNLOAD
@@ -325,29 +372,35 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # --------------------------------------------------------------- refusals
 
     async def _refuse(self, _: Any, context: Any) -> NoReturn:
-        self._metrics.unauthenticated += 1
-        if fields := self._worth_a_line(context):
-            logger.warning("server.unauthenticated", extra=fields)
+        self._count_stranger(context.peer())
         await _abort(context, Reason.UNAUTHENTICATED, UNAUTHENTICATED)
+
+    def _count_stranger(self, peer: str) -> None:
+        self._metrics.unauthenticated += 1
+        if fields := self._worth_a_line(peer):
+            logger.warning("server.unauthenticated", extra=fields)
 
     async def _limit(
         self, context: Any, client: ClientUsage, reason: Reason, message: str, retry_ms: int
     ) -> NoReturn:
+        self._count_limit(context.peer(), client, reason)
+        await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
+
+    def _count_limit(self, peer: str, client: ClientUsage, reason: Reason) -> None:
         if reason is Reason.CLIENT_LIMIT:
             self._metrics.client_limits += 1
         else:
             self._metrics.refused(reason)
-        if fields := self._worth_a_line(context):
+        if fields := self._worth_a_line(peer):
             logger.warning("server.client.limit", extra=fields | {"client": client.name})
-        await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
 
-    def _worth_a_line(self, context: Any) -> dict[str, Any]:
+    def _worth_a_line(self, peer: str) -> dict[str, Any]:
         """The log fields for refusals since the last line; nothing within LOG_S of it."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged < LOG_S:
             return {}
-        fields = {"peer": context.peer(), "refusals": self._refusals}
+        fields = {"peer": peer, "refusals": self._refusals}
         self._logged, self._refusals = now, 0
         return fields
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dlm import __version__
-from dlm.server.admission import Admission, Clock
+from dlm.server.admission import Clock, ShardAdmission
 from dlm.server.answers import Answered, Answerer, OpenShard
 from dlm.server.config import ServerConfig
 from dlm.server.downloads import Downloads
@@ -52,7 +52,7 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        self.admission = Admission(config, self.metrics, self.shard_set, shard.index, clock)
+        self.admission = ShardAdmission(config, self.metrics, self.shard_set, shard.index, clock)
         self.answerer = Answerer(
             shard,
             config.max_queries,
@@ -183,7 +183,7 @@ class ShardService:
         )
 
     def refusal(self, call: str, exc: Exception) -> Refusal:
-        refusal = of_exception(call, exc, self.shard.index)
+        refusal = of_exception(call, exc, shard=self.shard.index)
         self.metrics.refused(refusal.reason)
         return refusal
 
@@ -262,5 +262,5 @@ class ShardService:
             result = work()
             return await result if isinstance(result, Awaitable) else result
         except Exception as exc:  # noqa: BLE001 - the server must live on
-            failure = of_exception(call, exc, self.shard.index)
+            failure = of_exception(call, exc, shard=self.shard.index)
         return await failure.abort(context)

@@ -1,22 +1,30 @@
 """Makes dlm/wire/_pb from proto/: ``python -m dlm.wire.generate [OUTPUT]`` in a checkout.
 
+The modules of every contract, and the OpenAPI description of the gateway's (`openapi.py`).
+
 Needs the `dev` extra. grpcio-tools is pinned there: its 1.81 series writes code that protobuf 6.33
 and 7 both load, and the result is committed, so users need no generator.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
+from dlm.wire.openapi import openapi
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "dlm.wire._pb"
-PROTOS = ("dlm/v1/shard.proto",)
+GATEWAY = "dlm/v1/lm.proto"
+PROTOS = ("dlm/v1/shard.proto", GATEWAY)
+OPENAPI = "lm.openapi.json"
 
 
 def generate(output: Path) -> list[Path]:
-    """Writes the modules of every proto file to `output`; returns their paths."""
+    """Writes all that is made of the proto files to `output`; returns the paths."""
+    from google.protobuf import descriptor_pb2
     from grpc_tools import protoc
 
     output.mkdir(parents=True, exist_ok=True)
@@ -38,7 +46,13 @@ def generate(output: Path) -> list[Path]:
         for folder in sorted((output / "dlm").rglob("*"), reverse=True):
             folder.rmdir()
         (output / "dlm").rmdir()
-    return written
+    target = output / OPENAPI
+    arguments = ["protoc", f"--proto_path={ROOT / 'proto'}", "--include_source_info"]
+    if protoc.main([*arguments, f"--descriptor_set_out={target}", GATEWAY]) != 0:
+        raise SystemExit(f"protoc could not compile {GATEWAY}")
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file
+    target.write_text(json.dumps(openapi(file), indent=1) + "\n")
+    return [*written, target]
 
 
 if __name__ == "__main__":

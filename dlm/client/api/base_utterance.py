@@ -269,6 +269,15 @@ class BaseUtterance:
         """
         return self._inputs.states_after(contexts)
 
+    def states_from_bytes(self, states: Sequence[bytes]) -> States:
+        """The states whose bytes `States.to_bytes` returned, here or in another process. Fixes the
+        utterance to its model.
+
+        Raises  ModelMismatch  a state of another model;  QueryError  bytes that are not a state
+        """
+        self._inputs.settled = True
+        return self._inputs.states_from_bytes(states)
+
     # -- what each call does ------------------------------------------------------------------
 
     def _score(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.client.api.phrases import BoundPhrases
 from dlm.client.api.splitting import split_parts
-from dlm.client.api.states import State, States, model_info_of
+from dlm.client.api.states import STATE_HEAD, State, States, model_info_of, state_head
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan import kernels
 from dlm.errors import ModelMismatch, QueryError
@@ -206,6 +206,33 @@ class Inputs:
             kept = self.ids(last, name)
             dense[row, self.width - len(kept) :] = kept
             lengths[row] = len(kept)
+        return States(self.model_info, dense, lengths)
+
+    def states_from_bytes(self, states: Sequence[bytes]) -> States:
+        """See `Utterance.states_from_bytes`."""
+        head = state_head(self.model_info.model)
+        size = STATE_HEAD + 4 * self.width
+        for row, one in enumerate(states):
+            if not one.startswith(head):
+                raise ModelMismatch(
+                    f"states[{row}] is not of model {self.model_info.model}; begin the sentence "
+                    "again with a state of this model"
+                )
+            if len(one) != size:
+                raise QueryError(
+                    f"states[{row}] has {len(one)} bytes; expected the {size} bytes of a state"
+                )
+        rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
+        lengths = rows[:, len(head)].copy()
+        dense = np.ascontiguousarray(rows[:, STATE_HEAD:]).view("<u4").astype(np.uint32)
+        unused = np.arange(self.width) < self.width - lengths[:, None].astype(np.int64)
+        wrong = (lengths > self.width) | (dense >= self.vocabulary_size).any(axis=1)
+        wrong |= (dense * unused).any(axis=1)
+        if wrong.any():
+            raise QueryError(
+                f"states[{int(wrong.argmax())}] was changed on its way; expected the bytes of a "
+                "state as they were given"
+            )
         return States(self.model_info, dense, lengths)
 
     def after(self, queries: Queries, answers: Answers) -> States:

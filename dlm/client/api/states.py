@@ -17,6 +17,11 @@ from dlm.errors import ModelMismatch, QueryError
 
 FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
+# A state as bytes: this version, the first bytes of its model's id, the number of its words, and
+# order - 1 ids, uint32 LE, right-aligned, zero where unused. DO NOT CHANGE: others store them.
+STATE_VERSION, MODEL_BYTES = 1, 8
+STATE_HEAD = 1 + MODEL_BYTES + 1
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -139,6 +144,18 @@ class States:
         step, content = words.itemsize * words.shape[1], words.tobytes()
         return [content[at : at + step] for at in range(0, len(content), step)]
 
+    def to_bytes(self) -> list[bytes]:
+        """Each state of the flattened array as bytes, for other processes: `states_from_bytes` of
+        an utterance of the same model reads them. Two are equal exactly if their states are."""
+        flat = self.reshape(-1)
+        head = state_head(self.model_info.model)
+        rows = np.empty((len(flat), STATE_HEAD + 4 * flat._contexts.shape[1]), np.uint8)
+        rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+        rows[:, len(head)] = flat._lengths
+        rows[:, STATE_HEAD:] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
+        step, content = rows.shape[1], rows.tobytes()
+        return [content[at : at + step] for at in range(0, len(content), step)]
+
     def each(self) -> list[NDArray[np.uint32]]:
         """The ids of each state of the flattened array, the most recent last."""
         flat = self.reshape(-1)
@@ -163,6 +180,11 @@ class States:
         width = flat._contexts.shape[-1]
         rows = zip(flat._contexts.tolist(), flat._lengths.tolist(), strict=True)
         return [tuple(row[width - length :]) for row, length in rows]
+
+
+def state_head(model: str) -> bytes:
+    """What the bytes of a state of `model` (an id, hex) begin with."""
+    return bytes([STATE_VERSION]) + bytes.fromhex(model)[:MODEL_BYTES]
 
 
 @dataclass(frozen=True, eq=False)

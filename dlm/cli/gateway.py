@@ -1,0 +1,123 @@
+"""`dlm gateway`: scores by gRPC and HTTP for programs in any language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlm.cli.options import (
+    Ca,
+    Cert,
+    ClusterFile,
+    Key,
+    LogLevel,
+    ServedModel,
+    ServerName,
+    TokenFile,
+    option,
+)
+from dlm.gateway.config import GatewayConfig
+
+TlsCert = Annotated[str | None, option(GatewayConfig, "tls_cert", metavar="FILE")]
+TlsKey = Annotated[str | None, option(GatewayConfig, "tls_key", metavar="FILE")]
+TlsClientCa = Annotated[str | None, option(GatewayConfig, "tls_client_ca", metavar="FILE")]
+Tokens = Annotated[str | None, option(GatewayConfig, "tokens", metavar="FILE")]
+
+
+def gateway(
+    cluster: ClusterFile = Path("cluster.toml"),
+    local: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of a shard set, to answer from without any servers."
+        ),
+    ] = None,
+    model: ServedModel = None,
+    port: Annotated[int | None, option(GatewayConfig, "port")] = None,
+    http_port: Annotated[int | None, option(GatewayConfig, "http_port")] = None,
+    host: Annotated[str | None, option(GatewayConfig, "host")] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    tokens: Tokens = None,
+    insecure: Annotated[bool | None, option(GatewayConfig, "insecure")] = None,
+    bigram_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--bigram-fallback",
+            help="If no server answers in time, answer from 2-grams alone, and mark it.",
+        ),
+    ] = False,
+    ca: Ca = "",
+    cert: Cert = "",
+    key: Key = "",
+    server_name: ServerName = "",
+    token_file: TokenFile = "",
+    metrics_port: Annotated[int | None, option(GatewayConfig, "metrics_port")] = None,
+    metrics_host: Annotated[str | None, option(GatewayConfig, "metrics_host")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with a table [gateway]."),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File to write once ready: JSON with port, http_port and pid."
+        ),
+    ] = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Answer programs in any language, by gRPC and by HTTP with JSON.
+
+    It asks a cluster, or a shard set in its own process. Several gateways may stand behind a
+    balancer: a state that one of them returned is good on each. Logs are JSON, one object per line,
+    on standard error, and have no text that was asked.
+
+    Examples:
+        dlm gateway --cluster cluster.toml
+        dlm gateway --local shards/model --http-port 8080
+        dlm gateway --host 0.0.0.0 --tls-cert gateway.pem --tls-key gateway.key --tokens tokens
+    """
+    from dlm.cli.paths import check_reads, check_writes
+    from dlm.cli.serve import check_log_level, log_to_stderr
+    from dlm.client import AsyncClient, ClientConfig
+    from dlm.config import resolve
+    from dlm.gateway.app import Opening, serve
+
+    check_log_level(log_level)
+    if local is not None:
+        check_reads("--local", local, folders=True, what="folder")
+    check_writes("--ready-file", ready_file)
+    flags = {
+        "port": port,
+        "http_port": http_port,
+        "host": host,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tokens": tokens,
+        "insecure": insecure,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
+    }
+    settings = resolve(GatewayConfig, "gateway", flags=flags, file=config)
+    log_to_stderr(log_level, {})
+
+    def connect() -> Opening:
+        if local is not None:
+            return lambda: AsyncClient.local(local)
+        given = ClientConfig(
+            ca=ca,
+            cert=cert,
+            key=key,
+            server_name=server_name,
+            token_file=token_file,
+            bigram_fallback=bigram_fallback,
+            heartbeats=True,
+            trace=settings.trace,
+        )
+        return lambda: AsyncClient.connect(cluster, given, model=model)
+
+    raise typer.Exit(serve(settings, connect(), ready_file=ready_file))

@@ -1,0 +1,232 @@
+"""Requests to answers: what each call of dlm.v1.LanguageModel asks of the client.
+
+Knows nothing of doors: gRPC and HTTP hand in a message, and get one back or a `Refusal`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.lattice import Scales
+from dlm.asr.nbest import Hypothesis
+from dlm.client import AsyncClient, AsyncUtterance, States
+from dlm.client.api.inputs import split_words
+from dlm.client.api.states import MODEL_BYTES
+from dlm.errors import ConfigError
+from dlm.gateway.config import GatewayConfig
+from dlm.ngram.query import FULL
+from dlm.server.refusals import Refusal
+from dlm.units import LN_10
+from dlm.wire._pb import lm_pb2 as pb
+from dlm.wire.status import Reason
+
+SERVICE = "dlm.v1.LanguageModel"
+# Models whose states are accepted: the one in use, the one before it, and the local fallback.
+MODELS_KEPT = 3
+DEFAULT_COUNT = 10  # of NextWords
+
+
+class Answers:
+    """The calls of the service, on one client.
+
+    Raises, in each call
+        Refusal                        the request breaks a rule of the contract
+        QueryError, UnavailableError, ProtocolError  what the client raises
+    """
+
+    def __init__(self, client: AsyncClient, config: GatewayConfig) -> None:
+        self.client = client
+        self._config = config
+        self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
+
+    async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[Any, int]:
+        """A SentencesReply, and how many words were scored."""
+        if request.sentences and request.ids:
+            raise _malformed("sentences and ids are both given; expected one of them")
+        self._check_count(len(request.sentences) + len(request.ids), "sentences")
+        sentences: list[Any] = [split_words(one) for one in request.sentences]
+        sentences += [np.array(one.ids, np.uint32) for one in request.ids]
+        bos = request.bos if request.HasField("bos") else True
+        eos = request.eos if request.HasField("eos") else True
+        self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
+        utterance = self.client.utterance()
+        scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left_s)
+        reply = pb.SentencesReply(model=utterance.model_info.model)
+        for one in scores:
+            reply.scores.add(
+                log10_prob=one.log10_prob,
+                oovs=one.oovs,
+                log10_oovs=one.log10_oovs,
+                log10_probs=one.token_log10_prob.tolist(),
+                matched_orders=one.token_matched_order.tolist(),
+                oov=one.token_oov.tolist(),
+                sources=_sources(one.token_source),
+            )
+        return reply, sum(one.tokens for one in scores)
+
+    async def extend(self, request: pb.ExtendRequest, left_s: float) -> tuple[Any, int]:
+        """An ExtendReply, and how many words were scored."""
+        if request.words and request.word_ids:
+            raise _malformed("words and word_ids are both given; expected one of them")
+        count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
+        self._check_count(rows, "states")
+        self._check_queries(count if request.own_words else count * rows)
+        words: Any = list(request.words) or np.array(request.word_ids, np.uint32)
+        if request.own_words:
+            if count % rows:
+                raise _malformed(
+                    f"found {count} words for {rows} states, each with its own; expected as many "
+                    "for each state"
+                )
+            width = count // rows
+            words = [words[at * width : (at + 1) * width] for at in range(rows)]
+        utterance, states = self._states(request.states)
+        found = await utterance.extend(states, words, deadline_s=left_s)
+        reply = pb.ExtendReply(
+            log10_probs=found.log10_prob.ravel().tolist(),
+            matched_orders=found.matched_order.ravel().tolist(),
+            oov=found.oov.ravel().tolist(),
+            sources=_sources(found.source.ravel()),
+            model=utterance.model_info.model,
+        )
+        if not request.without_states:
+            reply.states.extend(found.states.to_bytes())
+        return reply, found.log10_prob.size
+
+    async def next_words(self, request: pb.NextWordsRequest, left_s: float) -> tuple[Any, int]:
+        """A NextWordsReply; the words of a whole vocabulary count as one."""
+        count = request.count or DEFAULT_COUNT
+        self._check_queries(count)
+        utterance, states = self._states([request.state])
+        if text := split_words(request.text):
+            states = utterance.states_after([[*states.contexts()[0], *text]])
+        found = await utterance.next_words(states[0], count, deadline_s=left_s)
+        words = utterance.vocabulary.words
+        reply = pb.NextWordsReply(model=utterance.model_info.model)
+        for word_id, log10_prob in found:
+            word = words[word_id].decode("utf-8", "replace")
+            reply.words.add(word=word, id=word_id, log10_prob=log10_prob)
+        return reply, 1
+
+    async def rescore(self, request: pb.RescoreRequest, left_s: float) -> tuple[Any, int]:
+        """A RescoreReply, and how many words were scored."""
+        self._check_count(len(request.hypotheses), "hypotheses")
+        scales = Scales(
+            request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
+            request.lm_scale if request.HasField("lm_scale") else 1.0,
+            request.word_penalty,
+        )
+        given = (scales.acoustic, scales.lm, scales.word_penalty)
+        if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
+            raise _malformed("a scale or an acoustic score is not finite; expected numbers")
+        sentences = [split_words(one.text) for one in request.hypotheses]
+        self._check_queries(sum(map(len, sentences)) + len(sentences))
+        utterance = self.client.utterance()
+        scores = await utterance.score_sentences(sentences, deadline_s=left_s)
+        ranked = []
+        for index, (one, words, score) in enumerate(
+            zip(request.hypotheses, sentences, scores, strict=True)
+        ):
+            lm = score.log10_prob * LN_10
+            texts = tuple(word.decode("utf-8", "replace") for word in words)
+            total = Hypothesis(texts, one.acoustic, lm).total(scales)
+            fallback = bool((score.token_source != FULL).any())
+            ranked.append(pb.Rescored(index=index, total=total, lm=lm, fallback=fallback))
+        ranked.sort(key=lambda one: -one.total)
+        reply = pb.RescoreReply(hypotheses=ranked, model=utterance.model_info.model)
+        return reply, sum(one.tokens for one in scores)
+
+    async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[Any, int]:
+        """A ModelsReply."""
+        utterance = self.client.utterance()
+        info, words = utterance.model_info, utterance.vocabulary
+        begin, null = utterance.states([utterance.begin(), utterance.null()]).to_bytes()
+        reply = pb.ModelsReply()
+        reply.models.add(
+            model=info.model,
+            shard_set=info.shard_set,
+            kind=info.kind,
+            order=utterance.order,
+            counts=self.client.manifest.counts,
+            vocabulary_size=utterance.vocabulary_size,
+            bos_id=words.begin_id,
+            eos_id=words.end_id,
+            begin_state=begin,
+            null_state=null,
+        )
+        try:
+            servers = self.client.cascade.servers
+        except ConfigError:  # no heartbeats: a shard set in this process, or switched off
+            servers = ()
+        for one in servers:
+            delay_ms = 1000 * one.delay_s if one.delay_s is not None else 0.0
+            reply.servers.add(
+                shard=one.shard, state=str(one.health), ready=one.ready, delay_ms=delay_ms
+            )
+        return reply, 0
+
+    # ------------------------------------------------------------------ states
+
+    def _states(self, packed: Sequence[bytes]) -> tuple[AsyncUtterance, States]:
+        """The states of a request, and an utterance on their model; all must be of one model."""
+        first = next((one for one in packed if one), b"")
+        utterance = self._utterance(first[1 : 1 + MODEL_BYTES])
+        if not first:
+            return utterance, utterance.states([utterance.begin()] * max(len(packed), 1))
+        if b"" in packed:
+            (begin,) = utterance.states([utterance.begin()]).to_bytes()
+            packed = [one or begin for one in packed]
+        return utterance, utterance.states_from_bytes(packed)
+
+    def _utterance(self, model: bytes) -> AsyncUtterance:
+        """An utterance that stays on the model whose id begins with these bytes; b"": any."""
+        fresh = self.client.utterance()
+        known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
+        kept = self._pinned.get(known)
+        if kept is None or kept.model_info != fresh.model_info:  # new, or its shards are
+            _ = fresh.vocabulary  # which fixes it to its model
+            self._pinned[known] = fresh
+            if len(self._pinned) > MODELS_KEPT:
+                self._pinned.popitem(last=False)
+        self._pinned.move_to_end(known)
+        found = self._pinned.get(model or known)
+        if found is None:
+            raise Refusal(
+                Reason.WRONG_SHARD_SET,
+                "the states are not of a model that this gateway has in use; begin the sentence "
+                "again, with the states of this gateway",
+            )
+        return found
+
+    # ------------------------------------------------------------------ limits
+
+    def _check_count(self, count: int, what: str) -> None:
+        most = self._config.max_sentences
+        if count > most:
+            raise Refusal(
+                Reason.TOO_MANY_QUERIES,
+                f"the call has {count} {what}; expected at most {most}. Make several calls",
+            )
+
+    def _check_queries(self, queries: int) -> None:
+        most = self._config.max_queries
+        if queries > most:
+            raise Refusal(
+                Reason.TOO_MANY_QUERIES,
+                f"the call asks for {queries} words; expected at most {most}. Make several calls",
+            )
+
+
+def _malformed(message: str) -> Refusal:
+    return Refusal(Reason.MALFORMED, message)
+
+
+def _sources(source: NDArray[np.uint8]) -> list[Any]:
+    """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL."""
+    return source.tolist() if source.any() else []

@@ -1,0 +1,290 @@
+"""A gateway from start to end: bind, connect, warm up, answer, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from dlm.client import AsyncClient
+from dlm.errors import ConfigError
+from dlm.gateway.answers import SERVICE
+from dlm.gateway.calls import Calls
+from dlm.gateway.config import GatewayConfig
+from dlm.gateway.http import HttpDoor
+from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
+from dlm.gateway.pages import pages
+from dlm.gateway.rpc import RpcDoor
+from dlm.logs import EventLog
+from dlm.server.exposition import worker_exposition
+from dlm.server.health import (
+    HEALTH_SERVICE,
+    Action,
+    Event,
+    HealthService,
+    ServingState,
+    step,
+)
+from dlm.server.http import HttpServer, tcp_socket
+from dlm.server.poller import grpc
+from dlm.server.port import cannot_be_bound
+from dlm.server.ready import Notice, OnReady
+from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
+from dlm.signals import stop_signals
+from dlm.wire.certificates import read_certificates
+
+logger = EventLog(__name__)
+
+STOP_GRACE_S = 0.5
+# A draining gateway ends once no call has come for this long, but not before balancers have seen
+# that it is no longer ready.
+QUIET_S = 1.0
+LOOK_S = 0.02
+Opening = Callable[[], Awaitable[AsyncClient]]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReady:
+    """What a parent process needs to know about a ready gateway."""
+
+    host: str
+    port: int
+    http_port: int
+    pid: int
+
+
+def serve(
+    config: GatewayConfig,
+    opening: Opening,
+    *,
+    on_ready: OnReady | None = None,
+    ready_file: Path | None = None,
+) -> int:
+    """Answers until one of `stop_signals`.
+
+    Args     opening   opens the client on the event loop; the gateway closes it
+    Returns  0 if every call in flight was answered, 1 if one was cut off
+    Raises   ConfigError  a port cannot be bound, a file of tokens or certificates is unusable
+             what `opening` raises
+    """
+    allow_connections()
+    credentials = Credentials(config)
+
+    async def main() -> int:
+        gateway = Gateway(config, opening, Notice(on_ready, ready_file), credentials)
+        loop = asyncio.get_running_loop()
+        for number in stop_signals():
+            loop.add_signal_handler(number, gateway.post, Event.STOP)
+        return await gateway.run()
+
+    return int(uvloop.run(main()))
+
+
+class Gateway:
+    """Both doors on the running event loop; `run` carries out what `health.step` says."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        opening: Opening,
+        notice: Notice | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = GatewayMetrics()
+        self.calls = Calls(config, self.metrics)
+        self.port = self.http_port = self.metrics_port = 0
+        self._opening = opening
+        self._notice = notice or Notice()
+        self._credentials = credentials or Credentials(config)
+        self._guard = Guard(config, self.metrics, self._credentials)
+        self._http = HttpDoor(self.calls, self._guard, self.metrics, pages())
+        self._health = HealthService(ServingState.WARMING, SERVICE)
+        self._client: AsyncClient | None = None
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._failure: Exception | None = None
+        self._drained = False
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def state(self) -> ServingState:
+        return self.calls.admission.state
+
+    def post(self, event: Event) -> None:
+        """Passes `event` to `run`; from any thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def run(self) -> int:
+        """Serves until an event ends it; returns and raises as `serve` does."""
+        server = self._bind()
+        try:
+            self._tls = self._context()
+            try:
+                self.http_port = await self._http.start(
+                    self.config.host, self.config.http_port, self._tls
+                )
+            except OSError as exc:
+                raise ConfigError(
+                    f"{self.config.host}:{self.config.http_port} cannot be bound for HTTP: "
+                    f"{exc.strerror or exc}. Choose another http_port (--http-port)"
+                ) from exc
+            shown = self._show()
+            await server.start()
+            self._guard.start()
+            opening = asyncio.create_task(self._open())
+            try:
+                last = await self._serve()
+                await self._health.close()
+                if last is Event.DRAINED:
+                    await server.stop(STOP_GRACE_S)
+            finally:
+                self._notice.withdraw()
+                opening.cancel()
+                if shown is not None:
+                    await asyncio.to_thread(shown.close)
+        finally:
+            self._guard.close()
+            await self._http.close()
+            await server.stop(None)
+            if self._client is not None:
+                await self._client.close()
+        whole = self._drained or not self.metrics.in_flight
+        logger.info("gateway.stopped", extra={"whole": whole})
+        if self._failure is not None:
+            raise self._failure
+        return 0 if whole else 1
+
+    # -------------------------------------------------------------------- start
+
+    def _bind(self) -> Any:
+        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
+
+        config = self.config
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # a second gateway must not share it silently
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", 2 * config.max_in_flight + 64),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                *CHANNEL_OPTIONS,
+            ],
+            interceptors=(self._guard,),
+        )
+        server.add_generic_rpc_handlers((RpcDoor(self.calls).handlers(), self._health.handlers()))
+        names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        try:
+            self.port = self._guard.bind(server, config.address)
+        except RuntimeError as exc:
+            raise cannot_be_bound(config.address) from exc
+        return server
+
+    def _context(self) -> ssl.SSLContext | None:
+        """TLS of the door by HTTP, from the files of the other; read again when they change."""
+        config = self.config
+        if not config.tls_cert:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load(context)
+        if config.tls_client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+        self._credentials.on_certificates = partial(self._load, context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        config = self.config
+        read_certificates(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_client_ca:
+            context.load_verify_locations(config.tls_client_ca)
+
+    def _show(self) -> HttpServer | None:
+        config = self.config
+        if not config.metrics_port:
+            return None
+        collector = GatewayCollector(
+            self.metrics,
+            lambda: self.state,
+            lambda: None if self._client is None else self._client.metrics,
+        )
+        listening = tcp_socket(config.metrics_host, config.metrics_port)
+        return worker_exposition(listening, collector, lambda: self.state, self._loop)
+
+    async def _open(self) -> None:
+        """Connects the client and takes every path through its kernels, which may compile them."""
+        try:
+            self._client = client = await self._opening()
+            utterance = client.utterance()
+            await utterance.score_sentences([b"<unk> <unk> <unk>"])
+            found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
+            await utterance.next_words(found.states[0, 0], 1)
+            self.calls.open(client)
+        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
+            self._failure = exc
+            self.post(Event.FAILED)
+            return
+        self.post(Event.WARMED)
+
+    # --------------------------------------------------------------------- life
+
+    async def _serve(self) -> Event:
+        drain: asyncio.Task[None] | None = None
+        admission = self.calls.admission
+        while True:
+            event = await self._events.get()
+            before = admission.state
+            admission.state, actions = step(before, event)
+            logger.info(
+                "gateway.ready" if event is Event.WARMED else "gateway.state",
+                extra={
+                    "cause": event.name,
+                    "to_state": admission.state.name,
+                    "port": self.port,
+                    "http_port": self.http_port,
+                    "in_flight": self.metrics.in_flight,
+                },
+            )
+            for action in actions:
+                if action is Action.ANNOUNCE:
+                    await self._health.announce(admission.state)
+                elif action is Action.PUBLISH:
+                    config = self.config
+                    self._notice.publish(
+                        GatewayReady(config.host, self.port, self.http_port, os.getpid())
+                    )
+                elif action is Action.DRAIN:
+                    self._notice.withdraw()
+                    admission.refuses = before is ServingState.WARMING
+                    drain = asyncio.create_task(self._drain())
+                elif action is Action.CLOSE:
+                    if drain is not None:
+                        drain.cancel()
+                    return event
+
+    async def _drain(self) -> None:
+        """Answers while callers move away, then refuses new calls and finishes the others."""
+        admission = self.calls.admission
+        end = self._loop.time() + self.config.drain_grace_s
+        while not admission.refuses and self._loop.time() < end and admission.asked_within(QUIET_S):
+            await asyncio.sleep(LOOK_S)
+        admission.refuses = True
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout_s):
+                await admission.idle()
+            self._drained = True
+        except TimeoutError:
+            logger.warning("gateway.drain.timed_out", extra={"in_flight": self.metrics.in_flight})
+        self.post(Event.DRAINED)

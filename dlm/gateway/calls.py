@@ -1,0 +1,125 @@
+"""A call from its message to its reply or `Refusal`: admitted, timed, counted, traced.
+
+Doors (`rpc`, `http`) bring bytes here and take bytes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+from dlm import __version__
+from dlm.client import AsyncClient
+from dlm.errors import (
+    DeadlineExceeded,
+    ModelSwitched,
+    Overloaded,
+    QueryError,
+    StaleShardSet,
+    UnavailableError,
+)
+from dlm.gateway.answers import Answers
+from dlm.gateway.config import GatewayConfig
+from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
+from dlm.logs import EventLog
+from dlm.server.admission import Admission
+from dlm.server.refusals import Refusal, of_exception, too_late
+from dlm.tracing import Tracer
+from dlm.wire._pb import lm_pb2 as pb
+from dlm.wire.status import Reason
+
+logger = EventLog(__name__)
+
+# Call -> its request and the method of `Answers` that answers it.
+CALLS: dict[str, tuple[Any, str]] = {
+    "Score": (pb.SentencesRequest, "score"),
+    "Extend": (pb.ExtendRequest, "extend"),
+    "NextWords": (pb.NextWordsRequest, "next_words"),
+    "Rescore": (pb.RescoreRequest, "rescore"),
+    "Models": (pb.ModelsRequest, "models"),
+}
+
+
+class Calls:
+    """On the event loop; `client` comes when it has connected."""
+
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+        self.config = config
+        self.admission = Admission(config, metrics, time.monotonic)
+        self._metrics = metrics
+        self._answers: Answers | None = None
+        self._tracer = Tracer(__version__) if config.trace else None
+
+    def open(self, client: AsyncClient) -> None:
+        self._answers = Answers(client, self.config)
+
+    async def answer(
+        self,
+        call: str,
+        request: Any,
+        *,
+        door: str,
+        left_s: float | None = None,
+        metadata: Iterable[tuple[str, Any]] = (),
+        held: ExitStack | None = None,
+    ) -> Any:
+        """The reply to a message of `CALLS[call]`.
+
+        Args    left_s  seconds that its caller waits; None: not said
+                held    where the call counts as in flight until its reply is written
+        Raises  Refusal
+        """
+        began, result, queries = time.monotonic(), ABANDONED, 0
+        span = None
+        if self._tracer is not None:
+            span = self._tracer.proceed("dlm.gateway", metadata, call=call, door=door)
+        try:
+            reply, queries = await self._answer(call, request, left_s, held)
+            result = OK
+            return reply
+        except asyncio.CancelledError:
+            raise
+        except Exception as exc:
+            refusal = refusal_of(call, exc)
+            result = refusal.reason.value
+            raise refusal from exc
+        finally:
+            self._metrics.ended(call, door, result, time.monotonic() - began)
+            self._metrics.queries += queries
+            if span is not None:
+                span.end(result, queries=queries)
+
+    async def _answer(
+        self, call: str, request: Any, left_s: float | None, held: ExitStack | None
+    ) -> tuple[Any, int]:
+        self.admission.require_ready()
+        overload = self.admission.overload()
+        if overload is not None:
+            raise overload
+        most_s = self.config.deadline_s
+        left_s = most_s if left_s is None else min(left_s, most_s)
+        if left_s <= 0.0:
+            raise too_late()
+        self.admission.enter()
+        with ExitStack() as answered:
+            (held or answered).callback(self.admission.leave)
+            found: tuple[Any, int] = await getattr(self._answers, CALLS[call][1])(request, left_s)
+        return found
+
+
+def refusal_of(call: str, exc: Exception) -> Refusal:
+    """What a caller is told of an error; never an address, nor words of another's request."""
+    if isinstance(exc, QueryError):
+        return Refusal(Reason.MALFORMED, str(exc))
+    if isinstance(exc, DeadlineExceeded):
+        return Refusal(Reason.LATE, "no answer came in time; allow more time, or ask for less")
+    if isinstance(exc, Overloaded):
+        return Refusal(Reason.OVERLOADED, "the model's servers are busy; retry later")
+    if isinstance(exc, StaleShardSet | ModelSwitched):
+        return Refusal(Reason.WRONG_SHARD_SET, "the model was replaced; begin the sentence again")
+    if isinstance(exc, UnavailableError):
+        return Refusal(Reason.NOT_READY, "no server of a shard of the model answers; retry later")
+    return of_exception(f"gateway.{call.lower()}", exc)

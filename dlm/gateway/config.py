@@ -1,0 +1,96 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlm.config import check, like, setting
+from dlm.server.config import MIB, ServerConfig, address_of, check_exposure
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """How a gateway listens, what it takes and when it gives up; checked at construction."""
+
+    host: str = like(ServerConfig, "host")
+    port: int = setting(
+        50070, "Port of gRPC; 0 picks a free one, which gateway.ready logs.", low=0, high=65_535
+    )
+    http_port: int = setting(
+        8080,
+        "Port of HTTP: JSON, and the page; 0 picks a free one, which gateway.ready logs.",
+        low=0,
+        high=65_535,
+    )
+    tls_cert: str = like(ServerConfig, "tls_cert")
+    tls_key: str = like(ServerConfig, "tls_key")
+    tls_client_ca: str = like(ServerConfig, "tls_client_ca")
+    tokens: str = like(ServerConfig, "tokens")
+    open_health: bool = like(ServerConfig, "open_health")
+    insecure: bool = like(ServerConfig, "insecure")
+    deadline_s: float = setting(
+        2.0,
+        "Time for a call that gives no deadline; and the most that a call gets.",
+        unit="seconds",
+        above=0,
+        high=60,
+    )
+    max_queries: int = setting(
+        16_384,
+        "Words scored in one call: tokens of its sentences, or states times words.",
+        low=1,
+        high=1 << 20,
+        why="Such a call takes the gateway tens of milliseconds, in which others wait.",
+    )
+    max_sentences: int = setting(
+        4096, "Sentences, hypotheses or states in one call.", low=1, high=1 << 20
+    )
+    max_message_bytes: int = setting(
+        MIB,
+        "Size of one request.",
+        unit="bytes",
+        low=4096,
+        high=64 * MIB,
+        why="A thousand states of order 5 in JSON take 40 KiB.",
+    )
+    max_in_flight: int = setting(
+        128,
+        "Calls being answered; more are refused with OVERLOADED.",
+        low=1,
+        high=65_536,
+        why="A gateway answers on one core; what waits behind so many is late already.",
+    )
+    client_in_flight: int = setting(
+        96,
+        "Calls of one client being answered; more are refused with CLIENT_LIMIT.",
+        low=1,
+        high=65_536,
+        why="Three quarters of `max_in_flight`, so that no single client can fill the gateway.",
+    )
+    client_streams: int = like(ServerConfig, "client_streams")
+    max_calls: int = like(ServerConfig, "max_calls")
+    max_connections: int = setting(
+        4096,
+        "Connections by HTTP; beyond it, the one that has been idle for longest is closed.",
+        low=16,
+        high=1 << 20,
+        why="An idle one takes some 30 KiB.",
+    )
+    drain_grace_s: float = like(ServerConfig, "drain_grace_s")
+    shutdown_timeout_s: float = like(ServerConfig, "shutdown_timeout_s")
+    metrics_port: int = like(ServerConfig, "metrics_port")
+    metrics_host: str = like(ServerConfig, "metrics_host")
+    trace: bool = like(ServerConfig, "trace")
+
+    def __post_init__(self) -> None:
+        check_exposure("gateway", self)
+        check("gateway", self)
+
+    @property
+    def client_downloads(self) -> int:
+        """None: a gateway hands out no files."""
+        return 0
+
+    @property
+    def address(self) -> str:
+        return address_of(self.host, self.port)

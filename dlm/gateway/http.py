@@ -1,0 +1,321 @@
+"""The door by HTTP/1.1: POST of JSON, and what a browser gets.
+
+A call is the unary form of the Connect protocol: POST /dlm.v1.LanguageModel/METHOD with
+`application/json` (or `application/proto`), its deadline in `Connect-Timeout-Ms`; an error is
+{"code", "message", "reason"} with the status of its code. h11 reads and writes HTTP; this file says
+how much and how long. No path leads to a file, and no page of another origin may read an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import h11
+from google.protobuf import json_format
+
+from dlm.gateway.answers import SERVICE
+from dlm.gateway.calls import CALLS, Calls
+from dlm.gateway.metrics import GatewayMetrics
+from dlm.logs import EventLog
+from dlm.server.refusals import LOAD_REASONS, Refusal, parse
+from dlm.server.security import Guard
+from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
+
+logger = EventLog(__name__)
+
+DOOR = "http"
+JSON, PROTO = "application/json", "application/proto"
+HEAD_BYTES = 16 << 10
+READ_BYTES = 64 << 10
+HEAD_S = 10.0  # for the head of a request, from its first byte or from connecting
+IDLE_S = 75.0  # between two requests of one connection
+BODY_S = 20.0  # for a body
+WRITE_S = 10.0  # for a client to read its answer
+LINGER_S = 2.0  # for a client to notice that its request was refused unread
+LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
+RETRY_AFTER_S = 1  # HTTP has no finer unit
+# Of the Connect protocol.
+STATUS_OF = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "unauthenticated": 401,
+    "resource_exhausted": 429,
+    "internal": 500,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Body: TypeAlias = Callable[[], Awaitable[bytes | None]]
+
+
+class HttpDoor:
+    """Answers connections on the running loop, one request of each at a time.
+
+    Args  pages  path -> what GET returns
+    """
+
+    def __init__(
+        self, calls: Calls, guard: Guard, metrics: GatewayMetrics, pages: Mapping[str, Answer]
+    ) -> None:
+        self._calls, self._guard, self._metrics = calls, guard, metrics
+        self._pages = pages
+        self._idle: dict[asyncio.Task[Any], None] = {}  # those between requests, oldest first
+        self._open: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listens; returns the port. OSError if it cannot be bound."""
+        more: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_S}
+        self._server = await asyncio.start_server(
+            self._connected, host, port, limit=READ_BYTES, backlog=1024, **more
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    # -------------------------------------------------------------- connections
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        self._metrics.connections += 1
+        if len(self._open) > self._calls.config.max_connections and self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.cancel()
+        try:
+            await _Connection(self, reader, writer, task).talk()
+        except (TimeoutError, OSError, asyncio.CancelledError, h11.RemoteProtocolError):
+            pass  # it dawdled, went away, broke the protocol, or had to make room
+        except Exception as exc:  # noqa: BLE001 - the next connection must be answered
+            logger.error("gateway.http.failed", extra={"error": type(exc).__name__})
+        finally:
+            self._idle.pop(task, None)
+            self._open.discard(task)
+            self._metrics.connections -= 1
+            writer.transport.abort()
+
+    # ----------------------------------------------------------------- requests
+
+    async def answer(
+        self, request: Any, peer: str, body: Body, held: contextlib.ExitStack
+    ) -> Answer:
+        """The answer to a request whose body `body()` reads; `held` is closed once it is
+        written."""
+        path = request.target.split(b"?", 1)[0].decode("latin-1")
+        if request.method in (b"GET", b"HEAD"):
+            page = self._pages.get(path)
+            return page or _plain_error(404, "unimplemented", "unknown path; try /openapi.json")
+        service, _, call = path.removeprefix("/").partition("/")
+        if service != SERVICE or call not in CALLS:
+            known = ", ".join(f"/{SERVICE}/{name}" for name in CALLS)
+            return _plain_error(404, "unimplemented", f"unknown path; expected POST to {known}")
+        if request.method != b"POST":
+            return _plain_error(405, "unimplemented", "expected the method POST")
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
+        fields = dict(headers)
+        kind = fields.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in (JSON, PROTO):
+            return _plain_error(415, "invalid_argument", f"expected Content-Type: {JSON}")
+        if fields.get("content-encoding", "identity") != "identity":
+            return _plain_error(415, "unimplemented", "expected a body that is not compressed")
+        try:
+            held.enter_context(self._guard.http(headers, peer))
+            return await self._call(call, kind, headers, body, held)
+        except Refusal as refusal:
+            return _refused(refusal)
+
+    async def _call(
+        self, call: str, kind: str, headers: Any, body: Body, held: contextlib.ExitStack
+    ) -> Answer:
+        left_s = _timeout_s(dict(headers).get("connect-timeout-ms"))
+        data = await body()
+        if data is None:
+            most = self._calls.config.max_message_bytes
+            raise Refusal(
+                Reason.TOO_MANY_QUERIES,
+                f"the body is larger than expected: at most {most} bytes. Make several calls",
+            )
+        kind_of, message = CALLS[call][0], None
+        if kind == PROTO:
+            message = parse(kind_of(), data)
+        else:
+            try:
+                message = json_format.Parse(data, kind_of(), max_recursion_depth=16)
+            except (json_format.ParseError, ValueError, RecursionError) as exc:
+                raise Refusal(
+                    Reason.MALFORMED,
+                    f"the body is not the JSON of a dlm.v1.{kind_of.__name__}: {plain(str(exc))}",
+                ) from exc
+        reply = await self._calls.answer(
+            call, message, door=DOOR, left_s=left_s, metadata=headers, held=held
+        )
+        if kind == PROTO:
+            return Answer(200, reply.SerializeToString(), PROTO)
+        text = json_format.MessageToJson(
+            reply, indent=None, always_print_fields_with_no_presence=True
+        )
+        return Answer(200, text.encode())
+
+
+class _Connection:
+    """One connection, request after request."""
+
+    def __init__(
+        self,
+        door: HttpDoor,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: asyncio.Task[Any],
+    ) -> None:
+        self._door, self._reader, self._writer, self._task = door, reader, writer, task
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        self._announced = 0  # bytes of the body, if the request says so
+        writer.transport.set_write_buffer_limits(0)  # a drain waits until all is written
+        peer = writer.get_extra_info("peername")
+        self._peer = str(peer[0]) if peer else ""
+
+    async def talk(self) -> None:
+        wait_s = HEAD_S
+        while True:
+            self._door._idle[self._task] = None
+            request = await self._head(wait_s)
+            self._door._idle.pop(self._task, None)
+            if request is None:
+                return
+            self._announced = int(dict(request.headers).get(b"content-length", b"0"))
+            with contextlib.ExitStack() as held:
+                answer = await self._door.answer(request, self._peer, self._body, held)
+                goes_on = await self._write(request, answer)
+            if not goes_on:
+                await self._linger()
+                return
+            wait_s = IDLE_S
+
+    async def _head(self, wait_s: float) -> Any:
+        """The next request; None if the other end closes. The first byte must come in `wait_s`
+        seconds, the rest within HEAD_S of it."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                while (event := self._http.next_event()) is h11.NEED_DATA:
+                    self._http.receive_data(await self._reader.read(READ_BYTES))
+                    soon = loop.time() + HEAD_S
+                    if (when := limit.when()) is None or when > soon:
+                        limit.reschedule(soon)
+        except h11.RemoteProtocolError as exc:
+            status = exc.error_status_hint
+            await self._write(
+                None, _plain_error(status, "invalid_argument", "this is not an HTTP/1.1 request")
+            )
+            await self._linger()
+            raise
+        return event if isinstance(event, h11.Request) else None
+
+    async def _body(self) -> bytes | None:
+        """The body; None if it is larger than allowed, whether it says so or not."""
+        most = self._door._calls.config.max_message_bytes
+        if self._announced > most:
+            return None
+        parts, size = [], 0
+        async with asyncio.timeout(BODY_S):
+            while True:
+                event = self._http.next_event()
+                if event is h11.NEED_DATA:
+                    if self._http.they_are_waiting_for_100_continue:
+                        go_on = h11.InformationalResponse(status_code=100, headers=[])
+                        self._writer.write(self._http.send(go_on))
+                    self._http.receive_data(await self._reader.read(READ_BYTES))
+                elif isinstance(event, h11.Data):
+                    parts.append(bytes(event.data))
+                    size += len(event.data)
+                    if size > most:
+                        return None
+                else:
+                    return b"".join(parts)
+
+    async def _write(self, request: Any, answer: Answer) -> bool:
+        """Writes a response; returns whether the connection goes on."""
+        if request is not None and self._http.their_state is h11.SEND_BODY:
+            with contextlib.suppress(h11.RemoteProtocolError):
+                self._http.next_event()  # an empty body counts as read
+        goes_on = request is not None and self._http.their_state is h11.DONE
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            *ALWAYS,
+            *answer.headers,
+            *(() if goes_on else (("Connection", "close"),)),
+        ]
+        sent = self._http.send(h11.Response(status_code=answer.status, headers=headers)) or b""
+        if request is None or request.method != b"HEAD":
+            sent += self._http.send(h11.Data(answer.body)) or b""
+        sent += self._http.send(h11.EndOfMessage()) or b""
+        async with asyncio.timeout(WRITE_S):
+            self._writer.write(sent)
+            await self._writer.drain()
+        if goes_on and self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+    async def _linger(self) -> None:
+        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                for _ in range(LINGER_READS):
+                    if not await self._reader.read(READ_BYTES):
+                        return
+
+
+def _timeout_s(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 10):
+        raise Refusal(
+            Reason.MALFORMED,
+            "Connect-Timeout-Ms is not a number of milliseconds; expected at most 10 digits",
+        )
+    return int(value) / 1000
+
+
+def _plain_error(status: int, code: str, message: str) -> Answer:
+    body = json.dumps({"code": code, "message": message}).encode()
+    return Answer(status, body)
+
+
+def _refused(refusal: Refusal) -> Answer:
+    code = CODE_OF[refusal.reason].name.lower()
+    facts = {"code": code, "message": refusal.message, "reason": refusal.reason.value}
+    headers = [(REASON_KEY, refusal.reason.value)]
+    if refusal.reason in LOAD_REASONS:
+        headers.append(("Retry-After", str(RETRY_AFTER_S)))
+    if refusal.reason is Reason.UNAUTHENTICATED:
+        headers.append(("WWW-Authenticate", "Bearer"))
+    return Answer(STATUS_OF[code], json.dumps(facts).encode(), headers=tuple(headers))

@@ -1,0 +1,137 @@
+"""What a gateway counts, and how that is shown to Prometheus.
+
+No text, word, id or address is ever a label: only the closed sets of calls, doors and results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dlm import __version__
+from dlm.histogram import SECONDS, Histogram
+from dlm.server.health import ServingState
+from dlm.wire.status import Reason
+
+OK = "ok"
+ABANDONED = "abandoned"
+# Every metric family of a gateway, and its labels. DO NOT CHANGE: dashboards and alerts name them.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "dlm_gateway_calls_total": ("call", "door", "result"),
+    "dlm_gateway_queries_total": (),
+    "dlm_gateway_call_seconds": ("call", "door", "le"),
+    "dlm_gateway_refused_total": ("reason",),
+    "dlm_gateway_in_flight": (),
+    "dlm_gateway_connections": (),
+    "dlm_gateway_state": ("state",),
+    "dlm_gateway_info": ("version",),
+}
+
+
+@dataclass(slots=True)
+class GatewayMetrics:
+    """Counts since the start; changed only on the event loop, so there is no lock.
+
+    calls    by (call, door, result)
+    seconds  of each call that was answered, by (call, door)
+    refusals, unauthenticated, client_limits, clients  see `server.metrics.ServerMetrics`
+    connections  open ones by HTTP
+    """
+
+    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    queries: int = 0
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    unauthenticated: int = 0
+    client_limits: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
+    in_flight: int = 0
+    connections: int = 0
+
+    def refused(self, reason: Reason) -> None:
+        self.refusals[reason] += 1
+
+    def ended(self, call: str, door: str, result: str, took_s: float) -> None:
+        self.calls[call, door, result] += 1
+        if result == OK:
+            if (call, door) not in self.seconds:
+                self.seconds[call, door] = Histogram(SECONDS)
+            self.seconds[call, door].add(took_s)
+
+
+class GatewayCollector(Collector):
+    """The families of a gateway and those of its client, built when they are collected.
+
+    Args  client  the client's collector, once it has connected
+    """
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        state: Callable[[], ServingState],
+        client: Callable[[], Collector | None],
+    ) -> None:
+        self._metrics, self._state, self._client = metrics, state, client
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._own()
+        client = self._client()
+        if client is not None:
+            yield from client.collect()
+
+    def _own(self) -> Iterator[Metric]:
+        counts = self._metrics
+        calls = CounterMetricFamily(
+            "dlm_gateway_calls",
+            "Calls by result: ok, abandoned, or the reason of a refusal.",
+            labels=("call", "door", "result"),
+        )
+        for key, number in sorted(counts.calls.items()):
+            calls.add_metric(key, number)
+        yield calls
+        seconds = HistogramMetricFamily(
+            "dlm_gateway_call_seconds", "Seconds per answered call.", labels=("call", "door")
+        )
+        for pair, histogram in sorted(counts.seconds.items()):
+            seconds.add_metric(pair, histogram.cumulative(), histogram.total)
+        yield seconds
+        refused = CounterMetricFamily(
+            "dlm_gateway_refused",
+            "Calls refused before they were read: for load, or for their token.",
+            labels=("reason",),
+        )
+        early = counts.refusals + Counter(
+            {
+                Reason.UNAUTHENTICATED: counts.unauthenticated,
+                Reason.CLIENT_LIMIT: counts.client_limits,
+            }
+        )
+        for reason in Reason:
+            refused.add_metric((reason.value,), early[reason])
+        yield refused
+        queries = CounterMetricFamily("dlm_gateway_queries", "Words scored.")
+        queries.add_metric((), counts.queries)
+        yield queries
+        for name, documentation, number in (
+            ("in_flight", "Calls being answered.", counts.in_flight),
+            ("connections", "Open connections by HTTP.", counts.connections),
+        ):
+            yield GaugeMetricFamily(f"dlm_gateway_{name}", documentation, value=number)
+        state = GaugeMetricFamily(
+            "dlm_gateway_state", "1 for the state the gateway is in.", labels=("state",)
+        )
+        for known in ServingState:
+            state.add_metric((known.name.lower(),), known is self._state())
+        yield state
+        info = GaugeMetricFamily("dlm_gateway_info", "Always 1.", labels=("version",))
+        info.add_metric((__version__,), 1)
+        yield info

@@ -1,0 +1,53 @@
+"""The door by gRPC: dlm.v1.LanguageModel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from dlm.gateway.answers import SERVICE
+from dlm.gateway.calls import CALLS, Calls
+from dlm.server.poller import grpc
+from dlm.server.refusals import LOAD_REASONS, RETRY_AFTER_MS, Refusal, parse
+from dlm.wire._pb import lm_pb2 as pb
+
+DOOR = "grpc"
+
+
+class RpcDoor:
+    """Its handlers take and return bytes, so that what is no message is refused with a reason."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def handlers(self) -> Any:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(partial(self._one, name)) for name in CALLS
+        }
+        methods["ExtendStream"] = grpc.stream_stream_rpc_method_handler(self._many)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _one(self, call: str, data: bytes, context: Any) -> bytes:
+        try:
+            reply = await self._answer(call, data, context, context.time_remaining())
+        except Refusal as refusal:
+            await refusal.abort(context)
+        return bytes(reply.SerializeToString())
+
+    async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        """Each step has the time of a call: the stream itself lives as long as its caller wants."""
+        async for data in requests:
+            try:
+                reply = await self._answer("Extend", data, context, None)
+            except Refusal as refusal:
+                wait_ms = RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0
+                reply = pb.ExtendReply(
+                    reason=refusal.reason.value, message=refusal.message, retry_after_ms=wait_ms
+                )
+            yield reply.SerializeToString()
+
+    async def _answer(self, call: str, data: bytes, context: Any, left_s: float | None) -> Any:
+        request = parse(CALLS[call][0](), data)
+        metadata = context.invocation_metadata() or ()
+        return await self._calls.answer(call, request, door=DOOR, left_s=left_s, metadata=metadata)
