@@ -23,6 +23,13 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
         "names, else it has its default. `dlm serve --help` lists those that are options.",
         {"[server]": "dlm.server.config:ServerConfig"},
     ),
+    "dlm/gateway/SETTINGS.md": (
+        "Settings of a gateway",
+        "A setting comes from an option of `dlm gateway` (`--http-port`), else from a variable "
+        "(`DLM_GATEWAY_HTTP_PORT`), else from the table `[gateway]` of the file that `--config` "
+        "names, else it has its default. `dlm gateway --help` lists those that are options.",
+        {"[gateway]": "dlm.gateway.config:GatewayConfig"},
+    ),
     "dlm/client/SETTINGS.md": (
         "Settings of a client",
         "These are arguments of `ClientConfig`. Credentials that are not given come from "

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 import dlm.client.api.metrics as client_metrics
+import dlm.gateway.metrics as gateway_metrics
 import dlm.server.metrics as server_metrics
 import forked
 from dlm.cli.main import app
@@ -33,6 +34,7 @@ USER_PAGES = [
     "dlm/distill/README.md",
     "dlm/estimate/README.md",
     "dlm/federated/README.md",
+    "dlm/gateway/README.md",
     "dlm/index/README.md",
     "dlm/pipeline/README.md",
     "dlm/spark/README.md",
@@ -254,6 +256,7 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
     ("page", "families", "of_all"),
     [
         ("dlm/client/README.md", client_metrics.FAMILIES, ()),
+        ("dlm/gateway/README.md", gateway_metrics.FAMILIES, ()),
         ("dlm/server/README.md", server_metrics.FAMILIES, server_metrics.LABELS),
     ],
 )

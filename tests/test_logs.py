@@ -30,7 +30,7 @@ from server.calls import Caller, outcome
 from spans import recorder
 
 ROOT = Path(__file__).parents[1]
-EVENT = re.compile(r"(server|client)(\.[a-z_]+)+")
+EVENT = re.compile(r"(server|client|gateway)(\.[a-z_]+)+")
 MARK = "zqxmark"
 # No number that a test meets by chance: of a word id that no model has.
 MARKED_ID = 3_141_592_653
@@ -61,7 +61,7 @@ def names_of(argument: ast.expr, tree: ast.AST) -> list[str]:
     return [str(p.value) if isinstance(p, ast.Constant) else "" for p in parts]
 
 
-@pytest.mark.parametrize("part", ["server", "client"])
+@pytest.mark.parametrize("part", ["server", "client", "gateway"])
 def test_every_event_has_a_name_and_fields(part: str) -> None:
     """`part.what` as a constant, what varies in `extra`: so that logs can be searched."""
     wrong, seen = [], 0

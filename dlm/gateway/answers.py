@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlm.asr.lattice import Scales
 from dlm.asr.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, States
-from dlm.client.api.inputs import split_words
+from dlm.client.api.splitting import split_words
 from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig
@@ -32,7 +32,7 @@ MODELS_KEPT = 3
 DEFAULT_COUNT = 10  # of NextWords
 
 
-class Answers:
+class LanguageModel:
     """The calls of the service, on one client.
 
     Raises, in each call

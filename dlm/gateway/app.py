@@ -16,7 +16,7 @@ import uvloop
 from dlm.client import AsyncClient
 from dlm.errors import ConfigError
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import Calls
+from dlm.gateway.calls import Dispatcher
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.http import HttpDoor
 from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
@@ -99,7 +99,7 @@ class Gateway:
     ) -> None:
         self.config = config
         self.metrics = GatewayMetrics()
-        self.calls = Calls(config, self.metrics)
+        self.calls = Dispatcher(config, self.metrics)
         self.port = self.http_port = self.metrics_port = 0
         self._opening = opening
         self._notice = notice or Notice()

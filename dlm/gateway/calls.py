@@ -21,7 +21,7 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
-from dlm.gateway.answers import Answers
+from dlm.gateway.answers import LanguageModel
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
 from dlm.logs import EventLog
@@ -33,7 +33,7 @@ from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
 
-# Call -> its request and the method of `Answers` that answers it.
+# Call -> its request and the method of `LanguageModel` that answers it.
 CALLS: dict[str, tuple[Any, str]] = {
     "Score": (pb.SentencesRequest, "score"),
     "Extend": (pb.ExtendRequest, "extend"),
@@ -43,18 +43,18 @@ CALLS: dict[str, tuple[Any, str]] = {
 }
 
 
-class Calls:
+class Dispatcher:
     """On the event loop; `client` comes when it has connected."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
         self.admission = Admission(config, metrics, time.monotonic)
         self._metrics = metrics
-        self._answers: Answers | None = None
+        self._answers: LanguageModel | None = None
         self._tracer = Tracer(__version__) if config.trace else None
 
     def open(self, client: AsyncClient) -> None:
-        self._answers = Answers(client, self.config)
+        self._answers = LanguageModel(client, self.config)
 
     async def answer(
         self,
@@ -122,4 +122,4 @@ def refusal_of(call: str, exc: Exception) -> Refusal:
         return Refusal(Reason.WRONG_SHARD_SET, "the model was replaced; begin the sentence again")
     if isinstance(exc, UnavailableError):
         return Refusal(Reason.NOT_READY, "no server of a shard of the model answers; retry later")
-    return of_exception(f"gateway.{call.lower()}", exc)
+    return of_exception(call.lower(), exc, part="gateway")

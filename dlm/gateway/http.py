@@ -14,13 +14,14 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import h11
 from google.protobuf import json_format
 
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import CALLS, Calls
+from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.gateway.metrics import GatewayMetrics
 from dlm.logs import EventLog
 from dlm.server.refusals import LOAD_REASONS, Refusal, parse
@@ -73,7 +74,7 @@ class HttpDoor:
     """
 
     def __init__(
-        self, calls: Calls, guard: Guard, metrics: GatewayMetrics, pages: Mapping[str, Answer]
+        self, calls: Dispatcher, guard: Guard, metrics: GatewayMetrics, pages: Mapping[str, Answer]
     ) -> None:
         self._calls, self._guard, self._metrics = calls, guard, metrics
         self._pages = pages
@@ -165,6 +166,8 @@ class HttpDoor:
             message = parse(kind_of(), data)
         else:
             try:
+                if data.lstrip()[:1] != b"{":  # an empty list would pass for an empty object
+                    raise ValueError("expected an object, {...}")
                 message = json_format.Parse(data, kind_of(), max_recursion_depth=16)
             except (json_format.ParseError, ValueError, RecursionError) as exc:
                 raise Refusal(
@@ -271,7 +274,16 @@ class _Connection:
             *answer.headers,
             *(() if goes_on else (("Connection", "close"),)),
         ]
-        sent = self._http.send(h11.Response(status_code=answer.status, headers=headers)) or b""
+        sent = (
+            self._http.send(
+                h11.Response(
+                    status_code=answer.status,
+                    headers=headers,
+                    reason=HTTPStatus(answer.status).phrase,
+                )
+            )
+            or b""
+        )
         if request is None or request.method != b"HEAD":
             sent += self._http.send(h11.Data(answer.body)) or b""
         sent += self._http.send(h11.EndOfMessage()) or b""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import CALLS, Calls
+from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.server.poller import grpc
 from dlm.server.refusals import LOAD_REASONS, RETRY_AFTER_MS, Refusal, parse
 from dlm.wire._pb import lm_pb2 as pb
@@ -18,7 +18,7 @@ DOOR = "grpc"
 class RpcDoor:
     """Its handlers take and return bytes, so that what is no message is refused with a reason."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Dispatcher) -> None:
         self._calls = calls
 
     def handlers(self) -> Any:

@@ -53,14 +53,14 @@ def of_fault(error: ProtocolError) -> Refusal:
     return Refusal(Reason.MALFORMED, str(error))
 
 
-def of_exception(call: str, exc: Exception, **fields: int) -> Refusal:
+def of_exception(call: str, exc: Exception, *, part: str = "server", **fields: int) -> Refusal:
     """For any exception. A bug is logged by place and type: its message may contain queries."""
     if isinstance(exc, Refusal):
         return exc
     kind = type(exc).__name__
     shown = RuntimeError(f"{kind}; its message is withheld, since it may contain queries")
     logger.error(
-        "server.%s.failed",
+        "server.%s.failed" if part == "server" else "gateway.%s.failed",
         call,
         exc_info=(RuntimeError, shown, exc.__traceback__),
         extra={"error": kind, **fields},

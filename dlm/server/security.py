@@ -186,7 +186,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
 
-    def count_in(self, metrics: ServerMetrics) -> None:
+    def count_in(self, metrics: CallCounts) -> None:
         """Counts there from now on."""
         self._metrics = metrics
 

@@ -24,11 +24,12 @@ def pinned() -> str:
 
 
 def test_committed_modules_are_what_the_generator_writes(tmp_path):
-    """Editing shard.proto without generating, or the modules by hand, fails here."""
+    """Editing a proto file without generating, or the modules by hand, fails here."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed (extra `dev`)")
     assert metadata.version("grpcio-tools") == pinned(), "generate with the pinned version"
     written = generate.generate(tmp_path / "out")
-    assert {p.name for p in written} == {"shard_pb2.py", "shard_pb2.pyi"}
+    modules = {f"{name}_pb2{end}" for name in ("shard", "lm") for end in (".py", ".pyi")}
+    assert {p.name for p in written} == {*modules, "lm.openapi.json"}
     assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in written}
     for path in written:
         assert path.read_bytes() == (COMMITTED / path.name).read_bytes(), path.name

@@ -210,6 +210,10 @@ class Inputs:
 
     def states_from_bytes(self, states: Sequence[bytes]) -> States:
         """See `Utterance.states_from_bytes`."""
+        if self.phrases is not None:
+            raise QueryError(
+                "an utterance with phrases cannot read states from bytes; use `without_phrases()`"
+            )
         head = state_head(self.model_info.model)
         size = STATE_HEAD + 4 * self.width
         for row, one in enumerate(states):

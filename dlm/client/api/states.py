@@ -146,7 +146,14 @@ class States:
 
     def to_bytes(self) -> list[bytes]:
         """Each state of the flattened array as bytes, for other processes: `states_from_bytes` of
-        an utterance of the same model reads them. Two are equal exactly if their states are."""
+        an utterance of the same model reads them. Two are equal exactly if their states are.
+
+        Raises  QueryError  the states are of an utterance with phrases
+        """
+        if self.model_info.phrases:
+            raise QueryError(
+                "states of an utterance with phrases cannot be bytes; use `without_phrases()`"
+            )
         flat = self.reshape(-1)
         head = state_head(self.model_info.model)
         rows = np.empty((len(flat), STATE_HEAD + 4 * flat._contexts.shape[1]), np.uint8)

@@ -1,0 +1,211 @@
+"""dlm.gateway.answers: by every door, the bits of the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.questions import random_sentences
+from cluster import ModelFiles
+from dlm.client import AsyncClient, Client
+from dlm.units import LN_10
+from dlm.wire._pb import lm_pb2 as pb
+from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
+
+every_door = pytest.mark.parametrize("door", DOORS)
+
+
+def tokens_of(files: ModelFiles, words: list[str]) -> list[Any]:
+    """What the oracle says of each word of a sentence and of its end."""
+    return files.oracle.score_sentence(words)
+
+
+def bits(values: Any) -> bytes:
+    """Log10 probabilities as the bits of float32."""
+    return np.array(values, np.float32).tobytes()
+
+
+@every_door
+def test_sentences_have_the_oracles_bits(
+    callers: dict[str, Caller], files: ModelFiles, door: str
+) -> None:
+    """As words and as ids, in their order; the empty one too."""
+    sentences = [[], ["lacking", "words"], *random_sentences(files.oracle, 3, 20)]
+    reply = callers[door]("Score", sentences=[" ".join(words) for words in sentences])
+    vocabulary = files.oracle.vocabulary
+    ids = [pb.WordIds(ids=map(vocabulary.id_of, words)) for words in sentences]
+    by_id = callers[door]("Score", ids=ids)
+    assert by_id == reply
+    assert reply.model == files.manifest.model
+    for words, found in zip(sentences, reply.scores, strict=True):
+        expected = tokens_of(files, words)
+        assert bits(found.log10_probs) == bits([one.log10_prob for one in expected])
+        assert found.matched_orders == [one.matched_order for one in expected]
+        assert found.oovs == sum(vocabulary.id_of(word) == 0 for word in words)
+        assert found.log10_prob == sum(float(np.float32(one)) for one in found.log10_probs)
+
+
+@every_door
+def test_a_beam_goes_on_through_states(
+    callers: dict[str, Caller], files: ModelFiles, door: str
+) -> None:
+    """Three steps of three words; states are equal exactly where the oracle's are."""
+    words = files.words()[3:6]
+    histories: list[tuple[str, ...]] = [()]
+    reply = callers[door]("Extend", words=words)
+    for _ in range(3):
+        histories = [(*history, word) for history in histories for word in words]
+        expected = [tokens_of(files, list(history))[-2] for history in histories]
+        assert bits(reply.log10_probs) == bits([one.log10_prob for one in expected])
+        vocabulary = files.oracle.vocabulary
+        kept = [
+            files.oracle.state([vocabulary.begin_id, *map(vocabulary.id_of, history)])
+            for history in histories
+        ]
+        assert len(set(zip(kept, reply.states, strict=True))) == len(set(kept))
+        assert len(set(reply.states)) == len(set(kept))
+        reply = callers[door]("Extend", states=reply.states, words=words)
+
+
+@every_door
+def test_each_state_may_have_its_own_words(callers: dict[str, Caller], door: str) -> None:
+    """K rows of W, as words and as ids; without states in the reply where none are wanted."""
+    first = callers[door]("Extend", word_ids=[3, 4])
+    every = callers[door]("Extend", states=first.states, word_ids=[3, 4, 5])
+    own = callers[door](
+        "Extend", states=first.states, word_ids=[3, 5], own_words=True, without_states=True
+    )
+    assert bits(own.log10_probs) == bits([every.log10_probs[0], every.log10_probs[5]])
+    assert not own.states
+
+
+def test_a_state_is_good_on_another_gateway(callers: dict[str, Caller], files: ModelFiles) -> None:
+    """One that asks a shard set in its own process; by any door."""
+    states = callers["grpc"]("Extend", word_ids=range(20)).states
+    expected = callers["grpc"]("Extend", states=states, word_ids=[7])
+    with ThreadGateway(lambda: AsyncClient.local(files.directory)) as other:
+        caller = Caller(other, "json")
+        assert caller("Extend", states=states, word_ids=[7]) == expected
+        caller.close()
+
+
+@every_door
+def test_the_likeliest_words_are_the_clients(
+    callers: dict[str, Caller], files: ModelFiles, door: str
+) -> None:
+    """After a state and words; by default, after the beginning of a sentence."""
+    a, b = files.words()[5:7]
+    state = callers[door]("Extend", words=[a]).states[0]
+    reply = callers[door]("NextWords", state=state, text=b, count=4)
+    with Client.local(files.directory) as client:
+        utterance = client.utterance()
+        after = utterance.extend([utterance.extend([utterance.begin()], [a]).states[0, 0]], [b])
+        expected = utterance.next_words(after.states[0, 0], 4)
+    assert [(one.id, one.log10_prob) for one in reply.words] == expected
+    assert [one.word for one in reply.words] == [files.words()[word] for word, _ in expected]
+    assert len(callers[door]("NextWords").words) == 10
+
+
+@every_door
+def test_an_nbest_list_comes_back_best_first(callers: dict[str, Caller], door: str) -> None:
+    """By scale * acoustic + scale * lm + penalty per word, with the model's own scores."""
+    texts, acoustic = ["a b c", "", "lacking"], [-1.0, -9.0, -4.0]
+    hypotheses = [
+        pb.Hypothesis(text=text, acoustic=score)
+        for text, score in zip(texts, acoustic, strict=True)
+    ]
+    reply = callers[door](
+        "Rescore", hypotheses=hypotheses, acoustic_scale=2.0, lm_scale=0.5, word_penalty=-0.25
+    )
+    scores = callers[door]("Score", sentences=texts).scores
+    totals = {
+        at: 2.0 * score + 0.5 * (one.log10_prob * LN_10) - 0.25 * len(text.split())
+        for at, (text, score, one) in enumerate(zip(texts, acoustic, scores, strict=True))
+    }
+    assert {one.index: one.total for one in reply.hypotheses} == totals
+    assert [one.index for one in reply.hypotheses] == sorted(totals, key=lambda at: -totals[at])
+    assert not any(one.fallback for one in reply.hypotheses)
+
+
+def test_the_model_and_its_servers_are_described(
+    callers: dict[str, Caller], files: ModelFiles
+) -> None:
+    """With the states that sentences begin with; servers by shard, without their addresses."""
+    reply = callers["json"]("Models")
+    (model,) = reply.models
+    assert (model.model, model.shard_set) == (files.manifest.model, files.manifest.shard_set)
+    assert (model.kind, model.order, tuple(model.counts)) == ("full", 4, files.manifest.counts)
+    assert sorted(one.shard for one in reply.servers) == [0, 1]
+    begun = callers["grpc"]("Extend", states=[model.begin_state, b""], word_ids=[3])
+    assert begun.log10_probs[0] == begun.log10_probs[1]
+    null = callers["grpc"]("Extend", states=[model.null_state], word_ids=[3])
+    assert bits(null.log10_probs) == bits([files.oracle.score([], 3).log10_prob])
+
+
+def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:
+    """Each request has its reply, in its turn."""
+    wanted = [
+        {"word_ids": [3]},
+        {"word_ids": [99_999]},
+        {"states": [b"\x01" + bytes(30)]},
+        {"word_ids": [4]},
+    ]
+    replies = list(callers["grpc"].stream(pb.ExtendRequest(**one) for one in wanted))
+    assert [one.reason for one in replies] == ["", "MALFORMED", "WRONG_SHARD_SET", ""]
+    assert replies[3] == callers["grpc"]("Extend", word_ids=[4])
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "reason"),
+    [
+        ("Score", {"sentences": ["a"], "ids": [pb.WordIds(ids=[1])]}, "MALFORMED"),
+        ("Score", {"ids": [pb.WordIds(ids=[60_000])]}, "MALFORMED"),
+        ("Score", {"sentences": ["a " * 20_000]}, "TOO_MANY_QUERIES"),
+        ("Score", {"sentences": [""] * 5000}, "TOO_MANY_QUERIES"),
+        ("Extend", {"words": ["a"], "word_ids": [1]}, "MALFORMED"),
+        ("Extend", {"states": [b"", b""], "word_ids": [1, 2, 3], "own_words": True}, "MALFORMED"),
+        ("Extend", {"states": [b""] * 4096, "word_ids": range(5)}, "TOO_MANY_QUERIES"),
+        ("Extend", {"states": [b""] * 5000}, "TOO_MANY_QUERIES"),
+        ("NextWords", {"count": 4_000_000}, "TOO_MANY_QUERIES"),
+        ("NextWords", {"state": b"\x01" + bytes(30)}, "WRONG_SHARD_SET"),
+        ("Rescore", {"lm_scale": float("nan")}, "MALFORMED"),
+        ("Rescore", {"hypotheses": [pb.Hypothesis(acoustic=float("inf"))]}, "MALFORMED"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_with_its_reason(
+    callers: dict[str, Caller], call: str, request_: dict[str, Any], reason: str
+) -> None:
+    """The same by every door, and the next call is answered."""
+    for caller in callers.values():
+        with pytest.raises(Refused) as refused:
+            caller(call, **request_)
+        assert refused.value.reason == reason
+        assert caller("Score", sentences=["a"]).scores
+
+
+def test_a_changed_state_is_refused(callers: dict[str, Caller]) -> None:
+    """Cut, longer, with too many words, an id the model lacks, or an id where none is."""
+    state = callers["grpc"]("Models").models[0].begin_state
+    changed = [
+        state[:-1],
+        state + b"\0",
+        state[:9] + b"\xff" + state[10:],
+        state[:-4] + b"\xff" * 4,
+        state[:10] + b"\1" + state[11:],
+    ]
+    for one in changed:
+        with pytest.raises(Refused) as refused:
+            callers["grpc"]("Extend", states=[one], word_ids=[3])
+        assert refused.value.reason == "MALFORMED"
+
+
+def test_a_call_without_time_is_late(callers: dict[str, Caller]) -> None:
+    """Its caller no longer waits; a bad header is the caller's fault."""
+    with pytest.raises(Refused) as refused:
+        callers["json"]("Score", timeout_s=0.0, sentences=["a"])
+    assert (refused.value.reason, refused.value.status) == ("LATE", 504)
+    with pytest.raises(Refused) as refused:
+        callers["json"]("Score", timeout_s=-1.0, sentences=["a"])
+    assert (refused.value.reason, refused.value.status) == ("MALFORMED", 400)

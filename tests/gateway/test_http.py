@@ -1,0 +1,248 @@
+"""dlm.gateway.http: what the door by HTTP takes from strangers, on raw connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import WAIT_S, until
+from gateway.gateways import Caller, ThreadGateway
+
+SCORE = "/dlm.v1.LanguageModel/Score"
+MOST = 4096  # bytes of a request
+BODY = b'{"sentences": ["a b"]}'
+
+
+@pytest.fixture(scope="module")
+def gateway(opening: Any) -> Iterator[ThreadGateway]:
+    """One that takes small requests and few connections."""
+    with ThreadGateway(opening, max_message_bytes=MOST, max_connections=16) as running:
+        yield running
+
+
+class Raw:
+    """A connection by HTTP/1.1, byte by byte."""
+
+    def __init__(self, gateway: ThreadGateway) -> None:
+        self.socket = socket.create_connection(
+            ("127.0.0.1", gateway.running.http_port), timeout=WAIT_S
+        )
+        self._unread = b""
+
+    def send(self, data: bytes) -> Raw:
+        """Sends bytes as they are."""
+        self.socket.sendall(data)
+        return self
+
+    def request(
+        self, body: bytes = BODY, *headers: str, target: str = SCORE, method: str = "POST"
+    ) -> Raw:
+        """Sends a request with a body of JSON."""
+        head = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        if not any(one.lower().startswith("content-type") for one in headers):
+            head.append("Content-Type: application/json")
+        return self.send("\r\n".join([*head, *headers, "", ""]).encode() + body)
+
+    def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next response."""
+        while b"\r\n\r\n" not in self._unread:
+            self._unread += self._more()
+        head, _, rest = self._unread.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        length = int(headers.get("content-length", 0))
+        while len(rest) < length:
+            rest += self._more()
+        self._unread = rest[length:]
+        return int(first.split()[1]), headers, rest[:length]
+
+    def _more(self) -> bytes:
+        data = self.socket.recv(65536)
+        assert data, "the connection ended"
+        return data
+
+    def is_closed(self) -> bool:
+        """Whether the other end has closed; waits for it."""
+        try:
+            return not self.socket.recv(65536)
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        """Closes it."""
+        self.socket.close()
+
+
+@pytest.fixture
+def connect(gateway: ThreadGateway) -> Iterator[Any]:
+    """Opens connections; closes them with the test."""
+    made: list[Raw] = []
+
+    def begin() -> Raw:
+        made.append(Raw(gateway))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+def test_a_connection_takes_request_after_request(connect: Any) -> None:
+    """Sent one by one, byte by byte, and two at once; numbers parse back to the float32."""
+    raw = connect()
+    raw.request()
+    status, headers, first = raw.reply()
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert "access-control-allow-origin" not in headers
+    raw.request().request()
+    assert [raw.reply()[2], raw.reply()[2]] == [first, first]
+    (score,) = json.loads(first)["scores"]
+    values = np.array(score["log10Probs"], np.float32)
+    assert score["log10Prob"] == float(values.sum(dtype=np.float64))
+    assert [str(value) for value in values] == [str(np.float32(v)) for v in score["log10Probs"]]
+    slow = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % SCORE.encode()
+    for byte in slow + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY:
+        raw.send(bytes([byte]))
+    assert raw.reply()[2] == first
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "headers", "status"),
+    [
+        ("/../../etc/passwd", "GET", [], 404),
+        ("/%2e%2e/%2e%2e/etc/passwd", "GET", [], 404),
+        ("/openapi.json/../../pyproject.toml", "GET", [], 404),
+        ("/dlm.v1.LanguageModel/__init__", "POST", [], 404),
+        ("/dlm.v1.LanguageModel/ExtendStream", "POST", [], 404),
+        ("/dlm.v1.Shard/Score", "POST", [], 404),
+        (SCORE, "PUT", [], 405),
+        (SCORE, "OPTIONS", ["Origin: http://elsewhere.example"], 405),
+        (SCORE, "POST", ["Content-Type: text/plain"], 415),
+        (SCORE, "POST", ["Content-Type: application/x-www-form-urlencoded"], 415),
+        (SCORE, "POST", ["Content-Encoding: gzip"], 415),
+        ("/openapi.json", "GET", [], 200),
+        ("/openapi.json?x=1", "HEAD", [], 200),
+    ],
+)
+def test_only_known_paths_are_answered(
+    connect: Any, target: str, method: str, headers: list[str], status: int
+) -> None:
+    """No path leads to a file, and no form or script of another site can ask."""
+    raw = connect()
+    raw.request(b"" if method in ("GET", "HEAD") else BODY, *headers, target=target, method=method)
+    if method == "HEAD":
+        assert raw.socket.recv(65536).startswith(b"HTTP/1.1 200 ")
+        return
+    found, said, body = raw.reply()
+    assert found == status
+    assert "access-control-allow-origin" not in said
+    assert status == 200 or json.loads(body)["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"sentences": "a"}',
+        b'{"sentence": ["a"]}',
+        b'{"sentences": [NaN]}',
+        b'{"bos": 1}',
+        b'{"ids": [{"ids": [-1]}]}',
+        b"[" * 2000,
+        b'{"ids": ' * 200,
+    ],
+)
+def test_what_is_no_request_is_refused(connect: Any, body: bytes) -> None:
+    """With its reason; the connection goes on."""
+    raw = connect()
+    status, _, answer = raw.request(body).reply()
+    assert (status, json.loads(answer)["reason"]) == (400, "MALFORMED")
+    assert raw.request().reply()[0] == 200
+
+
+def test_a_large_body_is_refused_unread(connect: Any) -> None:
+    """One that says so, one that does not, and one that waits to be asked for it."""
+    raw = connect()
+    head = f"POST {SCORE} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    raw.send(head.encode() + b"Content-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n")
+    status, headers, body = raw.reply()
+    assert (status, headers["connection"]) == (400, "close")
+    assert json.loads(body)["reason"] == "TOO_MANY_QUERIES"
+    chunked = connect()
+    chunked.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+    chunked.send((b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 3)
+    assert chunked.reply()[0] == 400
+    asked = connect()
+    asked.send(head.encode() + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BODY))
+    assert asked.reply()[0] == 100
+    assert asked.send(BODY).reply()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000,
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET /\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_ends_its_connection(connect: Any, data: bytes) -> None:
+    """With a status from 400 on, and the next connection is answered."""
+    raw = connect()
+    status = raw.send(data).reply()[0]
+    assert 400 <= status < 500
+    assert raw.is_closed()
+    assert connect().request().reply()[0] == 200
+
+
+def test_a_head_that_never_ends_is_not_waited_for(
+    connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are a body, a first byte, and an answer that nobody reads."""
+    monkeypatch.setattr("dlm.gateway.http.HEAD_S", 0.05)
+    monkeypatch.setattr("dlm.gateway.http.BODY_S", 0.05)
+    silent, slow = connect(), connect().send(b"GET / HTTP/1.1\r\n")
+    head = f"POST {SCORE} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    body = connect().send(head.encode() + b"Content-Length: 9\r\n\r\n{")
+    assert all(one.is_closed() for one in (silent, slow, body))
+
+
+def test_the_longest_idle_connection_makes_room(connect: Any, gateway: ThreadGateway) -> None:
+    """Beyond `max_connections`; those that have asked meanwhile stay."""
+    until(lambda: gateway.running.metrics.connections == 0)
+    idle = [connect() for _ in range(16)]
+    until(lambda: gateway.running.metrics.connections == 16)
+    assert idle[0].request().reply()[0] == 200  # so it is idle since now
+    assert connect().request().reply()[0] == 200
+    assert idle[1].is_closed()
+    assert idle[0].request().reply()[0] == 200
+
+
+def test_random_requests_are_answered_or_refused(connect: Any, gateway: ThreadGateway) -> None:
+    """Bits of a good request changed, in the body and in the head; then a good one."""
+    rng = np.random.default_rng(5)
+    good = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % SCORE.encode()
+    good += b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    for _ in range(200):
+        data = bytearray(good)
+        for at in rng.integers(0, len(data), 3):
+            data[at] ^= 1 << int(rng.integers(8))
+        raw = Raw(gateway)
+        raw.send(bytes(data))
+        raw.socket.shutdown(socket.SHUT_WR)
+        while raw.socket.recv(65536):
+            pass
+        raw.close()
+    caller = Caller(gateway, "json")
+    assert caller("Score", sentences=["a"]).scores
+    caller.close()
