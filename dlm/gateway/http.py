@@ -32,6 +32,7 @@ logger = EventLog(__name__)
 
 DOOR = "http"
 JSON, PROTO = "application/json", "application/proto"
+VERSIONS = (b"1.0", b"1.1")
 HEAD_BYTES = 16 << 10
 READ_BYTES = 64 << 10
 HEAD_S = 10.0  # for the head of a request, from its first byte or from connecting
@@ -230,6 +231,8 @@ class _Connection:
                     soon = loop.time() + HEAD_S
                     if (when := limit.when()) is None or when > soon:
                         limit.reschedule(soon)
+                if isinstance(event, h11.Request) and event.http_version not in VERSIONS:
+                    raise h11.RemoteProtocolError("another version", error_status_hint=505)
         except h11.RemoteProtocolError as exc:
             status = exc.error_status_hint
             await self._write(
