@@ -339,7 +339,10 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
     settings = replace(config, heartbeats=False, bigram_fallback=bigram_fallback)
     context, word = queries_to(files.again(2), 0)[0]
     *words, last = (files.words()[i] for i in (*context, word))
-    expected = Client.local(other_files.directory).utterance()
+    local = Client.local(other_files.directory)
+    phrases = {"w1 w2": 2.0, "never-seen": 1.0}
+    expected = local.utterance()
+    with_phrases = local.utterance(phrases=phrases)
 
     async def asyncio_face() -> None:
         async with await AsyncClient.connect(rolled.addresses, settings) as other:
@@ -350,10 +353,11 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
             assert answers.source is None
 
     with Client.connect(rolled.addresses, settings) as client:
-        handles = [client.utterance() for _ in range(4)]
-        scored, begun, by_id, looked_up = handles
-        state, null = begun.begin(), begun.null()
-        assert looked_up.vocabulary.words
+        handles = [client.utterance() for _ in range(5)]
+        scored, begun, by_id, looked_up, numbered = handles
+        biased = client.utterance(phrases=phrases)
+        state, null, biased_state = begun.begin(), begun.null(), biased.begin()
+        assert looked_up.vocabulary.words and len(numbered.ids_of(words))
         asyncio.run(asyncio_face())
         answers = scored.score([words], [last])
         assert answers.log10_prob == expected.score([words], [last]).log10_prob
@@ -365,12 +369,18 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
         same = expected.extend([expected.begin(), expected.null()], words)
         assert after.log10_prob.tobytes() == same.log10_prob.tobytes()
         assert begun.model_info == client.utterance().model_info == after.states.model_info
-        for handle, asked in ((by_id, [context]), (looked_up, [words])):
+        after = biased.extend([biased_state], ["w1", "never-seen"])
+        same = with_phrases.extend([with_phrases.begin()], ["w1", "never-seen"])
+        assert after.bonus.tolist() == same.bonus.tolist() == [[1.0, 1.0]]
+        assert biased.bonus(biased_state, after.states[0, 0]) == after.bonus[0, 0]
+        for handle, asked, word_ in (
+            (by_id, context, word), (looked_up, words, last), (numbered, words, last)
+        ):  # fmt: skip
             if bigram_fallback:
-                assert handle.score(asked, [last if handle is looked_up else word]).source == [1]
+                assert handle.score([asked], [word_]).source == [1]
             else:
                 with pytest.raises(StaleShardSet):
-                    handle.score(asked, [last if handle is looked_up else word])
+                    handle.score([asked], [word_])
 
 
 def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(

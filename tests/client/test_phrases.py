@@ -167,6 +167,11 @@ def test_states_keep_their_phrases(local: Client, files: ModelFiles) -> None:
             other.extend([state], ["w2"])
         with pytest.raises(ModelMismatch, match="phrases"):
             utterance.extend(other.states([other.begin()]), ["w2"])
+        with pytest.raises(ModelMismatch, match="phrases"):
+            other.finish(state)
+        for before, after in ((state, other.begin()), (other.begin(), state)):
+            with pytest.raises(ModelMismatch, match="phrases"):
+                other.bonus(before, after)
 
 
 def test_an_asyncio_utterance_has_phrases(local: Client, files: ModelFiles) -> None:

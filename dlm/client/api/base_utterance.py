@@ -232,19 +232,23 @@ class BaseUtterance:
 
     def ids_of(self, words: Sequence[Word]) -> NDArray[np.uint32]:
         """The ids of words, 0 for unknown ones; a phrase's new words have ids from
-        `vocabulary_size` on, in this utterance."""
+        `vocabulary_size` on, in this utterance. Fixes the utterance to this model."""
+        self._inputs.settled = True
         return self._inputs.ids(words)
 
     def bonus(self, before: State, after: State) -> float:
-        """What phrases add to the step between two states, log10; 0 without phrases."""
-        phrases = self._inputs.phrases
-        return 0.0 if phrases is None else float(phrases.bonus(before._node, after._node))
+        """What phrases add to the step between two states, log10; 0 without phrases. Raises
+        `ModelMismatch` for a state of another utterance."""
+        phrases, own = self._inputs.phrases, self._inputs.own
+        nodes = own(before)._node, own(after)._node
+        return 0.0 if phrases is None else float(phrases.bonus(*nodes))
 
     def finish(self, state: State) -> float:
         """What the end of a sentence adds for a decoder that scores no </s>, log10: the shares of a
-        phrase that is not complete are given back. 0 without phrases."""
-        phrases = self._inputs.phrases
-        return 0.0 if phrases is None else float(phrases.finish(state._node))
+        phrase that is not complete are given back. 0 without phrases. Raises `ModelMismatch` for a
+        state of another utterance."""
+        phrases, node = self._inputs.phrases, self._inputs.own(state)._node
+        return 0.0 if phrases is None else float(phrases.finish(node))
 
     def begin(self) -> State:
         """The state at the beginning of a sentence."""

@@ -174,15 +174,19 @@ class Inputs:
         _check_states(states)
         dense = np.zeros((len(states), self.width), np.uint32)
         lengths = np.zeros(len(states), np.uint8)
-        for row, state in enumerate(states):
-            if not isinstance(state, State):
-                raise ModelMismatch(f"expected a State, found {type(state).__name__}")
-            if state.model_info != self.model_info:
-                state = self._moved(state)
+        for row, state in enumerate(map(self.own, states)):
             count = len(state._words)
             dense[row, self.width - count :] = state._words
             lengths[row] = count
         return States(self.model_info, dense, lengths)
+
+    def own(self, state: Any) -> State:
+        """A state of this utterance; raises `ModelMismatch` for any other."""
+        if not isinstance(state, State):
+            raise ModelMismatch(f"expected a State, found {type(state).__name__}")
+        if state.model_info is self.model_info or state.model_info == self.model_info:
+            return state
+        return self._moved(state)
 
     def _moved(self, state: State) -> State:
         """The `begin` or `null` of the model that the utterance had before, as this one's."""
