@@ -181,6 +181,7 @@ class _Expansion:
         self._words = max(int(word_ids.max(initial=0)) + 1, 1)
         self._word_ids = word_ids
         self._out = self._arcs_of_nodes()
+        self._asks = [any(word != _SILENT for _, _, word, *_ in arcs) for arcs in self._out]
         self._states = StateTable(utterance.states([utterance.begin()]))
         # state * words + word -> new lm, next state, and the lm score of the phrases' bonus
         self._memo: dict[int, tuple[float, int, float]] = {}
@@ -194,7 +195,9 @@ class _Expansion:
 
     def run(self) -> Positions:
         lattice, search = self._lattice, self._search
-        to_end = [0.0] * lattice.nodes if search.exact else (yield from self._best_to_end())
+        to_end = by_word = [0.0] * lattice.nodes
+        if not search.exact:
+            to_end, by_word = yield from self._best_to_end()
         beam = search.beam * (abs(self._scales.lm) or 1.0)
         arrivals: list[list[_Arrival]] = [[] for _ in range(lattice.nodes)]
         arrivals[0] = [(0, 0.0, -1, -1, 0.0)]
@@ -207,11 +210,12 @@ class _Expansion:
             for node in nodes:
                 for number in self._merge(node, arrivals[node]):
                     if self._score[number] + to_end[node] >= best - beam:
-                        left.append(number)
                         self._go_on_silently(number, arrivals)
+                        if self._asks[node]:
+                            left.append(number)
                 arrivals[node] = []
             if search.hypotheses is not None and len(left) > search.hypotheses:
-                left.sort(key=lambda one: -(self._score[one] + to_end[self._node[one]]))
+                left.sort(key=lambda one: -(self._score[one] + by_word[self._node[one]]))
                 del left[search.hypotheses :]
             yield from self._ask(left)
             for number in left:
@@ -250,14 +254,19 @@ class _Expansion:
             out[depth[node]].append(node)
         return out
 
-    def _best_to_end(self) -> Generator[PositionBatch, Extension, list[float]]:
+    def _best_to_end(self) -> Generator[PositionBatch, Extension, tuple[list[float], list[float]]]:
         """Estimates the best completion of a path before it is scored: from the lattice's own
-        scores, or from the model's unigrams if it has none."""
+        scores, or from the model's unigrams if it has none. Returns that from each node, and the
+        best that begins with a word.
+
+        Scores of arcs without a word are no estimates, so the best hypothesis at a position stays
+        the best along such arcs, and one always reaches the end.
+        """
         lattice, search = self._lattice, self._search
+        asked = self._word_ids != _SILENT
         if lattice.lm.any():
-            lm = (search.new_weight + search.old_weight) * lattice.lm
+            lm = (search.new_weight * asked + search.old_weight) * lattice.lm
         else:
-            asked = self._word_ids != _SILENT
             words, places = np.unique(self._word_ids[asked], return_inverse=True)
             null = self._utterance.states([self._utterance.null()])
             found = yield PositionBatch(math.nan, null, words.astype(np.uint32)[None, :])
@@ -266,10 +275,12 @@ class _Expansion:
             lm[asked] = search.new_weight * LN_10 * found.log10_prob[0].astype(np.float64)[places]
         guessed = replace(lattice, lm=lm).totals(self._scales)
         if self._phrases is not None:  # else a new word is dropped before its bonus comes
-            said = self._word_ids != _SILENT
-            guessed[said] += LN_10 * self._phrases.lookahead(self._word_ids[said])
-        best: list[float] = lattice.best_to_end(guessed).tolist()
-        return best
+            guessed[asked] += LN_10 * self._phrases.lookahead(self._word_ids[asked])
+        best = lattice.best_to_end(guessed)
+        by_word = np.full(lattice.nodes, -math.inf)
+        completed = guessed[asked] + best[lattice.targets[asked]]
+        np.maximum.at(by_word, lattice.sources[asked], completed)
+        return best.tolist(), by_word.tolist()
 
     def _merge(self, node: int, arrivals: list[_Arrival]) -> list[int]:
         """The hypotheses at a node: those with equal states are merged, with the best score."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,13 +131,26 @@ def test_a_rescored_lattice_scored_again_is_itself(
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("limits", [(4.0, None), (math.inf, 2), (2.0, 1)])
+@pytest.mark.parametrize(
+    "limits",
+    [(4.0, None), (math.inf, 2), (2.0, 1), (2.0, None, -1.0, 1.0)],
+)
+@pytest.mark.parametrize("silences", [True, False])
 def test_a_narrow_search_leaves_paths_with_their_own_scores(
-    files: ModelFiles, client: Client, seed: int, limits: tuple[float, int | None]
+    files: ModelFiles,
+    client: Client,
+    seed: int,
+    limits: tuple[Any, ...],
+    silences: bool,
 ) -> None:
-    """Each that is left has the oracle's score, and there is always one."""
+    """Each that is left has the oracle's score, from start to end, and there is always one; with LM
+    scores on silences, as Kaldi has them, or without."""
     lattice = random_lattice(seed, nodes=8, words=WORDS)
-    search = Search(SEARCH.scales, beam=limits[0], hypotheses=limits[1])
+    if not silences:
+        lattice = replace(lattice, lm=np.where(lattice.is_word, lattice.lm, 0.0))
+    beam, hypotheses, *weights = limits
+    new, old = weights or (1.0, 0.0)
+    search = Search(SEARCH.scales, beam=beam, hypotheses=hypotheses, new_weight=new, old_weight=old)
     left = summed(rescore(lattice, client.utterance(), search).lattice)
     assert left
     assert set(left) <= set(scored(lattice, files.oracle, search))
