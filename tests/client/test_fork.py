@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
+
 from cluster import WAIT_S
+from dlm.client import Phrases
 from dlm.client.deliver import fork
 from dlm.client.plan import kernels
+from dlm.ngram.vocab import Vocabulary
 
 
 def test_a_child_can_compile_though_another_thread_did_when_it_was_forked() -> None:
@@ -31,3 +35,30 @@ def test_a_child_can_compile_though_another_thread_did_when_it_was_forked() -> N
     thread.join(WAIT_S)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not kernels.COMPILER.is_locked()  # by this thread, which gave it back
+
+
+def test_a_child_can_open_utterances_though_another_thread_did_when_it_was_forked() -> None:
+    """With phrases that another thread prepares for a model at that time."""
+    phrases = Phrases({"the man": 1.0})
+    held, done = threading.Event(), threading.Event()
+
+    class Slow(Vocabulary):
+        def ids_of(self, words):
+            held.set()
+            done.wait(WAIT_S)
+            return np.zeros(len(words), np.uint32)
+
+    slow, other = (kind([b"<unk>", b"the"], unk_in_model=True) for kind in (Slow, Vocabulary))
+    thread = threading.Thread(target=phrases.bound, args=(slow,))
+    thread.start()
+    assert held.wait(WAIT_S)
+    child = os.fork()
+    if not child:
+        asked = threading.Thread(target=phrases.bound, args=(other,), daemon=True)
+        asked.start()
+        asked.join(1.0)
+        os._exit(asked.is_alive())
+    done.set()
+    thread.join(WAIT_S)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert phrases.bound(other) is phrases.bound(other) is not phrases.bound(slow)

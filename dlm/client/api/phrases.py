@@ -11,8 +11,6 @@ servers see the same queries as without.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -74,8 +72,7 @@ class Phrases:
         self.automaton.advance(np.zeros(0, np.int32), *_NOTHING)
         rows = (b" ".join(words) + b"\n%d\n" % bonus for words, bonus in self._units.items())
         self.digest = hashlib.blake2b(b"".join(rows), digest_size=16).hexdigest()
-        self._bound: OrderedDict[int, BoundPhrases] = OrderedDict()
-        self._lock = threading.Lock()
+        self._bound: dict[int, BoundPhrases] = {}  # the last one used is last
 
     def __len__(self) -> int:
         return len(self._units)
@@ -99,11 +96,11 @@ class Phrases:
 
     def bound(self, vocabulary: Vocabulary) -> BoundPhrases:
         """The phrases in ids of a vocabulary."""
-        with self._lock:
-            found = self._bound.pop(id(vocabulary), None) or BoundPhrases(self, vocabulary)
-            self._bound[id(vocabulary)] = found  # which keeps it, so the id stays its own
-            if len(self._bound) > BOUND:
-                self._bound.popitem(last=False)
+        kept = self._bound  # replaced as a whole: a lock could be held by nobody after a fork
+        found = kept.get(id(vocabulary)) or BoundPhrases(self, vocabulary)
+        others = [(at, one) for at, one in kept.items() if one is not found][1 - BOUND :]
+        # Each has its vocabulary, so the id stays its own.
+        self._bound = dict([*others, (id(vocabulary), found)])
         return found
 
 
