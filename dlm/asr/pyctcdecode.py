@@ -59,9 +59,11 @@ class _Known:
     """What pyctcdecode needs from a KenLM model besides scores."""
 
     def __init__(self, utterance: Utterance) -> None:
-        self.order = utterance.order
+        phrases = utterance.phrases
+        # pyctcdecode drops beams that differ only in words before the last `order` - 1.
+        self.order = max(utterance.order, 0 if phrases is None else phrases.phrases.longest)
         self._ids = utterance.vocabulary.ids
-        self._new = {} if utterance.phrases is None else utterance.phrases.new
+        self._new = {} if phrases is None else phrases.new
 
     def __contains__(self, word: str) -> bool:
         key = word.encode("utf-8", "surrogateescape")

@@ -166,6 +166,10 @@ def test_bonuses_of_phrases_are_added_outside_of_alpha(files: ModelFiles) -> Non
             for text, heard, whole in compared:
                 bonus = LN_10 * utterance.phrases.of_words(text.split())
                 assert whole - heard - before[text] == pytest.approx(bonus, abs=1e-4)
+        # Beams are not merged by the last words that the model keeps, if a phrase is longer.
+        assert [decoder._language_model.order, local.utterance().order] == [4, 4]
+        longer = local.utterance(phrases={" ".join(LEXICON[:7]): 1.0})
+        assert ours.DlmLanguageModel(longer, LEXICON).order == 7
         state = decoder._language_model.get_start_state()
         _, after = decoder._language_model.score(state, LEXICON[3])
         assert after != ours.DlmState(after.state)

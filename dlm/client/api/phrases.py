@@ -65,6 +65,7 @@ class Phrases:
             units[words] = units_of(bonus, name)
         self._units = dict(sorted(units.items()))  # the same nodes and ids, however they came
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))
+        self.longest = max(map(len, units), default=0)  # words
         symbol = {word: at for at, word in enumerate(self.words, 1)}
         spelled = [[symbol[word] for word in words] for words in self._units]
         self.automaton = PhraseAutomaton.of(spelled, list(self._units.values()))
