@@ -78,14 +78,15 @@ def model_lexicon(
             labels     of the acoustic model
             limit      most words, by unigram probability, besides those of phrases
             tell       gets a line if words must be pronounced first, and if words of phrases cannot
-            sounds     pronunciations of some words, used instead of those below
+            sounds     pronunciations of some words, used instead of those below; words that differ
+                       by case are different
     Raises  ConfigError  no word has a pronunciation; `limit` is below 1; or `sounds` has one that
                          is not made of `labels`
     """
     if limit < 1:
         raise ConfigError(f"a lexicon of {limit} words was requested; expected 1 or more")
     label_ids = {label: place for place, label in enumerate(labels)}
-    given = {word.lower(): list(ways) for word, ways in (sounds or {}).items()}
+    given = sounds or {}
     for sound in (sound for ways in given.values() for way in ways for sound in way):
         if sound not in label_ids:
             raise ConfigError(
@@ -95,8 +96,8 @@ def model_lexicon(
     unigrams = list(_unigrams(utterance))
     phrases = utterance.phrases
     wanted = 0 if phrases is None else len(phrases.phrases.words)
-    every = [word for _, word, _ in unigrams]
-    pronunciations = _pronunciations(every, limit + wanted, tell) | given
+    rest = [word for _, word, _ in unigrams if word not in given]
+    pronunciations = _pronunciations(rest, limit + wanted, tell)
     ids: list[int] = []
     words: list[str] = []
     log10_probs: list[float] = []
@@ -106,7 +107,7 @@ def model_lexicon(
     for word_id, word, log10_prob in unigrams:
         ways = [
             tuple(label_ids[sound] for sound in sounds)
-            for sounds in pronunciations.get(word.lower(), ())
+            for sounds in given.get(word, ()) or pronunciations.get(word.lower(), ())
             if all(sound in label_ids for sound in sounds)
         ]
         if not ways:

@@ -136,22 +136,25 @@ def test_only_so_many_words_of_the_same_sound_are_kept(tmp_path: Path) -> None:
 def test_words_of_phrases_are_in_the_lexicon_with_their_bonus(client: Client) -> None:
     """Whatever its size; with the sounds that are given, or as others, or else reported."""
     told: list[str] = []
-    phrases = {"blorptacular zork": 3.0, "there": 1.0, "1942": 1.0}
+    phrases = {"blorptacular zork": 3.0, "there": 1.0, "1942": 1.0, "Zork": 0.5}
     found = model_lexicon(
         client.utterance(phrases=phrases),
         LABELS,
         limit=1,
         tell=told.append,
-        sounds={"zork": [("z", "ɔ", "ɹ", "k"), ("s", "ɔ", "ɹ", "k")]},
+        sounds={
+            "zork": [("z", "ɔ", "ɹ", "k"), ("s", "ɔ", "ɹ", "k")],
+            "Zork": [("t", "s", "ɔ", "k")],  # another word
+        },
     )
-    assert set(found.words) == {"blorptacular", "zork", "there", "of"}
+    assert set(found.words) == {"blorptacular", "zork", "there", "of", "Zork"}
     place = found.words.index("zork")
     ways = [" ".join(LABELS[at] for at in way) for word, way in found.spellings if word == place]
     assert ways == ["z ɔ ɹ k", "s ɔ ɹ k"]
-    assert found.ids[place] == client.utterance().vocabulary_size
+    assert found.ids[place] == client.utterance().vocabulary_size + 1
     assert found.log10_unigram[place] == -3.0  # of the unknown word
     bonus = dict(zip(found.words, found.log10_bonus.tolist(), strict=True))
-    assert bonus == {"blorptacular": 1.5, "zork": 1.5, "there": 1.0, "of": 0.0}
+    assert bonus == {"blorptacular": 1.5, "zork": 1.5, "there": 1.0, "of": 0.0, "Zork": 0.5}
     assert "1 word " in told[-1]
     with pytest.raises(ConfigError, match="'ZZ'"):
         model_lexicon(client.utterance(phrases=phrases), LABELS, sounds={"zork": [("ZZ",)]})
