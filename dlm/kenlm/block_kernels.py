@@ -83,11 +83,12 @@ def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: i
 
 
 @inlined
-def score_block(view, is_trie, words, count, context, step, length, block):  # type: ignore[no-untyped-def]
+def score_block(view, is_trie, words, count, after, context, step, length, block):  # type: ignore[no-untyped-def]
     """Looks for words after one context.
 
     Args
         words    address of the ids of `count` words, BLOCK at most, uint32
+        after    how many ids follow them, whose 1-grams are prefetched
         context  address of the newest of the context's `length` words, uint32; each one before it
                  lies `step` bytes on
         block    address of room for COLUMNS * BLOCK int64; PROB, FOUND and STATE are filled
@@ -95,7 +96,7 @@ def score_block(view, is_trie, words, count, context, step, length, block):  # t
     order = of(view, ORDER)
     each = np.float32(1) / np.float32(of(view, WORDS))
     unigrams, size = of(view, UNIGRAMS), of(view, UNIGRAM_BYTES)
-    for i in range(count):
+    for i in range(count, count + min(after, np.int64(BLOCK))):
         prefetch(unigrams + load32(words + (np.int64(i) << _2)) * size)
     live, level = _0, level_of(view, _2)
     before = load32(context) if length else _0

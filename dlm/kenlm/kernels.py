@@ -341,18 +341,16 @@ def children_of(level, place, at):  # type: ignore[no-untyped-def]
     if highs:
         entry = (place - (of(level, AT) << _3)) // of(level, ENTRY_SIZE)
         # The high bits are the last place of the table whose entry is not above this one.
-        count = of(level, HIGH_COUNT)
-        low, high = _1, count
-        while low < high:
-            middle = (low + high) >> _1
-            if load64(highs + (middle << _3)) <= entry:
-                low = middle + _1
-            else:
-                high = middle
-        first |= (low - _1) << bits
-        while low < count and load64(highs + (low << _3)) <= entry + _1:
-            low += _1
-        end |= (low - _1) << bits
+        here, last = highs, highs + ((of(level, HIGH_COUNT) - _1) << _3)
+        rest = of(level, HIGH_COUNT)
+        while rest > _1:
+            there = here + ((rest >> _1) << _3)
+            here = there if load64(there) <= entry else here
+            rest -= rest >> _1
+        first |= ((here - highs) >> _3) << bits
+        while here < last and load64(here + _8) <= entry + _1:
+            here += _8
+        end |= ((here - highs) >> _3) << bits
     return clamped(first, end, of(level, CHILDREN))
 
 

@@ -187,14 +187,21 @@ def score_groups(  # type: ignore[no-untyped-def]
     weights, block = np.int64(room.ctypes.data), np.int64(rows.ctypes.data)
     context = np.int64(contexts.ctypes.data) - _4
     base = np.int64(words.ctypes.data)
-    first = _0
+    first, size = _0, of(view, UNIGRAM_BYTES)
+    for i in range(min(len(words), BLOCK)):
+        prefetch(of(view, UNIGRAMS) + np.int64(words[i]) * size)
     for c in range(len(lengths)):
         context += np.int64(lengths[c]) * _4
         length = weigh(view, is_trie, np.int64(lengths[c]), context, -_4, weights)
+        if c + 1 < len(lengths) and lengths[c + 1]:
+            before = np.int64(lengths[c + 1]) - _1
+            newest = context + (before << _2) + _4
+            ask_ahead(view, is_trie, of(view, ORDER), load32(newest), before, newest - _4, -_4)
         end = first + np.int64(counts[c])
         while first < end:
             count = min(end - first, np.int64(BLOCK))
-            score_block(view, is_trie, base + first * _4, count, context, -_4, length, block)
+            at, rest = base + first * _4, np.int64(len(words)) - first - count
+            score_block(view, is_trie, at, count, rest, context, -_4, length, block)
             for i in range(count):
                 at, found = first + i, get(block, FOUND, i)
                 prob = load_float32(cell(block, PROB, i))

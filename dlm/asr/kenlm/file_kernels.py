@@ -109,7 +109,8 @@ def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untype
         for first in range(0, width, BLOCK):
             count = min(np.int64(width - first), np.int64(BLOCK))
             at = here + np.int64(first) * _4
-            score_block(view, of(view, IS_TRIE), at, count, row + _HEAD, _4, length, block)
+            rest = np.int64(width - first) - count
+            score_block(view, of(view, IS_TRIE), at, count, rest, row + _HEAD, _4, length, block)
             for i in range(count):
                 prob, found = load_float32(cell(block, PROB, i)), get(block, FOUND, i)
                 log10_prob[k, first + i] = charged(prob, found, length, weights)
