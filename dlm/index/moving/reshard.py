@@ -53,7 +53,7 @@ KERNELS = (
     packed.rank_list_bits,
 )
 # Bytes of memory per node of a shard, at most: what checks a file, and what lists a shard's roots.
-NODE_MEMORY = 96
+NODE_MEMORY = 56
 WORD_MEMORY = 32  # bytes per word: where its 2-grams begin, twice
 # Bytes on disk per byte of `SourceSet.slot_bytes`, while one shard is made: its rows, then its
 # packed columns.
