@@ -20,7 +20,8 @@ from client.questions import ask, assert_equal, queries_to, random_queries
 from client.scripted import settle
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.errors import ConfigError, DlmError, ModelMismatch, StaleShardSet
+from dlm.client.config.rollout import Rollout, edited
+from dlm.errors import ConfigError, DlmError, ModelMismatch, QueryError, StaleShardSet
 from dlm.index.search.shard import Shard
 
 
@@ -193,6 +194,72 @@ def test_running_clients_follow_the_default_and_open_handles_stay(
         check(client, old)
 
 
+def test_a_roll_out_gives_the_next_model_to_a_share_of_the_keys(
+    files, other_files, rolled, config, tmp_path, monkeypatch
+) -> None:
+    """A key that has the next model keeps it while the share grows, on every client; open
+    utterances stay on theirs when the roll-out is undone; without a key, both are drawn."""
+    old, new = files.again(2), other_files
+    path, listed = cluster_file(tmp_path, rolled.addresses)
+    monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.01)
+    keys = [f"speaker-{number}" for number in range(200)]
+
+    def roll(share: float) -> None:
+        rollout = Rollout(new.manifest.model[:12], old.manifest.model[:12], share)
+        rewrite(path, edited(listed, old.manifest.model[:12], rollout))
+
+    def on_new(client: Client) -> set[str]:
+        found = {key: client.utterance(key=key).model_info.model for key in keys}
+        assert set(found.values()) <= {old.manifest.model, new.manifest.model}
+        return {key for key, model in found.items() if model == new.manifest.model}
+
+    roll(0.0)
+    with Client.connect(path, config) as client, Client.connect(path, config) as second:
+        assert on_new(client) == set()
+        roll(0.3)
+        until(lambda: on_new(client))
+        until(lambda: on_new(second))
+        some = on_new(client)
+        assert some == on_new(second)
+        assert 30 < len(some) < 90
+        pinned = client.utterance(key=min(some))
+        ask(pinned, new.oracle, random_queries(new.oracle, 1, 100))
+        ask(client.utterance(key=min(set(keys) - some)), old.oracle, [((), 1)])
+        drawn = {client.utterance().model_info.model for _ in range(200)}
+        assert len(drawn) == 2
+        roll(0.6)
+        until(lambda: len(on_new(client)) > len(some))
+        assert on_new(client) > some
+        rewrite(path, listed)
+        until(lambda: not on_new(client))
+        ask(pinned, new.oracle, random_queries(new.oracle, 2, 100))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "rollout = 1",
+        "[rollout]\nshare = 0.1",
+        '[rollout]\nmodel = "abcdef"\nreplaces = "abcdef"\nshare = 5',
+        '[rollout]\nmodel = "abcdef"\nreplaces = "abcdef"\nshare = true',
+        '[rollout]\nmodel = "new"\nreplaces = "abcdef"\nshare = 0.5',
+        '[rollout]\nmodel = "abcdef"\nreplaces = "abcdef"\nshares = 0.5',
+    ],
+)
+def test_a_roll_out_of_another_form_is_refused(both, config, tmp_path, table) -> None:
+    """By a client that starts; one that runs keeps what it has."""
+    path, listed = cluster_file(tmp_path, both)
+    path.write_text(f"{table}\n{listed}")
+    with pytest.raises(ConfigError, match="rollout"):
+        Client.connect(path, config)
+
+
+def test_a_key_that_is_no_text_is_refused(both, config) -> None:
+    """A number would be hashed differently by another language."""
+    with Client.connect(both, config) as client, pytest.raises(QueryError):
+        client.utterance(key=7)  # type: ignore[arg-type]
+
+
 def cluster_file(folder: Path, addresses: list[str]) -> tuple[Path, str]:
     """A cluster.toml of these servers, and its text."""
     path = folder / "cluster.toml"
@@ -255,7 +322,7 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
 
 
 @pytest.mark.parametrize(
-    ("edited", "reason"),
+    ("changed", "reason"),
     [
         ('{}[tls]\ncaa = "x"\n', "caa (did you mean ca?)"),
         ('{}[tls]\nca = "missing.crt"\n', "missing.crt"),
@@ -266,7 +333,7 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
     ],
 )
 def test_a_running_client_refuses_what_a_new_one_refuses(
-    other_files, both, config, tmp_path, caplog, monkeypatch, edited: str, reason: str
+    other_files, both, config, tmp_path, caplog, monkeypatch, changed: str, reason: str
 ) -> None:
     """It stays with what it has and logs why, and reads the file again once that is mended."""
     monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.05)
@@ -283,7 +350,7 @@ def test_a_running_client_refuses_what_a_new_one_refuses(
             return [one for one in events() if one.startswith("client.cluster_file.rejected")]
 
         caplog.clear()
-        rewrite(path, edited.format(listed))
+        rewrite(path, changed.format(listed))
         with pytest.raises(ConfigError, match=re.escape(reason)):
             Client.connect(path, settings)
         until(unread)

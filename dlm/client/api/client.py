@@ -33,7 +33,7 @@ from dlm.client.deliver.counts import Stats
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
-from dlm.errors import ConfigError, UnavailableError
+from dlm.errors import ConfigError, QueryError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
@@ -126,10 +126,17 @@ class _Face:
         self._core.watch()
 
     def _open(
-        self, deadline_s: float | None, on_switch: str, wait_s: float, phrases: Phrases | None
+        self,
+        deadline_s: float | None,
+        on_switch: str,
+        key: str | bytes | None,
+        wait_s: float,
+        phrases: Phrases | None,
     ) -> Opened:
         """The arguments of a new utterance, which waits `wait_s` for the next model if servers no
         longer hold the one in use."""
+        if key is not None and not isinstance(key, (str, bytes)):
+            raise QueryError(f"the key is {key!r}; expected a string or bytes")
         core, fallback = self._core, self._fallback
         if deadline_s is not None:
             check_deadline(deadline_s)
@@ -139,7 +146,7 @@ class _Face:
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
             return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases
-        return core, core.current(wait_s), deadline_s, FULL_MODEL, on_switch, phrases
+        return core, core.current(wait_s, key=key), deadline_s, FULL_MODEL, on_switch, phrases
 
     def _connect_now(self) -> None:
         """Before a property: a copy of a client connects when it is first used."""
@@ -249,6 +256,7 @@ class Client(_Face):
     def utterance(
         self,
         *,
+        key: str | bytes | None = None,
         deadline_s: float | None = None,
         on_switch: str = FINISH,
         wait_s: float | None = None,
@@ -258,6 +266,8 @@ class Client(_Face):
         the servers fail (`Utterance.model_info`).
 
         Args
+            key         of a user or a session, say: during a roll-out, all utterances with a key
+                        get the same model. Without one, the model is drawn at random
             deadline_s  for each of its calls
             on_switch   if the client switches to the local fallback before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
@@ -271,7 +281,7 @@ class Client(_Face):
             QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
         """
         wait_s = self._core.config.connect_s if wait_s is None else wait_s
-        return Utterance(*self._open(deadline_s, on_switch, wait_s, prepared(phrases)))
+        return Utterance(*self._open(deadline_s, on_switch, key, wait_s, prepared(phrases)))
 
     def close(self) -> None:
         """Closes every connection."""
@@ -355,6 +365,7 @@ class AsyncClient(_Face):
     def utterance(
         self,
         *,
+        key: str | bytes | None = None,
         deadline_s: float | None = None,
         on_switch: str = FINISH,
         phrases: Phrases | Weights | None = None,
@@ -368,8 +379,9 @@ class AsyncClient(_Face):
         self._core.check_open()
         ready = prepared(phrases)
         if self._core.begun:
-            return AsyncUtterance(*self._open(deadline_s, on_switch, 0.0, ready))
-        opened = partial(self._open, deadline_s, on_switch, self._core.config.connect_s, ready)
+            return AsyncUtterance(*self._open(deadline_s, on_switch, key, 0.0, ready))
+        wait_s = self._core.config.connect_s
+        opened = partial(self._open, deadline_s, on_switch, key, wait_s, ready)
         return AsyncUtterance.later(opened, self._core, deadline_s)
 
     def _connect_now(self) -> None:

@@ -109,8 +109,10 @@ class Core(Scorer, Host):
     def snapshot(self) -> Snapshot:
         return self.table.snapshot()
 
-    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        return self.table.current(timeout_s, unlike)
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
+        return self.table.current(timeout_s, unlike, key)
 
     def limit_s(self, deadline_s: float) -> float:
         return deadline_s

@@ -73,7 +73,9 @@ class Scorer(Counted, Protocol):
         Raises  UnavailableError, ProtocolError, ConfigError
         """
 
-    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
         """The snapshot for a new utterance; see `Table.current`."""
 
     def mode(self) -> Mode:
@@ -147,7 +149,9 @@ class LocalScorer(Scorer):
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
-    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
         return self._snapshot
 
     def mode(self) -> Mode:

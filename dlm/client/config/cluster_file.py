@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dlm.client.config.credentials import check_files
+from dlm.client.config.rollout import Rollout, edited, parse_rollout
 from dlm.client.config.security import PLAIN, ClientSecurity, check_address
 from dlm.client.config.settings import ClientConfig
 from dlm.config import nearest, parse_toml
@@ -24,7 +25,7 @@ from dlm.files import write_whole
 from dlm.wire.secret import signature
 
 WRITTEN_BY = "# Written by dlm cluster"
-TOP_KEYS = ("model", "local_fallback", "token_file", "tls", "server")
+TOP_KEYS = ("model", "local_fallback", "token_file", "tls", "rollout", "server")
 TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
 SERVER_KEYS = ("address", "shard", "pid")
 
@@ -50,6 +51,9 @@ class Servers(Protocol):
     def model(self) -> str | None:
         """The default model that the operator names; None leaves it to the servers."""
 
+    def rollout(self) -> Rollout | None:
+        """The next model, if some new utterances are to get it."""
+
     def stamp(self) -> object:
         """Differs from the last one if the servers or the model may have changed."""
 
@@ -70,6 +74,9 @@ class FixedEndpoints(Servers):
         return self.endpoints
 
     def model(self) -> str | None:
+        return None
+
+    def rollout(self) -> Rollout | None:
         return None
 
     def stamp(self) -> object:
@@ -130,6 +137,7 @@ class ClusterFile(Servers):
         self._config = config or ClientConfig()
         self._toml = ClusterToml(self.path)  # raises, and says what to do, if there is no such file
         self._toml.servers()  # checked now, not at the first look
+        self._toml.rollout()
         self.started = StartSettings.of(self._toml, self._config)
 
     def __call__(self) -> list[Endpoint]:
@@ -137,6 +145,9 @@ class ClusterFile(Servers):
 
     def model(self) -> str | None:
         return self._now().model()
+
+    def rollout(self) -> Rollout | None:
+        return self._now().rollout()
 
     def stamp(self) -> object:
         return signature(self.path)
@@ -207,6 +218,11 @@ class ClusterToml:
         except ConfigError as exc:
             exc.add_note(f"in {self.path}")
             raise
+
+    def rollout(self) -> Rollout | None:
+        """The table [rollout]; None for none. Raises `ConfigError` if it is wrong."""
+        table = self._content.get("rollout")
+        return None if table is None else parse_rollout(self.path, table, check_model)
 
     def security(self) -> ClientSecurity:
         """The credentials: the table [tls], and token_file; paths are relative to the file. The
@@ -288,13 +304,13 @@ def write_cluster_file(
     security: ClientSecurity = PLAIN,
     local_fallback: Path | None = None,
     model: str | None = None,
+    rollout: Rollout | None = None,
 ) -> None:
     """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
     folder = None if local_fallback is None else str(local_fallback.absolute())
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
     for name, value in (
         ("local_fallback", folder),
-        ("model", model),
         ("token_file", security.token_file),
     ):
         if value:
@@ -308,7 +324,7 @@ def write_cluster_file(
             lines.append(f"shard = {endpoint.shard}")
         if endpoint.pid is not None:
             lines.append(f"pid = {endpoint.pid}")
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
 
 
 def check_model(model: str | None) -> str | None:

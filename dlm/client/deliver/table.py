@@ -17,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
 from dlm.client.config.cluster_file import Endpoint, Servers, check_model
+from dlm.client.config.rollout import Rollout
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.call import own_copy
 from dlm.client.deliver.download import fetch
@@ -65,6 +66,7 @@ class Table:
         self._missed: frozenset[str] = frozenset()  # models that utterances ask for in vain
         self._kept: frozenset[str] = frozenset()  # settings that changed without effect
         self._unread = ""  # why the last look failed
+        self._rollout: Rollout | None = None  # its model is one of `_others`; with its whole id
         self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
         self._stamp_seen = self._read_at = self._follows = clock()
@@ -91,14 +93,21 @@ class Table:
         every = (self.known, *self._others.values())
         return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
-    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+    def current(
+        self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
+    ) -> Snapshot:
         """For a new utterance: as `snapshot`; if servers no longer hold that model (or refused
-        `unlike`), its replacement, once that is fetched.
+        `unlike`), its replacement, once that is fetched. While a roll-out gives the next model to
+        a share of the utterances, that model if `key` is among them.
 
         Raises  StaleShardSet  the replacement is not ready in time; otherwise as `snapshot`
         """
         self.follow()
-        known = self.snapshot()
+        known, rollout = self.snapshot(), self._rollout
+        if rollout is not None and unlike is None and rollout.takes(key):
+            following = self._others.get(rollout.model)
+            if following is not None:
+                return following
         if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
             return known
         runtime, end = self._links.runtime, self._clock() + timeout_s
@@ -213,6 +222,7 @@ class Table:
             )
             named = self.endpoints.model()
             topology = census.choose(None if known is None else known.shard_set, self.model, named)
+            rollout = None if self.model else self.endpoints.rollout()
         finally:
             runtime.looked = self._read_at = self._clock()
         self._stamp = stamp
@@ -231,9 +241,11 @@ class Table:
             found = census.of(known.model, known.shard_set)
             self._gone = found is None
             snapshot = known if found is None else _with(found, known.grams)
+        following = self._next(census, snapshot, rollout)
         with runtime.lock:
             runtime.counts.stats.refreshes += stale is not None
             self._others = self._still_held(census, snapshot)
+            self._follow_rollout(following, rollout)
             self.known = snapshot
             self._missed -= {snapshot.model, *self._others}
             self._links.forget_lanes({s.shard_set for s in (snapshot, *self._others.values())})
@@ -245,6 +257,27 @@ class Table:
         read = {"shard_set": snapshot.shard_set, "shards_known": known_shards}
         log.info("client.cluster_file.read", extra=read)
         return snapshot
+
+    def _next(self, census: Census, now: Snapshot, rollout: Rollout | None) -> Snapshot | None:
+        """The next model, as soon as servers hold all of it and its low orders are fetched; until
+        then, and for another sharding of the same model, new utterances get the default."""
+        found = None if rollout is None else census.whole(rollout.model)
+        if found is None or found.manifest.model == now.model:
+            return None
+        grams = self._grams(found.manifest.model)
+        if grams is None:
+            self._fetch_behind(found)
+        return None if grams is None else _with(found, grams)
+
+    def _follow_rollout(self, following: Snapshot | None, rollout: Rollout | None) -> None:
+        found = None
+        if following is not None and rollout is not None:
+            self._others = {**self._others, following.model: following}
+            found = replace(rollout, model=following.model)
+        if found != self._rollout:
+            fields = {"model": found and found.model, "share": found.share if found else 0.0}
+            log.info("client.rollout.changed", extra=fields)
+        self._rollout = found
 
     def _note_settings(self, kept: list[str]) -> None:
         for name in kept:

@@ -190,6 +190,15 @@ class Census:
             return None
         return self.choose(prefer, snapshot_model)
 
+    def whole(self, model: str) -> Topology | None:
+        """Where a model is served, if all its shards are; None too if several have such an id."""
+        try:
+            found = self._beginning(model)
+        except ConfigError:
+            return None
+        held = [name for name, one in found.items() if one.is_whole()]
+        return self.choose(held[0], held[0]) if held else None
+
     def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
         """The shard sets whose id, or whose model's id, begins with `model`, all for None; raises
         `ConfigError` if they are of several models."""

@@ -1,0 +1,105 @@
+"""The roll-out that cluster.toml describes: which share of new utterances gets the next model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dlm.config import nearest
+from dlm.errors import ConfigError
+from dlm.files import locked, write_whole
+
+ROLLOUT_KEYS = ("model", "replaces", "share")
+_TABLE = re.compile(r"\s*\[")
+_MODEL = re.compile(r"\s*model\s*=")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The next model beside the default one.
+
+    model     the first digits of its id, or of its shard set's
+    replaces  likewise of the model that was the default before
+    share     of new utterances, 0 to 1
+    """
+
+    model: str
+    replaces: str
+    share: float
+
+    def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
+        """Whether a new utterance gets the next model: by the hash of its key, or at random.
+
+        A key that gets it keeps it while the share grows; another roll-out chooses other keys.
+        """
+        if key is None:
+            return draw() < self.share
+        data = key.encode() if isinstance(key, str) else key
+        # DO NOT CHANGE: decoders on several hosts must give a key the same model.
+        return xxhash.xxh3_64_intdigest(self.model.encode() + b"\0" + data) < self.share * 2**64
+
+
+def parse_rollout(path: Path, table: Any, check_model: Callable[[str], object]) -> Rollout:
+    """The table [rollout] of a cluster.toml.
+
+    Raises  ConfigError  it is not a table, has an unknown setting, or lacks one
+    """
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: rollout must be a table, found {table!r}")
+    for name in table:
+        if name not in ROLLOUT_KEYS:
+            advice = nearest(name, ROLLOUT_KEYS) or f"; there are {', '.join(ROLLOUT_KEYS)}"
+            raise ConfigError(f"{path}: [rollout] does not have a setting named {name}{advice}")
+    model, replaces, share = (table.get(name) for name in ROLLOUT_KEYS)
+    for name, value in (("model", model), ("replaces", replaces)):
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"{path}: [rollout] {name} must be the first digits of an id, found {value!r}"
+            )
+        try:
+            check_model(value)
+        except ConfigError as exc:
+            exc.add_note(f"in {path}, [rollout] {name}")
+            raise
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise ConfigError(f"{path}: [rollout] share is {share!r}; expected a number from 0 to 1")
+    return Rollout(str(model).lower(), str(replaces).lower(), float(share))
+
+
+def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
+    """The text of a cluster.toml with this default model and this roll-out; all else stays."""
+    kept: list[str] = []
+    is_top, in_rollout = True, False
+    for line in text.splitlines():
+        if _TABLE.match(line):
+            is_top, in_rollout = False, line.split("#")[0].strip() == "[rollout]"
+        if not in_rollout and not (is_top and _MODEL.match(line)):
+            kept.append(line)
+    comments = 0
+    while comments < len(kept) and kept[comments].startswith("#"):
+        comments += 1
+    head = [f"model = {json.dumps(model)}"] if model else []
+    if rollout is not None:
+        values = (f"{name} = {json.dumps(getattr(rollout, name))}" for name in ROLLOUT_KEYS)
+        while kept and not kept[-1].strip():
+            kept.pop()
+        kept += ["", "[rollout]", *values]
+    return "\n".join([*kept[:comments], *head, *kept[comments:]]) + "\n"
+
+
+def edit(path: Path, change: Callable[[str], str]) -> str:
+    """Replaces a cluster.toml by what `change` makes of its text, one process at a time; returns
+    the text."""
+    with locked(path.with_name(f".{path.name}.edit")):
+        before = path.read_text(encoding="utf-8")
+        after = change(before)
+        if after != before:
+            write_whole(path, after.encode(), keep_owner=True)
+        return after
