@@ -40,6 +40,13 @@ PAGES: dict[str, tuple[str, str, dict[str, str]]] = {
             "FailoverConfig": "dlm.client.config.settings:FailoverConfig",
         },
     ),
+    "dlm/cluster/SETTINGS.md": (
+        "Settings of a roll-out",
+        "A setting comes from an option of `dlm rollout` (`--share`), else from a variable "
+        "(`DLM_ROLLOUT_SHARE`), else it has its default. `dlm rollout --help` lists those that are "
+        "options.",
+        {"[rollout]": "dlm.cluster.rollout:Rules"},
+    ),
     "dlm/federated/SETTINGS.md": (
         "Settings of federated training",
         "These are the tables of the file that `dlm federate --config` reads; paths are relative "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from dlm.signals import stop_signals
 from dlm.units import counted
 
 if TYPE_CHECKING:
+    from dlm.client.config.cluster_file import Endpoint
     from dlm.cluster.processes import Server
     from dlm.index.layout import Manifest
 
@@ -68,7 +70,8 @@ def cluster(
 ) -> None:
     """Serve every shard on this host until Ctrl-C or SIGTERM.
 
-    Stopping also removes cluster.toml, unless a server started by hand still
+    The servers follow cluster.sets, beside cluster.toml, which lists the folders; dlm rollout
+    changes both. Stopping also removes the two files, unless a server started by hand still
     listens at one of its addresses.
 
     Servers listen on loopback. If one exits, the command reports it and the others keep running; it
@@ -82,14 +85,16 @@ def cluster(
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.client.config.cluster_file import write_cluster_file
+    from dlm.client.config.cluster_file import ClusterToml, replace_servers, write_cluster_file
     from dlm.client.config.security import ClientSecurity
     from dlm.cluster.processes import claim, listening, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
+    from dlm.server.sets import sets_file_of, write_sets
 
     manifests = [read_manifest(directory) for directory in directories]
+    sets = sets_file_of(cluster_file)
     count = replicas * max(manifest.shards for manifest in manifests)
     for name, first in (("port", port), ("metrics-port", metrics_port)):
         if first and not 1 <= first <= 65536 - count:
@@ -111,28 +116,30 @@ def cluster(
     }
     options = [part for name, file in given.items() if file for part in (name, file)]
     asked_to_stop = False
-    written: str | None = None
+    written: list[Endpoint] | None = None
 
-    def write(servers: list[Server]) -> str:
+    def write(servers: list[Server]) -> list[Endpoint]:
         endpoints = [server.endpoint for server in servers]
-        shard_set = manifests[0].shard_set
         write_cluster_file(
             cluster_file,
             endpoints,
-            shard_set=shard_set,
+            shard_set=manifests[0].shard_set,
             security=security,
             local_fallback=local_fallback,
         )
-        return cluster_file.read_text()
+        return endpoints
 
-    def ours(written: str | None) -> bool:
+    def ours(written: list[Endpoint] | None) -> bool:
         # Another cluster may have overwritten it since.
-        return written is not None and cluster_file.exists() and cluster_file.read_text() == written
+        with contextlib.suppress(ConfigError):
+            return written is not None and ClusterToml(cluster_file).servers() == written
+        return False
 
     def rewrite(servers: list[Server]) -> None:
         nonlocal written
         if ours(written):
-            written = write(servers)
+            written = [server.endpoint for server in servers]
+            replace_servers(cluster_file, written)
 
     def stop(number: int, frame: FrameType | None) -> None:
         # A flag, not an event: the interrupted thread may hold an event's lock.
@@ -142,6 +149,7 @@ def cluster(
         asked_to_stop = True
 
     with claim(cluster_file):
+        write_sets(sets, directories)
         previous = {number: signal.signal(number, stop) for number in stop_signals()}
         try:
             with running_servers(
@@ -152,6 +160,7 @@ def cluster(
                 first_metrics_port=metrics_port,
                 log_level=log_level,
                 options=options,
+                sets=sets,
                 compiling=compile_kernels,
             ) as servers:
                 if not asked_to_stop:
@@ -169,6 +178,7 @@ def cluster(
                     print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
                 else:
                     cluster_file.unlink()
+                    sets.unlink(missing_ok=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
     print("stopped", file=sys.stderr)

@@ -33,6 +33,7 @@ COMMANDS = {
     "cluster": ("cluster", "cluster"),
     "gateway": ("gateway", "gateway"),
     "status": ("status", "status"),
+    "rollout": ("rollout", "rollout"),
     "token": ("token", "token"),
     "score": ("score", "score"),
     "perplexity": ("perplexity", "perplexity"),
@@ -67,7 +68,10 @@ HEADINGS = {
 }
 
 # Commands that answer at once or run until they are stopped, and options that ask for silence.
-OWN_WORDS = {"cluster", "compile", "demo", "gateway", "info", "score", "serve", "status", "token"}
+OWN_WORDS = {
+    *("cluster", "compile", "demo", "gateway", "info", "rollout", "score", "serve", "status"),
+    "token",
+}
 MUTE = {"-q", "--quiet", "--help"}
 
 SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."

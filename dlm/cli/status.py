@@ -28,6 +28,7 @@ from dlm.units import size_text
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from dlm.client.config.rollout import Rollout
     from dlm.cluster.status import ClusterSnapshot, ClusterStatus, Row
 
 COLUMNS = (
@@ -91,6 +92,7 @@ def status(
         dlm status --cluster cluster.toml --watch
         dlm status --wait 60 --json
     """
+    from contextlib import suppress
     from functools import partial
 
     from dlm.client.config.cluster_file import ClusterToml
@@ -119,7 +121,13 @@ def status(
         endpoints, security = toml.servers(), given.over(toml.security())
         check_files(security)  # a fault in these files is not a server's
         connect = partial(GrpcConnection, security=security)
-        return ClusterStatus(endpoints, connect, timeout, model=toml.model())
+
+        def rollout() -> Rollout | None:
+            with suppress(ConfigError):  # clients keep what they have, too
+                return toml.again().rollout()
+            return None
+
+        return ClusterStatus(endpoints, connect, timeout, model=toml.model(), rollout=rollout)
 
     pause = threading.Event()  # never set; a signal ends the wait at once
     end = time.monotonic() + wait
@@ -198,6 +206,8 @@ def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | No
 
     lines = [(line, "red") for line in problems(snapshot)]
     summary = [ready(snapshot), cascade(snapshot)]
+    if snapshot.rollout is not None:
+        summary.append((snapshot.rollout.text, "yellow"))
     lines += summary
     if height is None:
         return _drawn(lines, snapshot.rows, width)

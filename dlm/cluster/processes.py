@@ -93,6 +93,7 @@ def running_servers(
     first_metrics_port: int = 0,
     log_level: str = "warning",
     options: Sequence[str] = (),
+    sets: Path | None = None,
     compiling: Callable[[Sequence[Any]], object] = compile_ahead,
 ) -> Iterator[list[Server]]:
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
@@ -106,6 +107,7 @@ def running_servers(
             first_port  server i gets first_port + i; 0 takes free ports
             first_metrics_port  likewise; 0 means none
             options     of `dlm serve`, for each
+            sets        a file that lists the folders, which the servers then follow
             compiling   compiles kernels that an earlier start did not cache
     Raises  ShardDown, ConfigError  a server did not start; its message is on standard error
     """
@@ -118,8 +120,9 @@ def running_servers(
         processes: list[subprocess.Popen[bytes]] = []
         servers: list[Server] = []
         try:
-            for index, sets in enumerate(held * replicas):
-                command = ["serve", *(os.fspath(directories[at]) for at in sets)]
+            for index, held_sets in enumerate(held * replicas):
+                folders = [os.fspath(directories[at]) for at in held_sets]
+                command = ["serve", *(folders if sets is None else ("--sets", os.fspath(sets)))]
                 command += [
                     "--workers",
                     str(workers),

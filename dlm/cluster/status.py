@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlm.client.config.cluster_file import Endpoint
+from dlm.client.config.rollout import Rollout
 from dlm.client.config.settings import HeartbeatConfig
 from dlm.client.deliver.table import MAX_ASKED, MAX_SHARD_SETS
 from dlm.client.deliver.transport import Connect, Connection
@@ -96,6 +97,7 @@ class ClusterSnapshot:
              may hold
     refused  whether a server does not let us ask
     unserved  the default model that cluster.toml names, if no server that answers holds it
+    rollout  that cluster.toml describes
     """
 
     rows: tuple[Row, ...]
@@ -103,6 +105,7 @@ class ClusterSnapshot:
     missing: tuple[int, ...]
     refused: bool = False
     unserved: str | None = None
+    rollout: Rollout | None = None
 
     @property
     def down(self) -> bool:
@@ -133,7 +136,7 @@ class ClusterSnapshot:
 
     def facts(self) -> dict[str, Any]:
         """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved`,
-        `mode`."""
+        `mode`, `rollout`."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
@@ -141,6 +144,7 @@ class ClusterSnapshot:
             "slow": list(self.slow),
             "unserved": self.unserved,
             "mode": self.mode,
+            "rollout": None if self.rollout is None else asdict(self.rollout),
         }
 
 
@@ -216,6 +220,10 @@ class _WorkerConnection:
         self.shard = beat.reply.shard
         self.workers = beat.reply.workers
         self.held = {bytes(beat.reply.shard_set): _BeatHistory(beat)}
+
+    def keep(self, shard_sets: Sequence[bytes]) -> None:
+        """Forgets the beats of all other shard sets."""
+        self.held = {one: self.held[one] for one in shard_sets if one in self.held}
 
     def record(self, shard_set: bytes, beat: _Beat) -> bool:
         """Takes a beat; false if another process answered it, or for another shard set."""
@@ -323,10 +331,17 @@ class _Server:
         return max((w.workers for w in self.workers.values()), default=1) or 1
 
     def _beat_all(self, worker: _WorkerConnection) -> bool:
-        """A beat of each shard set of a worker; false if another process answers now."""
+        """A beat of each shard set that a worker holds now; false if another process answers."""
         default, *others = worker.held
+        with contextlib.suppress(DlmError):  # a beat says what is wrong
+            reply = worker.connection.describe(self._timeout_s)
+            self._learn(reply)
+            default = bytes(reply.shard_set)
+            others = [bytes(one) for one in reply.shard_sets if bytes(one) != default]
+            worker.keep([default, *others[:MAX_SHARD_SETS]])
         return worker.record(default, self._beat(worker.connection)) and all(
-            worker.record(one, self._beat(worker.connection, one, worker.shard)) for one in others
+            worker.record(one, self._beat(worker.connection, one, worker.shard))
+            for one in others[:MAX_SHARD_SETS]
         )
 
     def _rows(self, worker: _WorkerConnection) -> list[Row]:
@@ -412,6 +427,7 @@ class ClusterStatus:
           connect    makes a separate connection at every call
           timeout_s  for one heartbeat, and for reaching all workers of a server
           model      the default that cluster.toml names, if any
+          rollout    returns the roll-out that it describes now, if any
     """
 
     def __init__(
@@ -421,9 +437,10 @@ class ClusterStatus:
         timeout_s: float,
         *,
         model: str | None = None,
+        rollout: Callable[[], Rollout | None] = lambda: None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._model = model
+        self._model, self._rollout = model, rollout
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
     def poll(self) -> ClusterSnapshot:
@@ -444,6 +461,7 @@ class ClusterStatus:
             tuple(sorted(missing)),
             bool(refused),
             self._unserved(rows),
+            self._rollout(),
         )
 
     def _unserved(self, rows: Sequence[Row]) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dlm.errors import ConfigError, DlmError
+from dlm.files import write_whole
 from dlm.index.layout import Manifest, read_manifest
 from dlm.logs import EventLog
 from dlm.resources import available_bytes
@@ -210,6 +211,16 @@ def read_sets(path: Path) -> list[Path]:
         if named.count(folder) > 1:
             raise ConfigError(f"{path} lists {folder} twice; give each shard set once")
     return named
+
+
+def write_sets(path: Path, folders: Sequence[Path]) -> None:
+    """Replaces the list: these folders, by their whole paths, the default first."""
+    write_whole(path, "".join(f"{folder.absolute()}\n" for folder in folders).encode())
+
+
+def sets_file_of(cluster_file: Path) -> Path:
+    """The list that the servers of `dlm cluster` follow, beside the file for their clients."""
+    return cluster_file.with_suffix(".sets")
 
 
 def sets_of(folders: Sequence[Path], index: int) -> list[tuple[Path, Manifest]]:

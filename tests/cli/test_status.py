@@ -45,9 +45,10 @@ def test_the_same_as_json(run, cluster) -> None:
     done = run("status", "--cluster", cluster, "--interval", 0.05, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    documented = {"servers", "shards", "missing", "slow", "unserved", "mode", "interval_s"}
-    assert set(facts) == documented
+    documented = {"servers", "shards", "missing", "slow", "unserved", "mode", "rollout"}
+    assert set(facts) == {*documented, "interval_s"}
     assert facts["mode"] == "full" and facts["slow"] == [] and facts["unserved"] is None
+    assert facts["rollout"] is None
     assert facts["shards"] == [0, 1]
     assert facts["missing"] == []
     for server in facts["servers"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dlm.client.config.credentials import check_files
-from dlm.client.config.rollout import Rollout, edited, parse_rollout
+from dlm.client.config.rollout import Rollout, edit, edited, parse_rollout
 from dlm.client.config.security import PLAIN, ClientSecurity, check_address
 from dlm.client.config.settings import ClientConfig
 from dlm.config import nearest, parse_toml
@@ -318,13 +318,30 @@ def write_cluster_file(
     if security.ca:
         values = [(name, getattr(security, name)) for name in TLS_KEYS]
         lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
+    lines += _server_lines(endpoints)
+    write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
+
+
+def replace_servers(path: Path, endpoints: Sequence[Endpoint]) -> None:
+    """Replaces the servers of a file that `write_cluster_file` wrote; all else stays."""
+
+    def change(text: str) -> str:
+        toml, head = ClusterToml(path), text.split("\n[[server]]")[0].splitlines()
+        text = "\n".join([*head, *_server_lines(endpoints)]) + "\n"
+        return edited(text, toml.model(), toml.rollout())
+
+    edit(path, change)
+
+
+def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:
+    lines = []
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
             lines.append(f"shard = {endpoint.shard}")
         if endpoint.pid is not None:
             lines.append(f"pid = {endpoint.pid}")
-    write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())
+    return lines
 
 
 def check_model(model: str | None) -> str | None:

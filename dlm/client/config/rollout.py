@@ -34,6 +34,13 @@ class Rollout:
     replaces: str
     share: float
 
+    @property
+    def text(self) -> str:
+        return (
+            f"roll-out: {100 * self.share:g} % of new utterances get model {self.model[:12]}, "
+            f"which replaces {self.replaces[:12]}"
+        )
+
     def takes(self, key: str | bytes | None, draw: Callable[[], float] = random.random) -> bool:
         """Whether a new utterance gets the next model: by the hash of its key, or at random.
 

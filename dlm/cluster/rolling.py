@@ -1,0 +1,428 @@
+"""A roll-out carried out: looks at the servers, and writes the files that they and clients follow.
+
+`rollout` decides. Nothing else is written, so a killed run leaves files that the next one goes on
+from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dlm.client.api.client import Client
+from dlm.client.config.cluster_file import ClusterToml, Endpoint
+from dlm.client.config.credentials import check_files
+from dlm.client.config.rollout import edit, edited
+from dlm.client.config.security import ClientSecurity
+from dlm.client.config.settings import ClientConfig
+from dlm.client.deliver.table import take_census
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.cluster.rollout import (
+    Actions,
+    Compare,
+    Compared,
+    Comparison,
+    End,
+    Event,
+    Progress,
+    Rules,
+    Seen,
+    Stage,
+    TellClients,
+    TellServers,
+    Undo,
+    resumed,
+    step,
+)
+from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, ClusterStatus
+from dlm.errors import ConfigError, DlmError
+from dlm.files import locked
+from dlm.index.layout import Manifest, read_manifest
+from dlm.ngram.vocab import as_text
+from dlm.resources import available_bytes
+from dlm.server.sets import read_sets, write_sets
+
+LOOK_S = 1.0
+CENSUS_S = 5.0
+SENTENCES, WORDS, CHOICES = 32, 8, 16
+SEED = 20191201
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a roll-out may write, and where the sets lie.
+
+    sets     the servers' list; None if a configuration tool writes it, as printed
+    folders  shard set -> its folder, as far as is known
+    others   folders of the list that the roll-out does not touch
+    """
+
+    cluster: Path
+    sets: Path | None
+    folders: Mapping[str, Path]
+    others: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two models."""
+
+    old: Manifest
+    new: Manifest
+
+
+# ------------------------------------------------------------------------------ before it begins
+
+
+@contextmanager
+def only_one(cluster: Path) -> Iterator[None]:
+    """Raises `ConfigError` if another roll-out of this cluster runs."""
+    file = cluster.with_name(f".{cluster.name}.rollout")
+    running = ConfigError(
+        f"another dlm rollout of {cluster} runs; wait for it, or stop it and go on with the same "
+        "command"
+    )
+    with locked(file, running, remove=True):
+        yield
+
+
+def models_served(
+    toml: ClusterToml, connect: Callable[[str], GrpcConnection]
+) -> tuple[dict[str, Manifest], str]:
+    """The shard sets that servers hold, and the one that new utterances get.
+
+    Raises  ConfigError  no server answers, or none holds the default of cluster.toml
+    """
+    census = take_census(toml.servers(), connect, CENSUS_S)
+    held = {name: found.manifest for name, found in census.held.items()}
+    if not held:
+        raise ConfigError(
+            f"no server of {toml.path} answers: {'; '.join(census.faults.values())}. Start the "
+            "servers first"
+        )
+    default = census.choose(None, None, toml.model()).manifest.shard_set
+    return held, default
+
+
+def find_pair(
+    toml: ClusterToml,
+    new: Manifest | None,
+    held: Mapping[str, Manifest],
+    default: str,
+    *,
+    undo: bool,
+) -> Pair:
+    """The models of the roll-out that cluster.toml describes; else of a new one.
+
+    Args    new  the shard set that is to be rolled out; None to go back
+    Raises  ConfigError  another roll-out is under way; there is none to undo; the new set is
+            served already
+    """
+    under_way = toml.rollout()
+    if under_way is None:
+        if undo:
+            raise ConfigError(
+                f"{toml.path} describes no roll-out, so there is none to undo. To return to an "
+                "earlier model, roll it out: dlm rollout DIR"
+            )
+        assert new is not None
+        if default == new.shard_set:
+            raise ConfigError(
+                f"new utterances get shard set {new.shard_set} already; nothing is to be rolled out"
+            )
+        return Pair(held[default], new)
+    if new is not None and not new.shard_set.startswith(under_way.model):
+        raise ConfigError(
+            f"a roll-out of {under_way.model} is under way; finish it with its own folder, or undo "
+            f"it (dlm rollout --undo) before you roll out {new.shard_set}"
+        )
+    found = new or _named(held, under_way.model)
+    old = _named(held, under_way.replaces)
+    if found is None or (old is None and undo):
+        missing = under_way.model if found is None else under_way.replaces
+        raise ConfigError(
+            f"no server holds shard set {missing} any longer; "
+            + (
+                "give the folder that was rolled out, to finish: dlm rollout DIR"
+                if found is not None
+                else "give its folder: dlm rollout DIR --undo"
+            )
+        )
+    return Pair(old or replace(found, shard_set=under_way.replaces), found)
+
+
+def _named(held: Mapping[str, Manifest], beginning: str) -> Manifest | None:
+    return next((one for name, one in held.items() if name.startswith(beginning)), None)
+
+
+def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) -> None:
+    """Raises `ConfigError` if decoders, or the servers there are, cannot take the new model."""
+    old, new = pair.old, pair.new
+    found = []
+    if old.order != new.order:
+        found.append(f"its order is {new.order}, and {old.order} is served")
+    if old.file("vocabulary").xxh3_128 != new.file("vocabulary").xxh3_128:
+        found.append("its vocabulary is another, so its word ids are")
+    if found and not other_words:
+        raise ConfigError(
+            f"shard set {new.shard_set}: {'; '.join(found)}. Decoders that keep word ids or states "
+            "from one utterance to the next would fail; if yours look them up in each utterance, "
+            "add --other-words"
+        )
+    shards = {one.shard for one in endpoints if one.shard is not None}
+    missing = sorted(set(range(new.shards)) - shards)
+    if missing:
+        raise ConfigError(
+            f"shard set {new.shard_set} has {new.shards} shards, and cluster.toml lists no server "
+            f"of shard {', '.join(map(str, missing))}. Start servers of these shards with the same "
+            "list (dlm serve --sets FILE --shard N), and add them to cluster.toml"
+        )
+
+
+def check_files_whole(
+    folder: Path, manifest: Manifest, available: Callable[[], int] = available_bytes
+) -> None:
+    """Raises `ConfigError` if a file is missing or half-copied, or all do not fit in memory."""
+    for entry in manifest.files:
+        path = folder / entry.name
+        size = path.stat().st_size if path.is_file() else -1
+        if size != entry.bytes:
+            found = "is missing" if size < 0 else f"has {size} bytes"
+            raise ConfigError(
+                f"{path} {found}; the manifest says {entry.bytes} bytes. Copy the shard set again "
+                "to a new folder, and rename it when it is complete"
+            )
+    wanted, free = sum(entry.bytes for entry in manifest.files), available()
+    if wanted > free:
+        raise ConfigError(
+            f"{folder} needs {wanted >> 20} MiB beside the model that is served, and {free >> 20} "
+            "MiB are free. Unload another model first, or use larger machines"
+        )
+
+
+def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None) -> Places:
+    """Where the sets of a roll-out lie, by the servers' list and the folder given.
+
+    Raises  ConfigError  the list is wrong, or does not have the set that is served
+    """
+    folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
+    if sets is None:
+        return Places(cluster, None, folders)
+    others = []
+    for listed in read_sets(sets):
+        name = read_manifest(listed).shard_set
+        if name in (pair.old.shard_set, pair.new.shard_set):
+            folders.setdefault(name, listed)
+        else:
+            others.append(listed)
+    return Places(cluster, sets, folders, others)
+
+
+# ----------------------------------------------------------------------------------- comparing
+
+
+def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list[str]:
+    """Sentences drawn from a served model: each word among the likeliest after those before."""
+    rng, utterance = np.random.default_rng(seed), client.utterance()
+    words = client.vocabulary.words
+    out = []
+    for _ in range(sentences):
+        state, said = utterance.begin(), []
+        for _ in range(WORDS):
+            likely = utterance.next_words(state, CHOICES)
+            word = likely[int(rng.integers(len(likely)))][0]
+            if word == client.vocabulary.end_id:
+                break
+            said.append(as_text(words[word]))
+            state = utterance.extend([state], [word]).states[0, 0]
+        out.append(" ".join(said))
+    return out
+
+
+def compare(old: Client, new: Client, files: Client | None, sentences: Sequence[str]) -> Comparison:
+    """Asks both models for each sentence, one after the other."""
+    took: tuple[list[float], list[float]] = ([], [])
+    failed, wrong = [0, 0], 0
+    differences: list[float] = []
+    for sentence in sentences:
+        scores = []
+        for number, client in enumerate((old, new)):
+            begun = time.perf_counter()
+            try:
+                (found,) = client.utterance().score_sentences([sentence])
+            except DlmError:
+                failed[number] += 1
+                continue
+            took[number].append(1e3 * (time.perf_counter() - begun))
+            scores.append(found.token_log10_prob)
+            if number and files is not None:
+                (told,) = files.utterance().score_sentences([sentence])
+                wrong += not np.array_equal(told.token_log10_prob, found.token_log10_prob)
+        if len(scores) == 2 and len(scores[0]) == len(scores[1]):
+            differences += (scores[1] - scores[0]).tolist()
+    old_p99, new_p99 = (float(np.percentile(one, 99)) if one else 0.0 for one in took)
+    mean = float(np.mean(differences)) if differences else 0.0
+    largest = max(differences, key=abs, default=0.0)
+    return Comparison(len(sentences), failed[1], failed[0], wrong, old_p99, new_p99, mean, largest)
+
+
+# ----------------------------------------------------------------------------------- running
+
+
+def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
+    """One look at the servers, as `rollout.step` takes it."""
+    lacking: dict[str, tuple[str, ...]] = {}
+    holding: dict[str, tuple[str, ...]] = {}
+    busy = set()
+    for manifest in (pair.old, pair.new):
+        name = manifest.shard_set
+        rows = [row for row in snapshot.rows if (row.shard or 0) < manifest.shards]
+        processes = {(row.address, row.worker) for row in rows}
+        mine = [row for row in rows if row.shard_set == name[:ID_DIGITS]]
+        able = [row for row in mine if row.state == "ready" and row.error is None]
+        lacks = processes - {(row.address, row.worker) for row in able}
+        lacking[name] = tuple(sorted({address for address, _ in lacks}))
+        holding[name] = tuple(sorted({row.address for row in mine}))
+        if any(row.messages_per_s is None or row.messages_per_s > 0 for row in mine):
+            busy.add(name)
+    return Seen(lacking, holding, frozenset(busy))
+
+
+class Rolling:
+    """Runs a roll-out to its end, in this thread.
+
+    Args  tell  prints a line;  given  credentials that take precedence over cluster.toml
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        places: Places,
+        rules: Rules,
+        given: ClientSecurity,
+        tell: Callable[[str], None],
+        *,
+        sentences: Sequence[str] = (),
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pair, self._places, self._rules, self._given = pair, places, rules, given
+        self._tell, self._pause, self._clock = tell, pause, clock
+        self._sentences = list(sentences)
+        self._clients: tuple[Client, Client, Client | None] | None = None
+        self._stack = ExitStack()
+        self.last: Comparison | None = None
+        self.ended: End | None = None
+        self.written: list[str] = []
+
+    def run(self, *, undo: bool) -> End:
+        """Goes on until it ends; whatever it wrote stays if it is interrupted."""
+        pair, rules = self._pair, self._rules
+        toml = ClusterToml(self._places.cluster)
+        security = self._given.over(toml.security())
+        check_files(security)
+        connect = partial(GrpcConnection, security=security)
+        with self._stack:
+            status = ClusterStatus(toml.servers(), connect, CENSUS_S, model=None)
+            self._stack.callback(status.close)
+            state, actions = resumed(
+                pair.old.shard_set, pair.new.shard_set, toml.rollout(), rules, self._clock()
+            )
+            if undo:
+                state, actions = step(state, Undo(), rules, self._clock())
+            self._tell_stage(state)
+            while True:
+                state = self._carry_out(state, actions)
+                if self.ended is not None:
+                    return self.ended
+                self._pause(LOOK_S)
+                state, actions = self._next(state, seen(status.poll(), pair))
+
+    def _next(self, state: Progress, event: Event) -> tuple[Progress, Actions]:
+        after, actions = step(state, event, self._rules, self._clock())
+        if after.stage is not state.stage:
+            self._tell_stage(after)
+        return after, actions
+
+    def _carry_out(self, state: Progress, actions: Actions) -> Progress:
+        for action in actions:
+            if isinstance(action, TellServers):
+                self._tell_servers(action)
+            elif isinstance(action, TellClients):
+                self._tell_clients(action)
+            elif isinstance(action, Compare):
+                state, more = self._next(state, Compared(self._compare()))
+                state = self._carry_out(state, more)
+            else:
+                self.ended = action
+        return state
+
+    def _tell_servers(self, told: TellServers) -> None:
+        places = self._places
+        folders = [places.folders[one] for one in told.sets if one in places.folders]
+        if places.sets is not None:
+            write_sets(places.sets, [*folders, *places.others])
+            return
+        lines = [str(places.folders.get(one, f"(folder of {one})")) for one in told.sets]
+        self._tell("the file of each server (dlm serve --sets FILE) must list, in this order:")
+        for line in lines:
+            self._tell(f"  {line}")
+
+    def _tell_clients(self, told: TellClients) -> None:
+        edit(self._places.cluster, lambda text: edited(text, told.model, told.rollout))
+        if self._places.sets is None:
+            self._tell(f"copy {self._places.cluster} to the clients' hosts")
+
+    def _compare(self) -> Comparison:
+        old, new, files = self._clients or self._connect()
+        self.last = found = compare(old, new, files, self._sentences)
+        self._tell(
+            f"compared {found.sentences} sentences: p99 {found.old_p99_ms:.1f} ms old, "
+            f"{found.new_p99_ms:.1f} ms new; failed {found.old_failed} old, {found.failed} new; "
+            f"log10 per word differs by {found.difference:+.3f} on average, {found.largest:+.3f} "
+            "at most"
+        )
+        return found
+
+    def _connect(self) -> tuple[Client, Client, Client | None]:
+        cluster, pair = self._places.cluster, self._pair
+        config = ClientConfig(deadline_s=5.0, **asdict(self._given))
+        old, new = (
+            self._stack.enter_context(Client.connect(cluster, config, model=one.shard_set))
+            for one in (pair.old, pair.new)
+        )
+        files, folder = None, self._places.folders.get(pair.new.shard_set)
+        if folder is not None and all((folder / one.name).is_file() for one in pair.new.files):
+            files = self._stack.enter_context(Client.local(folder, verify=False))
+        if not self._sentences:
+            self._sentences = sample(old)
+        compare(old, new, files, self._sentences[:4])  # connections, and the first look-ups
+        self._clients = old, new, files
+        return self._clients
+
+    def _tell_stage(self, state: Progress) -> None:
+        rules = self._rules
+        text = {
+            Stage.LOAD: "servers load the new set beside the old one",
+            Stage.COMPARE: "comparing both on sampled sentences",
+            Stage.SHARE: f"{100 * rules.share:g} % of new utterances get the new model, for "
+            f"{rules.watch_for:g} s",
+            Stage.ALL: f"all new utterances get the new model; the old one is unloaded after "
+            f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
+            Stage.UNLOAD: "servers unload the old set",
+            Stage.RELOAD: "servers load the old set again",
+            Stage.RETREAT: "new utterances get the old model; the new one is unloaded after "
+            f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
+            Stage.CLEAR: "servers unload the new set",
+            Stage.ENDED: "ended",
+        }[state.stage]
+        if state.failure and state.stage in (Stage.RETREAT, Stage.CLEAR):
+            text = f"{state.failure}: {text}"
+        if state.stage is not Stage.ENDED:
+            self._tell(text)

@@ -1,0 +1,339 @@
+"""What a roll-out does next: `step(state, event, rules, now) -> (state, actions)`. Pure.
+
+Its state on disk is the two files that it writes: the servers' list of shard sets, and
+cluster.toml. `resumed` finds from cluster.toml where a killed roll-out was, so any run can go on or
+undo.
+
+    stage    cluster.toml               servers     until
+    LOAD     share 0                    old, new    every server holds the new set
+    COMPARE  share 0                    old, new    sampled queries were asked of both
+    SHARE    share as asked             old, new    the time is over; compared again meanwhile
+    ALL      new the default, share 1   new, old    the old set is quiet, or the time is over
+    UNLOAD   the same                   new         no server holds the old set
+    RELOAD   new the default, share 1   new, old    an undo: every server holds the old set again
+    RETREAT  old the default, share 0   old, new    the new set is quiet, or the time is over
+    CLEAR    the same                   old         no server holds the new set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+from dlm.client.config.rollout import Rollout
+from dlm.config import check, setting
+
+ADDRESSES_SHOWN = 4
+
+
+class Stage(Enum):
+    LOAD = "load"
+    COMPARE = "compare"
+    SHARE = "share"
+    ALL = "all"
+    UNLOAD = "unload"
+    RELOAD = "load the old set again"
+    RETREAT = "undo"
+    CLEAR = "unload the new set"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a roll-out goes on, and when it is undone."""
+
+    share: float = setting(
+        0.05,
+        "Share of new utterances that get the new model while it is watched, such as 5%.",
+        low=0,
+        high=1,
+        why="Enough to see errors of a busy cluster within a minute.",
+    )
+    watch_for: float = setting(
+        60.0,
+        "How long this share is watched before all new utterances get the new model.",
+        unit="seconds",
+        low=0,
+        high=1e7,
+    )
+    load: float = setting(
+        600.0,
+        "Time in which every server must load, or unload, a set.",
+        unit="seconds",
+        low=1,
+        high=1e6,
+        why="About 1 s per GiB of the page cache; a cold disk takes longer.",
+    )
+    idle: float = setting(
+        30.0,
+        "Time without a message after which a set is unloaded.",
+        unit="seconds",
+        low=1,
+        high=1e6,
+        why="Longer than the pauses inside an utterance.",
+    )
+    longest: float = setting(
+        600.0,
+        "Time after which a set is unloaded even if utterances still use it.",
+        unit="seconds",
+        low=1,
+        high=1e7,
+        why="Longer than the longest utterance: those that are still open then get StaleShardSet.",
+    )
+    compare: float = setting(10.0, "Time between two comparisons.", unit="seconds", low=1, high=1e6)
+    ratio: float = setting(
+        2.0, "p99 above this many times the old model's is slow.", low=1, high=1000
+    )
+    floor_ms: float = setting(
+        20.0,
+        "It is slow only if it is also longer by this much.",
+        unit="milliseconds",
+        low=0,
+        high=1e6,
+    )
+
+    def __post_init__(self) -> None:
+        check("rollout", self)
+
+    def broken(self, found: Comparison) -> str:
+        """Why the new model may not go on; "" if it may."""
+        if found.failed:
+            return f"{found.failed} of {found.sentences} sampled sentences failed on the new model"
+        if found.wrong:
+            return (
+                f"{found.wrong} of {found.sentences} sampled sentences got other scores from the "
+                "servers than from the files of the new model"
+            )
+        old, new = found.old_p99_ms, found.new_p99_ms
+        if new > self.ratio * old and new > old + self.floor_ms:
+            return (
+                f"the new model's p99 is {new:.1f} ms, the old one's {old:.1f}; allowed are "
+                f"{self.ratio:g} times as much, or {self.floor_ms:g} ms more"
+            )
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same sentences, asked of both models.
+
+    failed      sentences without an answer by the new model;  old_failed  by the old one
+    wrong       sentences whose scores are not those of the new model's files
+    old_p99_ms, new_p99_ms  of a sentence
+    difference, largest  mean and largest difference of a word's log10 probability, new less old
+    """
+
+    sentences: int
+    failed: int
+    old_failed: int
+    wrong: int
+    old_p99_ms: float
+    new_p99_ms: float
+    difference: float
+    largest: float
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at the servers.
+
+    lacking  shard set -> servers that should hold it and do not, or do not answer
+    holding  shard set -> servers that hold it
+    busy     shard sets that may have been asked since the last look
+    """
+
+    lacking: Mapping[str, tuple[str, ...]]
+    holding: Mapping[str, tuple[str, ...]]
+    busy: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Sampled queries were asked of both."""
+
+    found: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The operator goes back."""
+
+
+Event: TypeAlias = Seen | Compared | Undo
+
+
+# ------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class TellServers:
+    """Let the servers hold these sets, the default first."""
+
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellClients:
+    """Let clients use this default model, and follow this roll-out."""
+
+    model: str
+    rollout: Rollout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Ask sampled queries of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop. `failure` says why it did not end as the operator wanted; `undone`: on the old set."""
+
+    failure: str = ""
+    undone: bool = False
+
+
+Action: TypeAlias = TellServers | TellClients | Compare | End
+Actions: TypeAlias = tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a roll-out is.
+
+    since, quiet_since, compared_at  when the stage began; when the set that is to be unloaded was
+             last busy; when the models were last compared
+    shared   whether clients may have open utterances on the new model
+    failure  why it is being undone, unless the operator wanted that
+    """
+
+    old: str
+    new: str
+    stage: Stage
+    since: float
+    quiet_since: float = 0.0
+    compared_at: float = 0.0
+    comparing: bool = False
+    shared: bool = False
+    failure: str = ""
+
+    def rollout(self, share: float) -> Rollout:
+        return Rollout(self.new, self.old, share)
+
+
+def resumed(
+    old: str, new: str, rollout: Rollout | None, rules: Rules, now: float
+) -> tuple[Progress, Actions]:
+    """Begins, or goes on from what cluster.toml says."""
+    # Of an earlier run it is not known whether clients ever got the new model.
+    state = Progress(old, new, Stage.LOAD, now, shared=rollout is not None)
+    if rollout is None or rollout.share == 0.0:
+        return _enter(state, Stage.LOAD, rules, now)
+    return _enter(state, Stage.ALL if rollout.share >= 1.0 else Stage.SHARE, rules, now)
+
+
+def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
+    """The next state, and what to do.
+
+    Guarantees  clients are sent to no set that a server may lack, and a set is unloaded only after
+                clients were sent away from it
+    """
+    if isinstance(event, Undo):
+        if state.stage in (Stage.RELOAD, Stage.RETREAT, Stage.CLEAR, Stage.ENDED):
+            return state, ()
+        if state.stage in (Stage.ALL, Stage.UNLOAD):
+            return _enter(state, Stage.RELOAD, rules, now)
+        return _retreat(state, "", rules, now)
+    if isinstance(event, Compared):
+        return _compared(state, event.found, rules, now)
+    passed = now - state.since
+    if state.stage is Stage.LOAD:
+        lacking = event.lacking.get(state.new, ())
+        if not lacking:
+            return _enter(state, Stage.COMPARE, rules, now)
+        if passed >= rules.load:
+            late = _shown(lacking)
+            why = f"after {rules.load:g} s, {late} did not hold the new set; see its log"
+            return _retreat(state, why, rules, now)
+    elif state.stage is Stage.RELOAD:
+        lacking = event.lacking.get(state.old, ())
+        if not lacking:
+            return _enter(state, Stage.RETREAT, rules, now)
+        if passed >= rules.load:
+            why = f"after {rules.load:g} s, {_shown(lacking)} did not hold the old set; see its log"
+            return replace(state, stage=Stage.ENDED), (End(why),)
+    elif state.stage is Stage.SHARE and not state.comparing:
+        if passed >= rules.watch_for:
+            return _enter(state, Stage.ALL, rules, now)
+        if now - state.compared_at >= rules.compare:
+            return replace(state, comparing=True), (Compare(),)
+    elif state.stage in (Stage.ALL, Stage.RETREAT):
+        leaving = state.old if state.stage is Stage.ALL else state.new
+        if leaving in event.busy:
+            state = replace(state, quiet_since=now)
+        if now - state.quiet_since >= rules.idle or passed >= rules.longest:
+            following = Stage.UNLOAD if state.stage is Stage.ALL else Stage.CLEAR
+            return _enter(state, following, rules, now)
+    elif state.stage in (Stage.UNLOAD, Stage.CLEAR):
+        is_undo = state.stage is Stage.CLEAR
+        leaving, stays = (state.new, state.old) if is_undo else (state.old, state.new)
+        holding = event.holding.get(leaving, ())
+        ended = replace(state, stage=Stage.ENDED)
+        if not holding:
+            return ended, (TellClients(stays, None), End(state.failure, is_undo))
+        if passed >= rules.load:
+            why = f"after {rules.load:g} s, {_shown(holding)} still held {leaving}; see its log"
+            return ended, (End(state.failure or why, is_undo),)
+    return state, ()
+
+
+def _compared(
+    state: Progress, found: Comparison, rules: Rules, now: float
+) -> tuple[Progress, Actions]:
+    state = replace(state, comparing=False, compared_at=now)
+    if state.stage not in (Stage.COMPARE, Stage.SHARE):
+        return state, ()
+    if why := rules.broken(found):
+        return _retreat(state, why, rules, now)
+    return _enter(state, Stage.SHARE, rules, now) if state.stage is Stage.COMPARE else (state, ())
+
+
+def _retreat(state: Progress, why: str, rules: Rules, now: float) -> tuple[Progress, Actions]:
+    """A new set that no client was sent to is unloaded at once."""
+    state = replace(state, failure=why)
+    if state.shared:
+        return _enter(state, Stage.RETREAT, rules, now)
+    after, actions = _enter(state, Stage.CLEAR, rules, now)
+    return after, (TellClients(state.old, state.rollout(0.0)), *actions)
+
+
+def _enter(state: Progress, stage: Stage, rules: Rules, now: float) -> tuple[Progress, Actions]:
+    old, new = state.old, state.new
+    state = replace(state, stage=stage, since=now, quiet_since=now, comparing=False)
+    if stage is Stage.LOAD:
+        return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
+    if stage is Stage.COMPARE:
+        return replace(state, comparing=True), (Compare(),)
+    if stage is Stage.CLEAR:
+        return state, (TellServers((old,)),)
+    state = replace(state, shared=True)
+    if stage is Stage.RELOAD:
+        return state, (TellServers((new, old)),)
+    if stage is Stage.SHARE:
+        return state, (TellClients(old, state.rollout(rules.share)),)
+    if stage is Stage.ALL:
+        return state, (TellClients(new, state.rollout(1.0)), TellServers((new, old)))
+    if stage is Stage.RETREAT:
+        return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
+    return state, (TellServers((new,)),)
+
+
+def _shown(addresses: tuple[str, ...]) -> str:
+    more = len(addresses) - ADDRESSES_SHOWN
+    shown = ", ".join(addresses[:ADDRESSES_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown

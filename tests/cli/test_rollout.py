@@ -1,0 +1,194 @@
+"""`dlm rollout` on a running cluster: under load, killed, and refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import forked
+from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
+from dlm.client import Client, ClientConfig
+from dlm.errors import DlmError
+from dlm.files import locked
+from models import random_model
+
+QUICK = ("--watch-for", 1, "--idle", 2, "--longest", 20)
+
+
+def content(folder: Path) -> tuple[str, str]:
+    """cluster.toml and the servers' list."""
+    return (folder / "cluster.toml").read_text(), (folder / "cluster.sets").read_text()
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("same", "already"),
+        ("more shards", "shard 2"),
+        ("half-copied", "bytes"),
+        ("damaged", "manifest.json"),
+        ("nothing to undo", "no roll-out"),
+        ("another operator", "another dlm rollout"),
+        ("no share", "--share"),
+    ],
+)
+def test_what_cannot_be_rolled_out_is_refused_and_nothing_changes(
+    run, cluster, folder, other, tmp_path, case, said
+) -> None:
+    """With what to do; before a file is written."""
+    new, more = tmp_path / "new", ["--other-words"]
+    shutil.copytree(other if case == "more shards" else folder / "shards", new)
+    if case in ("half-copied", "damaged"):
+        shutil.rmtree(new)
+        done = run("shard", folder / "other.arpa", "--shards", 2, "--output", new)
+        assert done.returncode == 0, done.stderr
+        file = next(new.glob("shard-*1*.arrow")) if case == "half-copied" else new / "manifest.json"
+        file.write_bytes(file.read_bytes()[:-8])
+    if case == "no share":
+        more = ["--share", "many"]
+    arguments = ["--undo"] if case == "nothing to undo" else [new, *more]
+    before = content(cluster.parent)
+    if case == "another operator":
+        with locked(cluster.with_name(f".{cluster.name}.rollout")):
+            done = run("rollout", *arguments, "--cluster", cluster)
+    else:
+        done = run("rollout", *arguments, "--cluster", cluster)
+    assert done.returncode == 1
+    assert said in done.stderr.decode()
+    assert content(cluster.parent) == before
+
+
+@dataclass
+class Load:
+    """Decoders that open utterances and check every score against the model that it names."""
+
+    cluster: Path
+    models: dict[str, ModelFiles]
+    cache: Path
+    utterances: int = 0
+    on: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._decode, args=(n,)) for n in range(2)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _decode(self, seed: int) -> None:
+        rng = random.Random(seed)
+        config = ClientConfig(cache_dir=self.cache, deadline_s=30.0)
+        with Client.connect(self.cluster, config) as client:
+            while not self._stop.is_set():
+                try:
+                    self._utter(client, rng)
+                except DlmError as exc:
+                    self.faults.append(repr(exc))
+
+    def _utter(self, client: Client, rng: random.Random) -> None:
+        utterance = client.utterance(key=str(rng.random()))
+        name = utterance.model_info.model
+        oracle = self.models[name].oracle
+        grams = [n for n in oracle.ngrams if len(n) == oracle.order]
+        for _ in range(rng.choice([1, 5, 20])):
+            asked = [rng.choice(grams) for _ in range(10)]
+            found = utterance.score([n[:-1] for n in asked], [n[-1] for n in asked])
+            told = np.array([oracle.score(n[:-1], n[-1]).log10_prob for n in asked], np.float32)
+            if not np.array_equal(told, found.log10_prob):
+                self.faults.append(f"wrong scores of {name}")
+            self._stop.wait(0.02)
+        self.utterances += 1
+        self.on[name] = self.on.get(name, 0) + 1
+
+
+@pytest.fixture
+def pair(tmp_path) -> list[ModelFiles]:
+    """Two models of the same order in three shards."""
+    return [
+        build(random_model(seed=seed, order=4, words=60, per_order=400), tmp_path / str(seed), 3)
+        for seed in (7, 8)
+    ]
+
+
+def start(environ, tmp_path, *arguments) -> subprocess.Popen:
+    """`dlm rollout`, running."""
+    line = command("rollout", *QUICK, "--other-words", *arguments)
+    return forked.Popen(line, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_no_utterance_fails_through_a_roll_out_and_an_undo(tmp_path, environ, run, pair) -> None:
+    """Three shards, two replicas; every score is that of the model that its utterance names; the
+    servers hold one set before and after."""
+    old, new = pair
+    named = {one.manifest.model: one for one in pair}
+    with (
+        CommandServer("cluster", old.directory, "--replicas", 2, cwd=tmp_path, env=environ).ready(),
+        Load(tmp_path / "cluster.toml", named, tmp_path / "cache") as load,
+    ):
+        until(lambda: load.utterances > 5)
+        going = start(environ, tmp_path, new.directory, "--share", "50%")
+        until(lambda: len(load.on) == 2)
+        status = run("status", "--json", cwd=tmp_path)
+        assert json.loads(status.stdout)["rollout"]["model"] == new.manifest.shard_set
+        assert going.wait(WAIT_S) == 0
+        assert content(tmp_path)[1] == f"{new.directory}\n"
+        before = load.on[new.manifest.model]
+        until(lambda: load.on[new.manifest.model] > before + 5)
+        going = start(environ, tmp_path, old.directory, "--share", "50%", "--watch-for", 60)
+        until(lambda: "share = 0.5" in content(tmp_path)[0])
+        going.kill()
+        going.wait(WAIT_S)
+        done = run("rollout", "--undo", *QUICK, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert content(tmp_path)[1] == f"{new.directory}\n"
+        assert "rollout" not in content(tmp_path)[0]
+    assert load.faults == []
+    assert not (tmp_path / "cluster.toml").exists()
+    assert not (tmp_path / "cluster.sets").exists()
+
+
+@pytest.mark.slow
+def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(tmp_path, environ, run, pair) -> None:
+    """kill -9 after a time of its own, then the same command or `--undo`."""
+    rng = random.Random(1)
+    named = {one.manifest.model: one for one in pair}
+    serving, following = pair
+    with (
+        CommandServer("cluster", serving.directory, cwd=tmp_path, env=environ).ready(),
+        Load(tmp_path / "cluster.toml", named, tmp_path / "cache") as load,
+    ):
+        for round_ in range(6):
+            going = start(environ, tmp_path, following.directory)
+            try:
+                going.wait(rng.uniform(0.5, 9.0))
+            except subprocess.TimeoutExpired:
+                going.kill()
+            going.wait(WAIT_S)
+            if "rollout" in content(tmp_path)[0] and round_ % 2:
+                done = run("rollout", "--undo", *QUICK, cwd=tmp_path)
+            elif f"{serving.directory}\n" == content(tmp_path)[1]:
+                done = run("rollout", following.directory, "--other-words", *QUICK, cwd=tmp_path)
+                serving, following = following, serving
+            else:
+                done = run("rollout", following.directory, "--other-words", *QUICK, cwd=tmp_path)
+                serving, following = following, serving
+            assert done.returncode == 0, done.stderr
+            assert content(tmp_path)[1] == f"{serving.directory}\n"
+    assert load.faults == []

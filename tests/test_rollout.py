@@ -1,0 +1,215 @@
+"""dlm.cluster.rollout: what a roll-out does next, whatever happens to it; and what is refused."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlm.client.config.cluster_file import ClusterToml
+from dlm.client.config.rollout import Rollout, edited
+from dlm.cluster.rollout import (
+    Compare,
+    Compared,
+    Comparison,
+    End,
+    Rules,
+    Seen,
+    Stage,
+    TellClients,
+    TellServers,
+    Undo,
+    resumed,
+    step,
+)
+
+OLD, NEW = "0" * 32, "1" * 32
+RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load=30, compare=8)
+GOOD = Comparison(32, 0, 0, 0, 1.0, 1.2, 0.1, 0.5)
+BAD = [
+    replace(GOOD, failed=1),
+    replace(GOOD, wrong=1),
+    replace(GOOD, new_p99_ms=500.0),
+]
+
+
+class World:
+    """Servers that follow a list with a delay, clients that follow cluster.toml, and a roll-out
+    that a test kills and starts again.
+
+    Attributes  open  shard set -> when the last utterance on it ends
+    """
+
+    def __init__(self, rng: random.Random, found: Comparison = GOOD, lag: int = 3) -> None:
+        self.rng, self.found, self.lag, self.now = rng, found, lag, 0.0
+        self.listed = (OLD,)
+        self.held: set[str] = {OLD}
+        self.model, self.rollout = OLD, None
+        self.open = {OLD: 0.0, NEW: -1.0}
+        self.end: End | None = None
+        self.shares: list[float] = []
+
+    def start(self, *, undo: bool) -> None:
+        self.end = None
+        self.state, actions = resumed(OLD, NEW, self.rollout, RULES, self.now)
+        if undo:
+            self.state, actions = step(self.state, Undo(), RULES, self.now)
+        self.do(actions)
+
+    def do(self, actions) -> None:
+        for action in actions:
+            if isinstance(action, TellServers):
+                self.listed = action.sets
+            elif isinstance(action, TellClients):
+                self.model, self.rollout = action.model, action.rollout
+                assert self.model in self.held
+                if self.rollout is not None:
+                    self.shares.append(self.rollout.share)
+                    assert self.rollout.share == 0.0 or NEW in self.held
+            elif isinstance(action, Compare):
+                assert {OLD, NEW} <= self.held
+                self.state, more = step(self.state, Compared(self.found), RULES, self.now)
+                self.do(more)
+            else:
+                self.end = action
+
+    def tick(self) -> None:
+        """A second passes: clients begin utterances, servers load or unload."""
+        self.now += 1.0
+        share = self.rollout.share if self.rollout else 0.0
+        for name in {self.model, NEW} if share > 0 else {self.model}:
+            assert name in self.held, "a new utterance would fail"
+            self.open[name] = max(self.open[name], self.now + self.rng.choice([1.0, 2.0, 4.0]))
+        if self.rng.random() < 1 / self.lag:
+            gone = self.held - set(self.listed)
+            assert not any(self.open[name] > self.now for name in gone), "an open utterance fails"
+            self.held = set(self.listed)
+
+    def look(self) -> None:
+        lacking = {name: () if name in self.held else ("host:1",) for name in (OLD, NEW)}
+        holding = {name: ("host:1",) if name in self.held else () for name in (OLD, NEW)}
+        busy = frozenset(name for name in self.held if self.open[name] >= self.now)
+        self.state, actions = step(self.state, Seen(lacking, holding, busy), RULES, self.now)
+        self.do(actions)
+
+    def run(self, seconds: int = 500) -> End:
+        for _ in range(seconds):
+            if self.end is not None:
+                return self.end
+            self.tick()
+            self.look()
+        raise AssertionError(f"it is still at {self.state}")
+
+
+def test_a_roll_out_goes_from_the_old_set_to_the_new():
+    """By a share of the utterances; no utterance loses its model."""
+    world = World(random.Random(1))
+    world.start(undo=False)
+    assert world.run() == End()
+    assert (world.model, world.rollout, world.held) == (NEW, None, {NEW})
+    assert world.shares == [0.0, 0.1, 1.0]
+
+
+@pytest.mark.parametrize("found", BAD)
+def test_a_new_model_that_fails_is_slow_or_wrong_gets_no_utterance(found):
+    """The command says why; the files are as they were."""
+    world = World(random.Random(2), found)
+    world.start(undo=False)
+    assert world.run().failure
+    assert (world.model, world.rollout, world.held) == (OLD, None, {OLD})
+    assert set(world.shares) == {0.0}
+
+
+def test_a_new_model_that_becomes_slow_is_taken_back():
+    """Utterances that have it end on it."""
+    world = World(random.Random(3))
+    world.start(undo=False)
+    while world.state.stage is not Stage.SHARE:
+        world.tick()
+        world.look()
+    world.found = BAD[2]
+    assert world.run().failure
+    assert (world.model, world.held) == (OLD, {OLD})
+
+
+def test_a_set_that_servers_do_not_load_is_given_up():
+    """After `load`, with their addresses."""
+    world = World(random.Random(4), lag=10**9)
+    world.start(undo=False)
+    for _ in range(int(RULES.load) + 2):
+        world.tick()
+        world.look()
+    assert world.listed == (OLD,)
+    assert "host:1" in world.run().failure
+
+
+def test_a_set_that_is_asked_for_ever_is_unloaded_in_the_end():
+    """An utterance may stay open for days."""
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
+    for now in range(int(RULES.longest)):
+        state, actions = step(state, Seen({}, {}, frozenset({OLD})), RULES, float(now))
+        assert not actions
+    state, actions = step(state, Seen({}, {}, frozenset({OLD})), RULES, RULES.longest)
+    assert actions == (TellServers((NEW,)),)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(seed):
+    """However often, and whichever the operator chooses next."""
+    rng = random.Random(seed)
+    world = World(rng, GOOD if seed % 3 else rng.choice(BAD))
+    undo = False
+    world.start(undo=False)
+    for _ in range(rng.randrange(1, 6)):
+        for _ in range(rng.randrange(40)):
+            if world.end is None:
+                world.tick()
+                world.look()
+        if world.end is not None:
+            break
+        undo = rng.random() < 0.5
+        world.start(undo=undo)
+    ended = world.run()
+    assert world.rollout is None
+    assert world.held == {world.model}
+    assert ended.undone == (undo or bool(ended.failure))
+    assert world.model == (OLD if ended.undone else NEW)
+
+
+def test_an_undo_while_the_old_set_is_unloaded_loads_it_first():
+    """Clients are sent to it once every server has it again."""
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
+    state, actions = step(state, Undo(), RULES, 1.0)
+    assert actions == (TellServers((NEW, OLD)),)
+    assert step(state, Seen({OLD: ("host:1",)}, {}, frozenset()), RULES, 2.0)[1] == ()
+    _, actions = step(state, Seen({}, {}, frozenset()), RULES, 3.0)
+    assert actions == (TellClients(OLD, Rollout(NEW, OLD, 0.0)), TellServers((OLD, NEW)))
+
+
+# -------------------------------------------------------------------------- cluster.toml
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[server]]\naddress = "a:1"\n',
+        '# mine\n# lines\nmodel = "abcdef"\ntoken_file = "t"\n\n[[server]]\naddress = "a:1"\n',
+        '# one\n\n[rollout]\nmodel = "x"\n\n[[server]]\naddress = "a:1"\n[tls]\nca = "c"\n',
+        'model="abcdef"\n[tls]\nca = "c"\n[[server]]\naddress = "a:1"\n[rollout] # now\nshare=1\n',
+    ],
+)
+def test_editing_cluster_toml_leaves_the_rest_as_it_was(tmp_path: Path, text: str):
+    """Whatever it held, and again and again."""
+    path = tmp_path / "cluster.toml"
+    rollout = Rollout(NEW, OLD, 0.25)
+    path.write_text(edited(edited(text, NEW, None), OLD, rollout))
+    toml = ClusterToml(path)
+    assert (toml.model(), toml.rollout()) == (OLD, rollout)
+    assert [one.address for one in toml.servers()] == ["a:1"]
+    once = path.read_text()
+    assert edited(once, OLD, rollout) == once
+    kept = [line for line in text.splitlines() if line.startswith(("#", "token", "ca", "[tls"))]
+    assert [line for line in once.splitlines() if line in kept] == kept
+    assert "rollout" not in edited(once, None, None)
