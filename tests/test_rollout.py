@@ -15,9 +15,9 @@ from dlm.cluster.rollout import (
     Compared,
     Comparison,
     End,
+    RolloutStage,
     Rules,
     Seen,
-    Stage,
     TellClients,
     TellServers,
     Undo,
@@ -126,7 +126,7 @@ def test_a_new_model_that_becomes_slow_is_taken_back():
     """Utterances that have it end on it."""
     world = World(random.Random(3))
     world.start(undo=False)
-    while world.state.stage is not Stage.SHARE:
+    while world.state.stage is not RolloutStage.SHARE:
         world.tick()
         world.look()
     world.found = BAD[2]

@@ -31,9 +31,9 @@ from dlm.cluster.rollout import (
     End,
     Event,
     Progress,
+    RolloutStage,
     Rules,
     Seen,
-    Stage,
     TellClients,
     TellServers,
     Undo,
@@ -55,7 +55,7 @@ SEED = 20191201
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RolloutPlaces:
     """What a roll-out may write, and where the sets lie.
 
     sets     the servers' list; None if a configuration tool writes it, as printed
@@ -206,14 +206,14 @@ def check_files_whole(
         )
 
 
-def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None) -> Places:
+def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None) -> RolloutPlaces:
     """Where the sets of a roll-out lie, by the servers' list and the folder given.
 
     Raises  ConfigError  the list is wrong, or does not have the set that is served
     """
     folders = {pair.new.shard_set: folder.absolute()} if folder is not None else {}
     if sets is None:
-        return Places(cluster, None, folders)
+        return RolloutPlaces(cluster, None, folders)
     others = []
     for listed in read_sets(sets):
         name = read_manifest(listed).shard_set
@@ -221,7 +221,7 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
             folders.setdefault(name, listed)
         else:
             others.append(listed)
-    return Places(cluster, sets, folders, others)
+    return RolloutPlaces(cluster, sets, folders, others)
 
 
 # ----------------------------------------------------------------------------------- comparing
@@ -303,7 +303,7 @@ class Rolling:
     def __init__(
         self,
         pair: Pair,
-        places: Places,
+        places: RolloutPlaces,
         rules: Rules,
         given: ClientSecurity,
         tell: Callable[[str], None],
@@ -409,20 +409,20 @@ class Rolling:
     def _tell_stage(self, state: Progress) -> None:
         rules = self._rules
         text = {
-            Stage.LOAD: "servers load the new set beside the old one",
-            Stage.COMPARE: "comparing both on sampled sentences",
-            Stage.SHARE: f"{100 * rules.share:g} % of new utterances get the new model, for "
+            RolloutStage.LOAD: "servers load the new set beside the old one",
+            RolloutStage.COMPARE: "comparing both on sampled sentences",
+            RolloutStage.SHARE: f"{100 * rules.share:g} % of new utterances get the new model, for "
             f"{rules.watch_for:g} s",
-            Stage.ALL: f"all new utterances get the new model; the old one is unloaded after "
+            RolloutStage.ALL: f"all new utterances get the new model; the old one is unloaded after "
             f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
-            Stage.UNLOAD: "servers unload the old set",
-            Stage.RELOAD: "servers load the old set again",
-            Stage.RETREAT: "new utterances get the old model; the new one is unloaded after "
+            RolloutStage.UNLOAD: "servers unload the old set",
+            RolloutStage.RELOAD: "servers load the old set again",
+            RolloutStage.RETREAT: "new utterances get the old model; the new one is unloaded after "
             f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
-            Stage.CLEAR: "servers unload the new set",
-            Stage.ENDED: "ended",
+            RolloutStage.CLEAR: "servers unload the new set",
+            RolloutStage.ENDED: "ended",
         }[state.stage]
-        if state.failure and state.stage in (Stage.RETREAT, Stage.CLEAR):
+        if state.failure and state.stage in (RolloutStage.RETREAT, RolloutStage.CLEAR):
             text = f"{state.failure}: {text}"
-        if state.stage is not Stage.ENDED:
+        if state.stage is not RolloutStage.ENDED:
             self._tell(text)

@@ -28,7 +28,7 @@ from dlm.config import check, setting
 ADDRESSES_SHOWN = 4
 
 
-class Stage(Enum):
+class RolloutStage(Enum):
     LOAD = "load"
     COMPARE = "compare"
     SHARE = "share"
@@ -214,7 +214,7 @@ class Progress:
 
     old: str
     new: str
-    stage: Stage
+    stage: RolloutStage
     since: float
     quiet_since: float = 0.0
     compared_at: float = 0.0
@@ -231,10 +231,12 @@ def resumed(
 ) -> tuple[Progress, Actions]:
     """Begins, or goes on from what cluster.toml says."""
     # Of an earlier run it is not known whether clients ever got the new model.
-    state = Progress(old, new, Stage.LOAD, now, shared=rollout is not None)
+    state = Progress(old, new, RolloutStage.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
-        return _enter(state, Stage.LOAD, rules, now)
-    return _enter(state, Stage.ALL if rollout.share >= 1.0 else Stage.SHARE, rules, now)
+        return _enter(state, RolloutStage.LOAD, rules, now)
+    return _enter(
+        state, RolloutStage.ALL if rollout.share >= 1.0 else RolloutStage.SHARE, rules, now
+    )
 
 
 def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
@@ -244,46 +246,53 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
                 clients were sent away from it
     """
     if isinstance(event, Undo):
-        if state.stage in (Stage.RELOAD, Stage.RETREAT, Stage.CLEAR, Stage.ENDED):
+        if state.stage in (
+            RolloutStage.RELOAD,
+            RolloutStage.RETREAT,
+            RolloutStage.CLEAR,
+            RolloutStage.ENDED,
+        ):
             return state, ()
-        if state.stage in (Stage.ALL, Stage.UNLOAD):
-            return _enter(state, Stage.RELOAD, rules, now)
+        if state.stage in (RolloutStage.ALL, RolloutStage.UNLOAD):
+            return _enter(state, RolloutStage.RELOAD, rules, now)
         return _retreat(state, "", rules, now)
     if isinstance(event, Compared):
         return _compared(state, event.found, rules, now)
     passed = now - state.since
-    if state.stage is Stage.LOAD:
+    if state.stage is RolloutStage.LOAD:
         lacking = event.lacking.get(state.new, ())
         if not lacking:
-            return _enter(state, Stage.COMPARE, rules, now)
+            return _enter(state, RolloutStage.COMPARE, rules, now)
         if passed >= rules.load:
             late = _shown(lacking)
             why = f"after {rules.load:g} s, {late} did not hold the new set; see its log"
             return _retreat(state, why, rules, now)
-    elif state.stage is Stage.RELOAD:
+    elif state.stage is RolloutStage.RELOAD:
         lacking = event.lacking.get(state.old, ())
         if not lacking:
-            return _enter(state, Stage.RETREAT, rules, now)
+            return _enter(state, RolloutStage.RETREAT, rules, now)
         if passed >= rules.load:
             why = f"after {rules.load:g} s, {_shown(lacking)} did not hold the old set; see its log"
-            return replace(state, stage=Stage.ENDED), (End(why),)
-    elif state.stage is Stage.SHARE and not state.comparing:
+            return replace(state, stage=RolloutStage.ENDED), (End(why),)
+    elif state.stage is RolloutStage.SHARE and not state.comparing:
         if passed >= rules.watch_for:
-            return _enter(state, Stage.ALL, rules, now)
+            return _enter(state, RolloutStage.ALL, rules, now)
         if now - state.compared_at >= rules.compare:
             return replace(state, comparing=True), (Compare(),)
-    elif state.stage in (Stage.ALL, Stage.RETREAT):
-        leaving = state.old if state.stage is Stage.ALL else state.new
+    elif state.stage in (RolloutStage.ALL, RolloutStage.RETREAT):
+        leaving = state.old if state.stage is RolloutStage.ALL else state.new
         if leaving in event.busy:
             state = replace(state, quiet_since=now)
         if now - state.quiet_since >= rules.idle or passed >= rules.longest:
-            following = Stage.UNLOAD if state.stage is Stage.ALL else Stage.CLEAR
+            following = (
+                RolloutStage.UNLOAD if state.stage is RolloutStage.ALL else RolloutStage.CLEAR
+            )
             return _enter(state, following, rules, now)
-    elif state.stage in (Stage.UNLOAD, Stage.CLEAR):
-        is_undo = state.stage is Stage.CLEAR
+    elif state.stage in (RolloutStage.UNLOAD, RolloutStage.CLEAR):
+        is_undo = state.stage is RolloutStage.CLEAR
         leaving, stays = (state.new, state.old) if is_undo else (state.old, state.new)
         holding = event.holding.get(leaving, ())
-        ended = replace(state, stage=Stage.ENDED)
+        ended = replace(state, stage=RolloutStage.ENDED)
         if not holding:
             return ended, (TellClients(stays, None), End(state.failure, is_undo))
         if passed >= rules.load:
@@ -296,39 +305,45 @@ def _compared(
     state: Progress, found: Comparison, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
     state = replace(state, comparing=False, compared_at=now)
-    if state.stage not in (Stage.COMPARE, Stage.SHARE):
+    if state.stage not in (RolloutStage.COMPARE, RolloutStage.SHARE):
         return state, ()
     if why := rules.broken(found):
         return _retreat(state, why, rules, now)
-    return _enter(state, Stage.SHARE, rules, now) if state.stage is Stage.COMPARE else (state, ())
+    return (
+        _enter(state, RolloutStage.SHARE, rules, now)
+        if state.stage is RolloutStage.COMPARE
+        else (state, ())
+    )
 
 
 def _retreat(state: Progress, why: str, rules: Rules, now: float) -> tuple[Progress, Actions]:
     """A new set that no client was sent to is unloaded at once."""
     state = replace(state, failure=why)
     if state.shared:
-        return _enter(state, Stage.RETREAT, rules, now)
-    after, actions = _enter(state, Stage.CLEAR, rules, now)
+        return _enter(state, RolloutStage.RETREAT, rules, now)
+    after, actions = _enter(state, RolloutStage.CLEAR, rules, now)
     return after, (TellClients(state.old, state.rollout(0.0)), *actions)
 
 
-def _enter(state: Progress, stage: Stage, rules: Rules, now: float) -> tuple[Progress, Actions]:
+def _enter(
+    state: Progress, stage: RolloutStage, rules: Rules, now: float
+) -> tuple[Progress, Actions]:
     old, new = state.old, state.new
     state = replace(state, stage=stage, since=now, quiet_since=now, comparing=False)
-    if stage is Stage.LOAD:
+    if stage is RolloutStage.LOAD:
         return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
-    if stage is Stage.COMPARE:
+    if stage is RolloutStage.COMPARE:
         return replace(state, comparing=True), (Compare(),)
-    if stage is Stage.CLEAR:
+    if stage is RolloutStage.CLEAR:
         return state, (TellServers((old,)),)
     state = replace(state, shared=True)
-    if stage is Stage.RELOAD:
+    if stage is RolloutStage.RELOAD:
         return state, (TellServers((new, old)),)
-    if stage is Stage.SHARE:
+    if stage is RolloutStage.SHARE:
         return state, (TellClients(old, state.rollout(rules.share)),)
-    if stage is Stage.ALL:
+    if stage is RolloutStage.ALL:
         return state, (TellClients(new, state.rollout(1.0)), TellServers((new, old)))
-    if stage is Stage.RETREAT:
+    if stage is RolloutStage.RETREAT:
         return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
     return state, (TellServers((new,)),)
 

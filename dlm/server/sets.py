@@ -45,14 +45,14 @@ Sets: TypeAlias = tuple[Listed, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ListChanged:
     """The file lists these sets now."""
 
     sets: Sets
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class SetsChecked:
     """The files of the new sets were read; `error` says what is wrong with one."""
 
     error: str = ""
@@ -74,11 +74,11 @@ class Ended:
     worker: int
 
 
-Event: TypeAlias = Changed | Checked | Loaded | Ended
+Event: TypeAlias = ListChanged | SetsChecked | Loaded | Ended
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckSets:
     """Read the files of these sets."""
 
     sets: Sets
@@ -101,7 +101,7 @@ class Report:
     error: str = ""
 
 
-Action: TypeAlias = Check | Tell | Report
+Action: TypeAlias = CheckSets | Tell | Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +134,17 @@ def step(state: SetsState, event: Event, workers: int) -> tuple[SetsState, tuple
 
     Guarantees  one worker loads at a time; if it fails or ends, all serve the list before
     """
-    if isinstance(event, Changed):
+    if isinstance(event, ListChanged):
         if state.told:
             return state, ()  # asked again once it is over
         if event.sets == state.serving:
             return replace(state, loading=None, rejected=""), ()
         if any(one not in state.serving for one in event.sets):
-            return replace(state, loading=event.sets), (Check(event.sets),)
+            return replace(state, loading=event.sets), (CheckSets(event.sets),)
         return _tell(replace(state, loading=event.sets, number=state.number + 1), 1)
     if state.loading is None:
         return state, ()
-    if isinstance(event, Checked):
+    if isinstance(event, SetsChecked):
         if state.told:
             return state, ()
         if event.error:
@@ -303,7 +303,7 @@ class ListedSets:
         child = self._child
         if child is not None and (ended := child.poll()) is not None:
             self._child = None
-            self._take(Checked(ended))
+            self._take(SetsChecked(ended))
         if not self.state.told and self._watch.changed():
             self._read()
 
@@ -320,7 +320,7 @@ class ListedSets:
         except DlmError as exc:
             self._carry_out(*_reject(self.state, str(exc)))
         else:
-            self._take(Changed(tuple(Listed(str(f), one.shard_set) for f, one in found)))
+            self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
 
     def holds(self, shard_set: str) -> bool:
         """Whether a worker serves it, or may."""
@@ -341,7 +341,7 @@ class ListedSets:
         try:
             self._child = Child(lambda: self._check(folders))
         except OSError as exc:  # no process or no descriptor is left
-            self._take(Checked(f"no process could be started to read them: {exc}"))
+            self._take(SetsChecked(f"no process could be started to read them: {exc}"))
 
     def _stop_check(self) -> None:
         if self._child is not None:
@@ -355,7 +355,7 @@ class ListedSets:
         self.state = state
         self.rejected.write(state.rejected)
         for action in actions:
-            if isinstance(action, Check):
+            if isinstance(action, CheckSets):
                 held = state.serving
                 new = [Path(one.folder) for one in action.sets if one not in held]
                 logger.info("server.sets.checking", extra={"sets": len(new)})

@@ -18,14 +18,14 @@ from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from dlm.server.config import ServerConfig
 from dlm.server.sets import (
-    Changed,
-    Check,
-    Checked,
+    CheckSets,
     Ended,
+    ListChanged,
     Listed,
     ListedSets,
     Loaded,
     Report,
+    SetsChecked,
     SetsState,
     Tell,
     check_memory,
@@ -54,10 +54,10 @@ def run(state, *events, workers=2):
 
 def test_new_sets_are_checked_then_loaded_by_one_worker_at_a_time():
     """A later worker begins with what the others serve by then."""
-    state, done = run(START, Changed((A, B)))
-    assert done == [Check((A, B))]
+    state, done = run(START, ListChanged((A, B)))
+    assert done == [CheckSets((A, B))]
     assert state.of(0) == state.of(1) == (0, (A,))
-    state, done = run(state, Checked())
+    state, done = run(state, SetsChecked())
     assert done == [Tell((A, B), 1, 1)]
     assert state.of(0) == (0, (A,))  # it loads them while it serves
     state, done = run(state, Loaded(0, 1))
@@ -71,35 +71,35 @@ def test_new_sets_are_checked_then_loaded_by_one_worker_at_a_time():
 
 def test_a_set_that_is_no_longer_listed_needs_no_check():
     """Nor does another order, which changes the default."""
-    _, done = run(SetsState((A, B)), Changed((B, A)), Loaded(0, 1), workers=1)
+    _, done = run(SetsState((A, B)), ListChanged((B, A)), Loaded(0, 1), workers=1)
     assert done == [Tell((B, A), 1, 1), Report((B, A))]
 
 
 @pytest.mark.parametrize("failure", [Loaded(1, 1, "no room"), Ended(1)])
 def test_when_a_worker_cannot_load_a_list_all_return_to_the_one_before(failure):
     """Also those that had loaded it; and the reason is kept until the list changes."""
-    state, done = run(START, Changed((A, B)), Checked(), Loaded(0, 1), failure)
+    state, done = run(START, ListChanged((A, B)), SetsChecked(), Loaded(0, 1), failure)
     assert done[-2] == Tell((A,), 2, 2)
     assert isinstance(done[-1], Report)
     assert done[-1].error
     assert state == SetsState((A,), number=2, rejected=done[-1].error)
     assert run(state, Loaded(0, 2), Loaded(1, 2)) == (state, [])
-    assert run(state, Changed((A,)))[0].rejected == ""
+    assert run(state, ListChanged((A,)))[0].rejected == ""
 
 
 def test_files_that_are_damaged_are_given_to_no_worker():
     """Whatever else happens meanwhile."""
-    state, done = run(START, Changed((A, B)), Loaded(0, 0), Ended(1), Checked("damaged"))
-    assert done == [Check((A, B)), Report((A,), "damaged")]
+    state, done = run(START, ListChanged((A, B)), Loaded(0, 0), Ended(1), SetsChecked("damaged"))
+    assert done == [CheckSets((A, B)), Report((A,), "damaged")]
     assert state == replace(START, rejected="damaged")
 
 
 def test_a_list_that_changes_during_the_check_is_checked_anew_and_not_during_the_loading():
     """What a worker loads is what was checked."""
-    state, done = run(START, Changed((A, B)), Changed((B,)))
-    assert done == [Check((A, B)), Check((B,))]
-    loading, _ = run(state, Checked())
-    assert run(loading, Changed((A,)), Checked()) == (loading, [])
+    state, done = run(START, ListChanged((A, B)), ListChanged((B,)))
+    assert done == [CheckSets((A, B)), CheckSets((B,))]
+    loading, _ = run(state, SetsChecked())
+    assert run(loading, ListChanged((A,)), SetsChecked()) == (loading, [])
 
 
 # ------------------------------------------------------------------------------------ the list
