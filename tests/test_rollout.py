@@ -15,7 +15,7 @@ from dlm.cluster.rollout import (
     Compared,
     Comparison,
     End,
-    RolloutStage,
+    Phase,
     Rules,
     Seen,
     TellClients,
@@ -126,7 +126,7 @@ def test_a_new_model_that_becomes_slow_is_taken_back():
     """Utterances that have it end on it."""
     world = World(random.Random(3))
     world.start(undo=False)
-    while world.state.stage is not RolloutStage.SHARE:
+    while world.state.stage is not Phase.SHARE:
         world.tick()
         world.look()
     world.found = BAD[2]

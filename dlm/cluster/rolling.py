@@ -30,8 +30,8 @@ from dlm.cluster.rollout import (
     Comparison,
     End,
     Event,
+    Phase,
     Progress,
-    RolloutStage,
     Rules,
     Seen,
     TellClients,
@@ -409,20 +409,20 @@ class Rolling:
     def _tell_stage(self, state: Progress) -> None:
         rules = self._rules
         text = {
-            RolloutStage.LOAD: "servers load the new set beside the old one",
-            RolloutStage.COMPARE: "comparing both on sampled sentences",
-            RolloutStage.SHARE: f"{100 * rules.share:g} % of new utterances get the new model, for "
+            Phase.LOAD: "servers load the new set beside the old one",
+            Phase.COMPARE: "comparing both on sampled sentences",
+            Phase.SHARE: f"{100 * rules.share:g} % of new utterances get the new model, for "
             f"{rules.watch_for:g} s",
-            RolloutStage.ALL: f"all new utterances get the new model; the old one is unloaded after "
+            Phase.ALL: f"all new utterances get the new model; the old one is unloaded after "
             f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
-            RolloutStage.UNLOAD: "servers unload the old set",
-            RolloutStage.RELOAD: "servers load the old set again",
-            RolloutStage.RETREAT: "new utterances get the old model; the new one is unloaded after "
+            Phase.UNLOAD: "servers unload the old set",
+            Phase.RELOAD: "servers load the old set again",
+            Phase.RETREAT: "new utterances get the old model; the new one is unloaded after "
             f"{rules.idle:g} s without a message, or after {rules.longest:g} s",
-            RolloutStage.CLEAR: "servers unload the new set",
-            RolloutStage.ENDED: "ended",
+            Phase.CLEAR: "servers unload the new set",
+            Phase.ENDED: "ended",
         }[state.stage]
-        if state.failure and state.stage in (RolloutStage.RETREAT, RolloutStage.CLEAR):
+        if state.failure and state.stage in (Phase.RETREAT, Phase.CLEAR):
             text = f"{state.failure}: {text}"
-        if state.stage is not RolloutStage.ENDED:
+        if state.stage is not Phase.ENDED:
             self._tell(text)

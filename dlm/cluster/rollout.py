@@ -28,7 +28,7 @@ from dlm.config import check, setting
 ADDRESSES_SHOWN = 4
 
 
-class RolloutStage(Enum):
+class Phase(Enum):
     LOAD = "load"
     COMPARE = "compare"
     SHARE = "share"
@@ -214,7 +214,7 @@ class Progress:
 
     old: str
     new: str
-    stage: RolloutStage
+    stage: Phase
     since: float
     quiet_since: float = 0.0
     compared_at: float = 0.0
@@ -231,12 +231,10 @@ def resumed(
 ) -> tuple[Progress, Actions]:
     """Begins, or goes on from what cluster.toml says."""
     # Of an earlier run it is not known whether clients ever got the new model.
-    state = Progress(old, new, RolloutStage.LOAD, now, shared=rollout is not None)
+    state = Progress(old, new, Phase.LOAD, now, shared=rollout is not None)
     if rollout is None or rollout.share == 0.0:
-        return _enter(state, RolloutStage.LOAD, rules, now)
-    return _enter(
-        state, RolloutStage.ALL if rollout.share >= 1.0 else RolloutStage.SHARE, rules, now
-    )
+        return _enter(state, Phase.LOAD, rules, now)
+    return _enter(state, Phase.ALL if rollout.share >= 1.0 else Phase.SHARE, rules, now)
 
 
 def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
@@ -247,52 +245,50 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
     """
     if isinstance(event, Undo):
         if state.stage in (
-            RolloutStage.RELOAD,
-            RolloutStage.RETREAT,
-            RolloutStage.CLEAR,
-            RolloutStage.ENDED,
+            Phase.RELOAD,
+            Phase.RETREAT,
+            Phase.CLEAR,
+            Phase.ENDED,
         ):
             return state, ()
-        if state.stage in (RolloutStage.ALL, RolloutStage.UNLOAD):
-            return _enter(state, RolloutStage.RELOAD, rules, now)
+        if state.stage in (Phase.ALL, Phase.UNLOAD):
+            return _enter(state, Phase.RELOAD, rules, now)
         return _retreat(state, "", rules, now)
     if isinstance(event, Compared):
         return _compared(state, event.found, rules, now)
     passed = now - state.since
-    if state.stage is RolloutStage.LOAD:
+    if state.stage is Phase.LOAD:
         lacking = event.lacking.get(state.new, ())
         if not lacking:
-            return _enter(state, RolloutStage.COMPARE, rules, now)
+            return _enter(state, Phase.COMPARE, rules, now)
         if passed >= rules.load:
             late = _shown(lacking)
             why = f"after {rules.load:g} s, {late} did not hold the new set; see its log"
             return _retreat(state, why, rules, now)
-    elif state.stage is RolloutStage.RELOAD:
+    elif state.stage is Phase.RELOAD:
         lacking = event.lacking.get(state.old, ())
         if not lacking:
-            return _enter(state, RolloutStage.RETREAT, rules, now)
+            return _enter(state, Phase.RETREAT, rules, now)
         if passed >= rules.load:
             why = f"after {rules.load:g} s, {_shown(lacking)} did not hold the old set; see its log"
-            return replace(state, stage=RolloutStage.ENDED), (End(why),)
-    elif state.stage is RolloutStage.SHARE and not state.comparing:
+            return replace(state, stage=Phase.ENDED), (End(why),)
+    elif state.stage is Phase.SHARE and not state.comparing:
         if passed >= rules.watch_for:
-            return _enter(state, RolloutStage.ALL, rules, now)
+            return _enter(state, Phase.ALL, rules, now)
         if now - state.compared_at >= rules.compare:
             return replace(state, comparing=True), (Compare(),)
-    elif state.stage in (RolloutStage.ALL, RolloutStage.RETREAT):
-        leaving = state.old if state.stage is RolloutStage.ALL else state.new
+    elif state.stage in (Phase.ALL, Phase.RETREAT):
+        leaving = state.old if state.stage is Phase.ALL else state.new
         if leaving in event.busy:
             state = replace(state, quiet_since=now)
         if now - state.quiet_since >= rules.idle or passed >= rules.longest:
-            following = (
-                RolloutStage.UNLOAD if state.stage is RolloutStage.ALL else RolloutStage.CLEAR
-            )
+            following = Phase.UNLOAD if state.stage is Phase.ALL else Phase.CLEAR
             return _enter(state, following, rules, now)
-    elif state.stage in (RolloutStage.UNLOAD, RolloutStage.CLEAR):
-        is_undo = state.stage is RolloutStage.CLEAR
+    elif state.stage in (Phase.UNLOAD, Phase.CLEAR):
+        is_undo = state.stage is Phase.CLEAR
         leaving, stays = (state.new, state.old) if is_undo else (state.old, state.new)
         holding = event.holding.get(leaving, ())
-        ended = replace(state, stage=RolloutStage.ENDED)
+        ended = replace(state, stage=Phase.ENDED)
         if not holding:
             return ended, (TellClients(stays, None), End(state.failure, is_undo))
         if passed >= rules.load:
@@ -305,45 +301,39 @@ def _compared(
     state: Progress, found: Comparison, rules: Rules, now: float
 ) -> tuple[Progress, Actions]:
     state = replace(state, comparing=False, compared_at=now)
-    if state.stage not in (RolloutStage.COMPARE, RolloutStage.SHARE):
+    if state.stage not in (Phase.COMPARE, Phase.SHARE):
         return state, ()
     if why := rules.broken(found):
         return _retreat(state, why, rules, now)
-    return (
-        _enter(state, RolloutStage.SHARE, rules, now)
-        if state.stage is RolloutStage.COMPARE
-        else (state, ())
-    )
+    return _enter(state, Phase.SHARE, rules, now) if state.stage is Phase.COMPARE else (state, ())
 
 
 def _retreat(state: Progress, why: str, rules: Rules, now: float) -> tuple[Progress, Actions]:
     """A new set that no client was sent to is unloaded at once."""
     state = replace(state, failure=why)
     if state.shared:
-        return _enter(state, RolloutStage.RETREAT, rules, now)
-    after, actions = _enter(state, RolloutStage.CLEAR, rules, now)
+        return _enter(state, Phase.RETREAT, rules, now)
+    after, actions = _enter(state, Phase.CLEAR, rules, now)
     return after, (TellClients(state.old, state.rollout(0.0)), *actions)
 
 
-def _enter(
-    state: Progress, stage: RolloutStage, rules: Rules, now: float
-) -> tuple[Progress, Actions]:
+def _enter(state: Progress, stage: Phase, rules: Rules, now: float) -> tuple[Progress, Actions]:
     old, new = state.old, state.new
     state = replace(state, stage=stage, since=now, quiet_since=now, comparing=False)
-    if stage is RolloutStage.LOAD:
+    if stage is Phase.LOAD:
         return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
-    if stage is RolloutStage.COMPARE:
+    if stage is Phase.COMPARE:
         return replace(state, comparing=True), (Compare(),)
-    if stage is RolloutStage.CLEAR:
+    if stage is Phase.CLEAR:
         return state, (TellServers((old,)),)
     state = replace(state, shared=True)
-    if stage is RolloutStage.RELOAD:
+    if stage is Phase.RELOAD:
         return state, (TellServers((new, old)),)
-    if stage is RolloutStage.SHARE:
+    if stage is Phase.SHARE:
         return state, (TellClients(old, state.rollout(rules.share)),)
-    if stage is RolloutStage.ALL:
+    if stage is Phase.ALL:
         return state, (TellClients(new, state.rollout(1.0)), TellServers((new, old)))
-    if stage is RolloutStage.RETREAT:
+    if stage is Phase.RETREAT:
         return state, (TellClients(old, state.rollout(0.0)), TellServers((old, new)))
     return state, (TellServers((new,)),)
 
