@@ -160,8 +160,8 @@ class States:
         rows[:, : len(head)] = np.frombuffer(head, np.uint8)
         rows[:, len(head)] = flat._lengths
         rows[:, STATE_HEAD:] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
-        step, content = rows.shape[1], rows.tobytes()
-        return [content[at : at + step] for at in range(0, len(content), step)]
+        each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
+        return each
 
     def each(self) -> list[NDArray[np.uint32]]:
         """The ids of each state of the flattened array, the most recent last."""
