@@ -151,11 +151,9 @@ class DlmLM(LM):  # type: ignore[misc]
     ) -> tuple[LMState, float]:
         word = self._ids[index]
         log10_prob, after = asked.context.score(word if word < phrases.size else UNK_ID)
-        before = self._nodes.get(state, 0)
-        node = phrases.step(before, word)
+        node, bonus = phrases.step(self._nodes.get(state, 0), word)
         child = self._put(state.child(index), after, node)
-        log10_prob += self._bonus_scale * float(phrases.bonus(before, node))
-        found = asked[index] = child, log10_prob
+        found = asked[index] = child, log10_prob + self._bonus_scale * bonus
         return found
 
     def _fetch(self, state: State) -> KnownContext:

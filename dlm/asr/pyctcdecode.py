@@ -152,11 +152,10 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         total = self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta
         if self._phrases is None:
             return total, DlmState(after)
-        node = self._phrases.step(prev_state.node, self._phrases.id_of(word))
-        bonus = self._phrases.bonus(prev_state.node, node)
+        node, bonus = self._phrases.step(prev_state.node, self._phrases.id_of(word))
         if is_last_word:
-            bonus += self._phrases.finish(node)
-        return total + LN_10 * float(bonus), DlmState(after, node)
+            bonus += float(self._phrases.finish(node))
+        return total + LN_10 * bonus, DlmState(after, node)
 
     def save_to_dir(self, filepath: str) -> None:
         _refuse_saving(filepath)

@@ -21,17 +21,21 @@ pytest.importorskip("soundfile", reason="pip install -e '.[asr]'")
 pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
 
 import soundfile
+from typer.testing import CliRunner
 
 from cluster import WAIT_S, Cluster, ModelFiles, command, until
 from dlm.asr.audio import SAMPLE_RATE, read_audio
 from dlm.asr.nbest import read_nbest
+from dlm.asr.phrase_file import read_phrases
 from dlm.asr.settings import BeamSettings
 from dlm.asr.transcribe import Transcriber
 from dlm.asr.wer import word_errors
+from dlm.cli.main import app
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
-from dlm.errors import UnavailableError
+from dlm.errors import ConfigError, UnavailableError
 from dlm.index.making import build_shard_set
+from dlm.units import LN_10
 
 SPEECH = (
     Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -107,6 +111,30 @@ def test_a_real_utterance_becomes_its_words_through_a_real_cluster(cluster: Clus
     assert times == sorted(times)
     assert 0.3 < times[0] < 0.7
     assert 15.5 < times[-1] < found.end_s
+
+
+@pytest.mark.slow
+def test_words_of_phrases_are_heard_whatever_the_lexicon_has(
+    model: ModelFiles, tmp_path: Path
+) -> None:
+    """Their bonus stands beside the model's own score."""
+    names = tmp_path / "names.tsv"
+    names.write_text("squire\t3.0\nreared\t3.0\n", encoding="utf-8")
+    listed = read_phrases(names)
+    with Client.local(model.directory) as local:
+        transcriber = Transcriber(local, words=1000, phrases=listed.phrases, sounds=listed.sounds)
+        (found,) = transcriber.transcribe(read_audio(SPOKEN))
+        (score,) = local.utterance(phrases=listed.phrases).score_sentences([found.text])
+        with pytest.raises(ConfigError, match="lm_weight"):
+            Transcriber(local, BeamSettings(lm_weight=0.0), phrases=listed.phrases)
+    best = found.sentences[0]
+    assert best.bonus == score.bonus == 6.0
+    assert best.log10_prob == pytest.approx(score.log10_prob, abs=1e-3)
+    options = ["--lm", str(model.directory), "--max-words", "1000", "--phrases", str(names)]
+    done = CliRunner().invoke(app, ["transcribe", str(SPOKEN), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    (printed,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (printed["text"], printed["hyps"][0]["bonus"]) == (found.text, round(6 * LN_10, 4))
 
 
 def test_where_servers_die_in_the_middle_the_rest_is_on_the_2_grams(cluster: Cluster) -> None:

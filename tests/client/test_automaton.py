@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dlm.client.plan.automaton import PhraseAutomaton
+from dlm.client.plan.automaton import UNIT, PhraseAutomaton
 
 SYMBOLS = 4
 
@@ -50,14 +50,17 @@ def test_the_steps_of_a_path_add_up_to_the_phrases_it_completes(count: int) -> N
         totals, ends = automaton.walk(counts, said.reshape(-1), symbol_of)
         assert totals.tolist() == [expected(phrases, tuple(row)) for row in said.tolist()]
         nodes, added = np.zeros(len(said), np.int32), np.zeros(len(said), np.int64)
+        summed = np.zeros(len(said))
         for column in said.T:
             ones = np.ones(len(said), np.uint32)
-            after = automaton.advance(nodes, ones, np.ascontiguousarray(column), symbol_of)
+            after, bonus = automaton.advance(nodes, ones, np.ascontiguousarray(column), symbol_of)
             steps = zip(nodes.tolist(), column.tolist(), strict=True)
             assert after.tolist() == [automaton.step(*step) for step in steps]
             added += automaton.completed[after] + automaton.held[after] - automaton.held[nodes]
+            summed += bonus
             nodes = after
         assert nodes.tolist() == ends.tolist()
+        assert (summed == added * UNIT).all()
         assert (added - automaton.held[nodes] == totals).all()  # shares are given back
         assert (automaton.held >= 0).all() and automaton.held[0] == 0
 

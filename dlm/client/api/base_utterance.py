@@ -32,6 +32,7 @@ from dlm.client.api.states import (
     FULL_MODEL,
     LOCAL_MODEL,
     Extension,
+    PhraseState,
     SentenceScore,
     State,
     States,
@@ -41,6 +42,7 @@ from dlm.client.deliver.after import GiveUp, after_call
 from dlm.client.deliver.asks import BLOCKS, SCORES, Asks
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.health.modes import Mode
+from dlm.client.plan import kernels
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import (
     DeadlineExceeded,
@@ -240,15 +242,21 @@ class BaseUtterance:
         """What phrases add to the step between two states, log10; 0 without phrases. Raises
         `ModelMismatch` for a state of another utterance."""
         phrases, own = self._inputs.phrases, self._inputs.own
-        nodes = own(before)._node, own(after)._node
-        return 0.0 if phrases is None else float(phrases.bonus(*nodes))
+        first, second = own(before), own(after)
+        if phrases is None:
+            return 0.0
+        assert isinstance(first, PhraseState) and isinstance(second, PhraseState)
+        return float(phrases.bonus(first._node, second._node))
 
     def finish(self, state: State) -> float:
         """What the end of a sentence adds for a decoder that scores no </s>, log10: the shares of a
         phrase that is not complete are given back. 0 without phrases. Raises `ModelMismatch` for a
         state of another utterance."""
-        phrases, node = self._inputs.phrases, self._inputs.own(state)._node
-        return 0.0 if phrases is None else float(phrases.finish(node))
+        phrases, last = self._inputs.phrases, self._inputs.own(state)
+        if phrases is None:
+            return 0.0
+        assert isinstance(last, PhraseState)
+        return float(phrases.finish(last._node))
 
     def begin(self) -> State:
         """The state at the beginning of a sentence."""
@@ -295,22 +303,24 @@ class BaseUtterance:
     ) -> Steps[Extension]:
         given = count, width, _ = self._inputs.extend_shape(states, words)
         parts = yield from self._ask(asking, lambda: self._inputs.extend(given, states, words))
-        after = []
+        after, bonuses = [], []
         for queries, found in parts:
-            after.append(self._inputs.after(queries, found))
+            states_after, bonus = self._inputs.after(queries, found)
+            after.append(states_after)
+            if bonus is not None:
+                bonuses.append(bonus)
             asking.check()
-        oov = [self._inputs.unknown(queries.words) for queries, _ in parts]
+        oov = [kernels.are_word(queries.words, UNK_ID) for queries, _ in parts]
         answers = joined([answers for _, answers in parts])
         shape = count, width
-        states_after = (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape)
         return Extension(
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
-            states_after,
+            (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape),
             source_of(answers).reshape(shape),
             (oov[0] if len(oov) == 1 else np.concatenate(oov)).reshape(shape),
-            self._inputs.bonus([queries for queries, _ in parts], states_after),
+            np.concatenate(bonuses).reshape(shape) if bonuses else None,
         )
 
     def _score_sentences(
@@ -322,8 +332,7 @@ class BaseUtterance:
         )
         answers = joined([answers for _, answers in parts])
         words = np.concatenate([queries.words for queries, _ in parts])
-        bonuses = self._inputs.bonuses(words, counts)
-        words = self._inputs.model_words(words)
+        bonuses = self._inputs.bonuses([queries for queries, _ in parts], counts)
         source, out, begin = source_of(answers), [], 0
         for number, (count, bonus) in enumerate(zip(counts, bonuses, strict=False), 1):
             part = slice(begin, begin + count)
@@ -478,7 +487,7 @@ class BaseUtterance:
             queries.contexts,
             queries.lengths,
             queries.counts,
-            queries.words if asks is BLOCKS else self._inputs.model_words(queries.words),
+            queries.words,
             limit_s,
             None if self._rescores else self._inputs.snapshot,
             moves_on=not self._inputs.settled,

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.inputs import Inputs, Queries, Word
-from dlm.client.api.states import Extension, State, States
+from dlm.client.api.inputs import Inputs, Word
+from dlm.client.api.phrases import BoundPhrases
+from dlm.client.api.states import Extension, PhraseState, State, States
 from dlm.client.deliver.asks import BlockPart
 from dlm.client.deliver.call import UNKNOWN
 from dlm.errors import ProtocolError
@@ -84,29 +85,28 @@ class ContextBlocks:
             asked = [inputs.ids(row, f"words[{at}]") for at, row in enumerate(rows)]
         shape = (len(self), width)
         oov = np.zeros(shape, bool)
-        each, after, parts = list[Answers](), list[States](), list[Queries]()
+        each, after, bonuses = list[Answers](), list[States](), list[NDArray[np.float32]]()
         for row, block in enumerate(self._blocks):
-            if asked is None:
-                ids, answers = np.arange(width, dtype=np.uint32), block.score_all()
-            else:
-                ids = asked[row % len(asked)]
-                answers = block.score(inputs.model_words(ids))
-            at, count = self.states[row : row + 1], np.array([width], np.uint32)
-            queries = Queries(at._contexts, at._lengths, count, ids, at._nodes)
+            every = np.arange(width, dtype=np.uint32)
+            ids = every if asked is None else asked[row % len(asked)]
+            count = np.array([width], np.uint32)
+            queries = inputs.queries(self.states[row : row + 1], count, ids)
+            answers = block.score_all() if asked is None else block.score(queries.words)
             each.append(answers)
-            oov[row] = inputs.unknown(ids)
-            after.append(inputs.after(queries, answers))
-            parts.append(queries)
+            oov[row] = queries.words == UNK_ID
+            states_after, bonus = inputs.after(queries, answers)
+            after.append(states_after)
+            if bonus is not None:
+                bonuses.append(bonus)
         some = joined(each or [Answers.empty(0)])
-        states = States.joined(after or [self.states[:0]]).reshape(*shape)
         return Extension(
             some.log10_prob.reshape(shape),
             some.matched_order.reshape(shape),
             some.ngram_length.reshape(shape),
-            states,
+            States.joined(after or [self.states[:0]]).reshape(*shape),
             np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
             oov,
-            inputs.bonus(parts, states),
+            np.concatenate(bonuses).reshape(shape) if bonuses else None,
         )
 
     def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
@@ -122,13 +122,19 @@ class ContextBlocks:
         block, inputs = self._blocks[row], self._inputs
         known = type(word) is int and 0 <= word < inputs.vocabulary_size
         number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
-        node = 0
         if inputs.phrases is not None:
-            node = inputs.phrases.step(int(self.states[row]._node), number)
-            number = number if number < inputs.vocabulary_size else UNK_ID
+            return self._score_biased(inputs.phrases, row, number)
         log10_prob, length = block.score_word(number)
         words = (*block.words_before, number)
-        return log10_prob, State(self.states.model_info, words[len(words) - length :], node)
+        return log10_prob, State(self.states.model_info, words[len(words) - length :])
+
+    def _score_biased(self, phrases: BoundPhrases, row: int, spoken: int) -> tuple[float, State]:
+        block, number = self._blocks[row], spoken if spoken < phrases.size else UNK_ID
+        log10_prob, length = block.score_word(number)
+        words = (*block.words_before, number)
+        node, _ = phrases.step(self.states[row]._node, spoken)
+        kept = words[len(words) - length :]
+        return log10_prob, PhraseState(self.states.model_info, kept, node)
 
     def distribution(self) -> NDArray[np.float32]:
         """(K, V) log10 P of every word of the vocabulary, by id."""

@@ -34,7 +34,8 @@ class Queries(NamedTuple):
     """Contexts, right-aligned, and the words for each, one context after the other.
 
     Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,);
-            nodes (K,) int32 of states with phrases, else None
+            with phrases, else None: nodes (K,) int32 of the states; spoken (Q,) the words, of which
+            `words` has the unknown word where the model lacks one
     """
 
     contexts: NDArray[np.uint32]
@@ -42,6 +43,7 @@ class Queries(NamedTuple):
     counts: NDArray[np.uint32]
     words: NDArray[np.uint32]
     nodes: NDArray[np.int32] | None = None
+    spoken: NDArray[np.uint32] | None = None
 
 
 # The parts of a call, each with the number of queries in the parts after it, as far as known.
@@ -125,14 +127,9 @@ class Inputs:
         """A function that returns the id of a word, or a default."""
         return self.words.ids.get
 
-    def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The ids that the model is asked for."""
-        return words
-
-    def unknown(self, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which words the vocabulary lacks, by id."""
-        found: NDArray[np.bool_] = kernels.are_word(words, UNK_ID)
-        return found
+    def queries(self, states: States, counts: NDArray[np.uint32], words: Any) -> Queries:
+        """The queries of some words after states; `counts` of each."""
+        return Queries(states._contexts, states._lengths, counts, words)
 
     def ids(
         self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
@@ -243,16 +240,15 @@ class Inputs:
             )
         return States(self.model_info, dense, lengths)
 
-    def after(self, queries: Queries, answers: Answers) -> States:
-        """The minimised state after each query's word."""
+    def after(
+        self, queries: Queries, answers: Answers
+    ) -> tuple[States, NDArray[np.float32] | None]:
+        """The minimised state after each query's word; with phrases, what they add to it."""
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
-        return States(self.model_info, *kernels.next_states(*map(np.ascontiguousarray, given)))
+        found = kernels.next_states(*map(np.ascontiguousarray, given))
+        return States(self.model_info, *found), None
 
-    def bonus(self, parts: Sequence[Queries], after: States) -> NDArray[np.float32] | None:
-        """What phrases add to the words of a call; None without phrases."""
-        return None
-
-    def bonuses(self, words: NDArray[np.uint32], counts: Sequence[int]) -> Iterable[float]:
+    def bonuses(self, parts: Sequence[Queries], counts: Sequence[int]) -> Iterable[float]:
         """What phrases add to each sentence; `counts` has its words."""
         return repeat(0.0)
 
@@ -273,7 +269,7 @@ class Inputs:
             asked = self.ids(words if whole else words[part])
             ones = np.ones(len(asked), np.uint32)
             ahead = max(len(words) - begin - PART, 0)
-            yield Queries(before._contexts, before._lengths, ones, asked), ahead
+            yield self.queries(before, ones, asked), ahead
 
     def extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
         """How many states, how many words for each, and whether each has its own words."""
@@ -329,7 +325,7 @@ class Inputs:
                 counts = np.empty(len(flat), np.uint32)
                 counts[:] = min(columns, width - begin)
                 ahead = count * width - first * width - len(flat) * begin - len(asked)
-                yield Queries(flat._contexts, flat._lengths, counts, asked, flat._nodes), ahead
+                yield self.queries(flat, counts, asked), ahead
 
     def sentences(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]

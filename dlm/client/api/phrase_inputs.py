@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.api.inputs import Inputs, Queries, Word
 from dlm.client.api.phrases import Phrases
-from dlm.client.api.states import State, States
+from dlm.client.api.states import PhraseState, State, States
 from dlm.client.deliver.runtime import Snapshot
 from dlm.ngram.query import Answers
 
@@ -33,17 +34,29 @@ class PhraseInputs(Inputs):
             return self._bound.id_of(word)
         return super().id_of(word)
 
-    def model_words(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        return self._bound.model_words(words)
+    def queries(self, states: States, counts: NDArray[np.uint32], words: Any) -> Queries:
+        spoken = np.ascontiguousarray(words)
+        return Queries(
+            states._contexts,
+            states._lengths,
+            counts,
+            self._bound.model_words(spoken),
+            states._nodes,
+            spoken,
+        )
 
-    def unknown(self, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        return super().unknown(self._bound.model_words(words))
+    def begin(self) -> State:
+        return PhraseState(self.model_info, super().begin()._words)
+
+    def null(self) -> State:
+        return PhraseState(self.model_info, ())
 
     def states(self, states: States | Sequence[State]) -> States:
         found = super().states(states)
         if found._nodes is not None:
             return found
-        nodes = np.fromiter((state._node for state in states), np.int32, len(states))
+        each = (state._node for state in states if isinstance(state, PhraseState))
+        nodes = np.fromiter(each, np.int32, len(states))
         return States(found.model_info, found._contexts, found._lengths, nodes)
 
     def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
@@ -55,27 +68,23 @@ class PhraseInputs(Inputs):
         return States(found.model_info, contexts_, found._lengths, nodes)
 
     def _tokens(self, segments: list[tuple[list[int], list[int]]]) -> Queries:
-        found = super()._tokens(segments)
-        return found._replace(contexts=self._bound.model_words(found.contexts))
-
-    def after(self, queries: Queries, answers: Answers) -> States:
-        assert queries.nodes is not None
-        words = np.ascontiguousarray(queries.words)
-        model = queries._replace(words=self._bound.model_words(words))
-        found = super().after(model, answers)
-        nodes = self._bound.automaton.advance(
-            queries.nodes, queries.counts, words, self._bound.symbols
+        found, fold = super()._tokens(segments), self._bound.model_words
+        return found._replace(
+            contexts=fold(found.contexts), words=fold(found.words), spoken=found.words
         )
-        return States(found.model_info, found._contexts, found._lengths, nodes)
 
-    def bonus(self, parts: Sequence[Queries], after: States) -> NDArray[np.float32] | None:
-        before = [np.repeat(part.nodes, part.counts) for part in parts if part.nodes is not None]
-        assert after._nodes is not None
-        whole = np.concatenate(before).reshape(after.shape)
-        found: NDArray[np.float32] = self._bound.bonus(whole, after._nodes).astype(np.float32)
-        return found
+    def after(
+        self, queries: Queries, answers: Answers
+    ) -> tuple[States, NDArray[np.float32] | None]:
+        assert queries.nodes is not None and queries.spoken is not None
+        found, _ = super().after(queries, answers)
+        nodes, bonus = self._bound.automaton.advance(
+            queries.nodes, queries.counts, queries.spoken, self._bound.symbols
+        )
+        return States(found.model_info, found._contexts, found._lengths, nodes), bonus
 
-    def bonuses(self, words: NDArray[np.uint32], counts: Sequence[int]) -> list[float]:
+    def bonuses(self, parts: Sequence[Queries], counts: Sequence[int]) -> list[float]:
+        words = np.concatenate([part.spoken for part in parts if part.spoken is not None])
         found: list[float] = self._bound.walk(words, counts)[0].tolist()
         return found
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.api.splitting import split_words
+from dlm.client.plan import phrase_kernels
 from dlm.client.plan.automaton import UNIT, PhraseAutomaton
 from dlm.errors import QueryError
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, is_mark
@@ -71,6 +72,7 @@ class Phrases:
         self.automaton = PhraseAutomaton.of(spelled, list(self._units.values()))
         self.automaton.walk(*_NOTHING)  # compiled here, where no deadline runs
         self.automaton.advance(np.zeros(0, np.int32), *_NOTHING)
+        phrase_kernels.fold_new(_NOTHING[0], 0)
         rows = (b" ".join(words) + b"\n%d\n" % bonus for words, bonus in self._units.items())
         self.digest = hashlib.blake2b(b"".join(rows), digest_size=16).hexdigest()
         self._bound: dict[int, BoundPhrases] = {}  # the last one used is last
@@ -170,15 +172,20 @@ class BoundPhrases:
 
         Raises  QueryError  an id beyond those of the phrases
         """
-        if len(words) and int(words.max()) >= len(self.symbols):
+        folded, end = phrase_kernels.fold_new(words.reshape(-1), self.size)
+        if end > len(self.symbols):
             raise QueryError(
-                f"word id {words.max()} is out of range; ids are 0 to {len(self.symbols) - 1}"
+                f"word id {end - 1} is out of range; ids are 0 to {len(self.symbols) - 1}"
             )
-        return np.where(words < self.size, words, np.uint32(UNK_ID))
+        found: NDArray[np.uint32] = folded.reshape(words.shape)
+        return found
 
-    def step(self, node: int, word: int) -> int:
-        """The node after one word."""
-        return self.automaton.step(node, int(self.symbols[word]))
+    def step(self, node: int, word: int) -> tuple[int, float]:
+        """The node after one word, and what it adds, log10."""
+        after = self.automaton.step(node, int(self.symbols[word]))
+        if node == after == 0:  # most words
+            return 0, 0.0
+        return after, self.automaton.added(node, after) * UNIT
 
     def bonus(self, before: Any, after: Any) -> Any:
         """What a step from one node to another adds, log10; numbers or arrays, as NumPy does it."""

@@ -67,16 +67,22 @@ class State:
 
     Two states of one model are equal exactly if every continuation scores the same by the n-grams
     the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
-    weight), so hypotheses with equal states can be recombined. With phrases, equal states also have
-    said the same beginning of a phrase (`_node`, see `dlm.client.plan.automaton`).
+    weight), so hypotheses with equal states can be recombined.
     """
 
     model_info: ModelInfo
     _words: tuple[int, ...]
-    _node: int = 0
 
     def __len__(self) -> int:
         return len(self._words)
+
+
+@dataclass(frozen=True, slots=True)
+class PhraseState(State):
+    """A state of an utterance with phrases. Equal ones have also said the same beginning of a
+    phrase (`_node`, see `dlm.client.plan.automaton`)."""
+
+    _node: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +118,9 @@ class States:
         nodes = None if self._nodes is None else self._nodes[index]
         if np.ndim(lengths) == 0:
             words = contexts[contexts.shape[-1] - int(lengths) :].tolist()
-            return State(self.model_info, tuple(words), 0 if nodes is None else int(nodes))
+            if nodes is not None:
+                return PhraseState(self.model_info, tuple(words), int(nodes))
+            return State(self.model_info, tuple(words))
         return States(self.model_info, contexts, lengths, nodes)
 
     @classmethod

@@ -37,6 +37,7 @@ KERNELS = (
     kernels.finish,
     kernels.are_word,
     kernels.next_states,
+    phrase_kernels.fold_new,
     phrase_kernels.advance,
     phrase_kernels.walk,
     text.enter_words,

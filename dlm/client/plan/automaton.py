@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dlm.client.plan import phrase_kernels
 
-UNIT = 2.0**-10  # of bonuses, log10
+UNIT = float(phrase_kernels.UNIT)  # of bonuses, log10
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +100,11 @@ class PhraseAutomaton:
         children = np.searchsorted(parents[1:], np.arange(count + 1)).astype(np.int32) + 1
         children = children.astype(np.int32)
         shorter = np.zeros(count, np.int32)
+        nothing = [np.zeros(count, np.int32)] * 2  # only the nodes are wanted
         identity = np.arange(int(symbols.max()) + 1, dtype=np.int32)
         for first, last in pairwise(levels[2:]):
             level = slice(first, last)
-            shorter[level] = phrase_kernels.advance(
+            shorter[level], _ = phrase_kernels.advance(
                 shorter[parents[level]],
                 np.ones(last - first, np.uint32),
                 symbols[level].astype(np.uint32),
@@ -111,6 +112,7 @@ class PhraseAutomaton:
                 children,
                 symbols,
                 shorter,
+                *nothing,
             )
             held[level] = np.maximum(held[level], held[shorter[level]])
             completed[level] += completed[shorter[level]]
@@ -124,13 +126,23 @@ class PhraseAutomaton:
         pairs = zip(parents.tolist(), symbols, strict=True)
         return dict(zip(pairs, range(1, len(self.symbols)), strict=True))
 
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[int]]:
+        return self.shorter.tolist(), self.completed.tolist(), self.held.tolist()
+
     def step(self, node: int, symbol: int) -> int:
         """The node after one symbol."""
         if symbol == 0:
             return 0
-        while (found := self._edges.get((node, symbol), 0)) == 0 and node:
-            node = int(self.shorter[node])
+        edges, shorter = self._edges, self._lists[0]
+        while (found := edges.get((node, symbol), 0)) == 0 and node:
+            node = shorter[node]
         return found
+
+    def added(self, before: int, after: int) -> int:
+        """The units that one step adds."""
+        _, completed, held = self._lists
+        return completed[after] + held[after] - held[before]
 
     def advance(
         self,
@@ -138,10 +150,18 @@ class PhraseAutomaton:
         counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
         symbol_of: NDArray[np.int32],
-    ) -> NDArray[np.int32]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """See `phrase_kernels.advance`."""
-        found: NDArray[np.int32] = phrase_kernels.advance(
-            nodes, counts, words, symbol_of, self.children, self.symbols, self.shorter
+        found: tuple[NDArray[np.int32], NDArray[np.float32]] = phrase_kernels.advance(
+            nodes,
+            counts,
+            words,
+            symbol_of,
+            self.children,
+            self.symbols,
+            self.shorter,
+            self.completed,
+            self.held,
         )
         return found
 

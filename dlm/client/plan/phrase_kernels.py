@@ -7,6 +7,8 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
+UNIT = np.float32(2.0**-10)  # of bonuses, log10
+
 
 @inlined
 def _step(node, symbol, children, symbols, shorter):  # type: ignore[no-untyped-def]
@@ -30,30 +32,53 @@ def _step(node, symbol, children, symbols, shorter):  # type: ignore[no-untyped-
         node = np.int64(shorter[node])
 
 
-@kernel("int32[:], uint32[:], uint32[:], int32[:], int32[:], int32[:], int32[:]", nogil=False)
+@kernel("uint32[:], uint32", nogil=False)
+def fold_new(words, size):  # type: ignore[no-untyped-def]
+    """The words, with id 0 for those from `size` on; and one more than the largest of them.
+
+    Returns  (Q,) uint32, int64
+    """
+    out = np.empty(len(words), np.uint32)
+    end = np.int64(0)
+    for at in range(len(words)):
+        word = words[at]
+        end = max(end, np.int64(word) + 1)
+        out[at] = word if word < size else np.uint32(0)
+    return out, end
+
+
+@kernel(
+    "int32[:], uint32[:], uint32[:], int32[:], int32[:], int32[:], int32[:], int32[:], int32[:]",
+    nogil=False,
+)
 def advance(  # type: ignore[no-untyped-def]
-    nodes, counts, words, symbol_of, children, symbols, shorter
+    nodes, counts, words, symbol_of, children, symbols, shorter, completed, held
 ):
-    """The node after each word.
+    """The node after each word, and what the step adds.
 
     Shapes
         nodes      (K,)  int32   where the words of each row begin
         counts     (K,)  uint32  words of each row
         words      (Q,)  uint32  one row after the other; Q = sum(counts)
         symbol_of  (V,)  int32   the symbol of each word; 0 if no phrase has it
-        children, symbols, shorter  see `PhraseAutomaton`
-    Returns  (Q,) int32
+        children, symbols, shorter, completed, held  see `PhraseAutomaton`
+    Returns  (Q,) int32, (Q,) float32, log10
     Cost     per word O(log of the phrases), on average over a sentence
     Trusts   words < V, sum(counts) == Q; nodes of this automaton
     """
     out = np.empty(len(words), np.int32)
+    bonus = np.empty(len(words), np.float32)
     at = np.int64(0)
     for row in range(len(nodes)):
         node = np.int64(nodes[row])
         for _ in range(np.int64(counts[row])):
-            out[at] = _step(node, symbol_of[words[at]], children, symbols, shorter)
+            after = _step(node, symbol_of[words[at]], children, symbols, shorter)
+            out[at] = after
+            # Exact: fewer than 2^24 units.
+            units = np.int64(completed[after]) + np.int64(held[after]) - np.int64(held[node])
+            bonus[at] = np.float32(units) * UNIT
             at += 1
-    return out
+    return out, bonus
 
 
 @kernel("uint32[:], uint32[:], int32[:], int32[:], int32[:], int32[:], int32[:]", nogil=False)
