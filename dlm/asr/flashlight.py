@@ -13,7 +13,7 @@ from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
 from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client import State, Utterance
 from dlm.client.api.inputs import Word
-from dlm.client.api.phrases import BoundPhrases
+from dlm.client.plan.automaton import UNIT
 from dlm.errors import QueryError
 from dlm.extras import needed
 from dlm.ngram.vocab import UNK_ID
@@ -75,20 +75,21 @@ class DlmLM(LM):  # type: ignore[misc]
     ) -> None:
         LM.__init__(self)
         check_utterance(utterance)
-        self._phrases = utterance.phrases
-        self._bonus_scale = 0.0
-        if self._phrases is not None:
+        # By index; the last is END, since Python's -1 is the last.
+        self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
+        self._symbols: list[int] | None = None  # of phrases, by index
+        if (phrases := utterance.phrases) is not None:
             if lm_weight is None or not lm_weight > 0:
                 raise QueryError(
                     f"lm_weight is {lm_weight}, and the utterance has phrases; pass the decoder's "
                     "lm_weight, above 0, since bonuses are added outside of it"
                 )
-            self._bonus_scale = LN_10 / lm_weight
-        # By index; the last is END, since Python's -1 is the last.
-        self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
-        # Whatever was said of a phrase, the model's contexts are the same.
-        self._utterance = utterance if self._phrases is None else utterance.without_phrases()
-        self._contexts = Contexts(self._utterance, max_words)
+            self._automaton, self._unit = phrases.automaton, UNIT * LN_10 / lm_weight
+            self._symbols = phrases.symbols[self._ids].tolist()
+            self._ids = [word if word < phrases.size else UNK_ID for word in self._ids]
+            utterance = utterance.without_phrases()  # its contexts are the same
+        self._utterance = utterance
+        self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
         self._ahead = ahead
         self._coming: list[State] = []  # states in the order the decoder reached them
@@ -140,20 +141,14 @@ class DlmLM(LM):  # type: ignore[misc]
                     "own DlmLM, and do not use states from before start()"
                 )
             asked = self._asked[state] = _Asked(self._fetch(known))
-        if self._phrases is not None:
-            return self._ask_biased(self._phrases, asked, state, index)
         log10_prob, after = asked.context.score(self._ids[index])
-        found = asked[index] = self._put(state.child(index), after), log10_prob
-        return found
-
-    def _ask_biased(
-        self, phrases: BoundPhrases, asked: _Asked, state: LMState, index: int
-    ) -> tuple[LMState, float]:
-        word = self._ids[index]
-        log10_prob, after = asked.context.score(word if word < phrases.size else UNK_ID)
-        node, bonus = phrases.step(self._nodes.get(state, 0), word)
-        child = self._put(state.child(index), after, node)
-        found = asked[index] = child, log10_prob + self._bonus_scale * bonus
+        node = 0
+        if self._symbols is not None:
+            before, symbol = self._nodes.get(state, 0), self._symbols[index]
+            if before or symbol:
+                node = self._automaton.step(before, symbol)
+                log10_prob += self._unit * self._automaton.added(before, node)
+        found = asked[index] = self._put(state.child(index), after, node), log10_prob
         return found
 
     def _fetch(self, state: State) -> KnownContext:

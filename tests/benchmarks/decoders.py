@@ -17,6 +17,10 @@ other work on the machine hardly changes; words asked and messages sent per seco
 seconds per second of audio that the decoder was in the language model's `score`, and those in
 calls that may have waited for servers (measured in a round of its own: the clock is not free).
 
+Rows with phrases have so many of frequent words. Their bonus is 0 with flashlight, so it finds the
+same hypotheses and shows the cost alone; with pyctcdecode it is 1, beside KenLM's package with the
+same words as pyctcdecode's own `hotwords`.
+
 What a Python language model costs flashlight by itself (its own KenLM is called in C++) is the row
 *blocks, all contexts there*: the same sentences again.
 """
@@ -24,25 +28,27 @@ What a Python language model costs flashlight by itself (its own KenLM is called
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 from flashlight.lib.text.decoder import LM, LMState
 
 from benchmarks.heard import LETTERS, Heard, drawn, recorded
 from cluster import Cluster, ModelFiles, ProcessServer
 from dlm.asr.contexts import Counts
 from dlm.asr.flashlight import DlmLM
-from dlm.client import Client, ClientConfig, Utterance
+from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.config.credentials import Metadata
@@ -52,6 +58,7 @@ from dlm.index.making import build_shard_set
 from dlm.ngram.arpa.source import TextSource
 
 ROOT = Path(__file__).parents[2]
+PHRASES = (100, 10_000)
 
 
 class DelayedConnection(GrpcConnection):
@@ -243,6 +250,10 @@ def flashlight_rows(arpa: Path, heard: Heard, clients: list[Client]) -> list[Row
     def blocks(client: Client) -> Callable[[], Any]:
         return lambda: DlmLM(client.utterance(), heard.words)
 
+    def biased(count: int) -> Callable[[], Any]:
+        phrases = Phrases(dict.fromkeys(phrases_of(heard.words, count), 0.0))
+        return lambda: DlmLM(clients[2].utterance(phrases=phrases), heard.words, lm_weight=2.0)
+
     return [
         row("KenLM, C++", lambda: kenlm, None),
         row("dlm, naive", ask(clients[0], False), clients[0]),
@@ -250,7 +261,17 @@ def flashlight_rows(arpa: Path, heard: Heard, clients: list[Client]) -> list[Row
         row("dlm, blocks", blocks(clients[0]), clients[0]),
         row("dlm, blocks, all contexts there", blocks(clients[1]), clients[1], lasts=True),
         row("dlm, blocks, local shards", blocks(clients[2]), clients[2]),
+        *(
+            row(f"dlm, blocks, local shards, {count:,} phrases", biased(count), clients[2])
+            for count in PHRASES
+        ),
     ]
+
+
+def phrases_of(words: Sequence[str], count: int) -> list[str]:
+    """So many phrases of one to three words of a lexicon, with repeats if it is small."""
+    rng = random.Random(1)
+    return [" ".join(rng.choices(words, k=rng.randint(1, 3))) for _ in range(count)]
 
 
 def pyctcdecode_rows(
@@ -297,17 +318,30 @@ def pyctcdecode_rows(
 
         cached = True
 
-    def row(name: str, kind: Any, model: Any, client: Client | None, lasts: bool = False) -> Row:
+    hotwords = phrases_of(words, PHRASES[0])
+    phrases = Phrases(dict.fromkeys(hotwords, 1.0))
+
+    def row(
+        name: str,
+        kind: Any,
+        model: Any,
+        client: Client | None,
+        lasts: bool = False,
+        biased: bool = False,
+    ) -> Row:
         made: dict[str, Any] = {}
 
         def begin() -> None:
             if client is not None and (not made or not lasts):
-                made["model"] = model(client.utterance(), words)
+                utterance = client.utterance(phrases=phrases if biased else None)
+                made["model"] = model(utterance, words)
                 made["decoder"] = kind(Alphabet.build_alphabet(labels), made["model"])
 
         def decode(emissions: Any) -> Any:
             decoder = theirs if client is None else made["decoder"]
-            return [(b[0], b[-1]) for b in decoder.decode_beams(emissions, beam_width=beam)]
+            own = hotwords if biased and client is None else None
+            found = decoder.decode_beams(emissions, beam_width=beam, hotwords=own)
+            return [(b[0], b[-1]) for b in found]
 
         def queries() -> int:
             return 0 if client is None else made["model"].counts.queries
@@ -324,6 +358,14 @@ def pyctcdecode_rows(
             "dlm, blocks, all contexts there", DlmDecoder, DlmLanguageModel, clients[1], lasts=True
         ),
         row("dlm, blocks, local shards", DlmDecoder, DlmLanguageModel, clients[2]),
+        row("KenLM, its Python package, 100 hotwords", None, None, None, biased=True),
+        row(
+            "dlm, blocks, local shards, 100 phrases",
+            DlmDecoder,
+            DlmLanguageModel,
+            clients[2],
+            biased=True,
+        ),
     ]
 
 
@@ -337,6 +379,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=500, help="flashlight's; pyctcdecode's is 100")
     parser.add_argument("--flat", type=float, default=2.0)
     parser.add_argument("--speech", type=Path, help="folder of FLAC files, in place of sentences")
+    parser.add_argument("--joined", action="store_true", help="all sentences in one utterance")
     parser.add_argument("--rows", nargs="+", help="names of the rows of dlm; all by default")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--delay-us", type=float, default=200.0)
@@ -351,6 +394,8 @@ def main() -> None:
         heard = drawn(directory, given.words, given.sentences, given.flat, given.beam)
         if given.speech:
             heard = recorded(given.speech, directory, given.words, given.sentences, given.beam)
+        if given.joined:
+            heard = replace(heard, spoken=[np.concatenate(heard.spoken)])
         print(f"{len(heard.spoken)} utterances, {heard.audio_s:.1f} s of audio, ", end="")
         print(f"{len(heard.words):,} words, {given.delay_us:g} us a reply\n")
         settings = ClientConfig(cache_dir=Path(folder) / "cache", deadline_s=20.0)

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import settings
 from benchmarks.workload import Mix, Workload, from_text
-from dlm.client import AsyncClient, Client, ClientConfig, States
+from dlm.client import AsyncClient, Client, ClientConfig, Phrases, States
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.cluster.processes import running_servers
@@ -77,10 +77,26 @@ def asked(vocabulary: Any, order: int) -> Iterator[tuple[np.ndarray, np.ndarray,
 
 def batches(utterance: Any) -> list[Batch]:
     """The batches that a decoder asks, in states and ids of its model."""
-    return [
-        (States(utterance.model_info, contexts, lengths), words)
-        for contexts, lengths, words in asked(utterance.vocabulary, utterance.order)
+    plain = utterance.without_phrases()
+    found = [
+        (States(plain.model_info, contexts, lengths), words)
+        for contexts, lengths, words in asked(plain.vocabulary, plain.order)
     ]
+    if utterance.phrases is None:
+        return found
+    return [(utterance.states_after(states.contexts()), words) for states, words in found]
+
+
+def phrases_of(vocabulary: Any, count: int) -> Phrases | None:
+    """So many phrases of one to three frequent words; None for none."""
+    if not count:
+        return None
+    rng = np.random.default_rng(settings.SEED)
+    found: dict[bytes, float] = {}
+    while len(found) < count:
+        ids = rng.integers(3, 20_000, rng.integers(1, 4))
+        found[b" ".join(vocabulary.words[i] for i in ids.tolist())] = 1.0
+    return Phrases(found)
 
 
 def cpu_of(pid: int) -> float:
@@ -128,17 +144,21 @@ def wait_for_the_start() -> None:
     sys.stdin.readline()
 
 
-def decoders_in_threads(cluster: str, count: int, seconds: float, apart: int = 37) -> None:
-    """A process with `count` decoders on the synchronous face, so many batches apart."""
+def decoders_in_threads(
+    cluster: str, count: int, seconds: float, apart: int = 37, listed: int = 0
+) -> None:
+    """A process with `count` decoders on the synchronous face, so many batches apart, each with so
+    many phrases."""
     client = Client.connect(cluster, ClientConfig(deadline_s=30))
-    work = batches(client.utterance())
+    phrases = phrases_of(client.vocabulary, listed)
+    work = batches(client.utterance(phrases=phrases))
     for batch in work[:30]:
-        client.utterance().extend(*batch)
+        client.utterance(phrases=phrases).extend(*batch)
     wait_for_the_start()
     began, processor, times = time.monotonic(), time.process_time(), list[float]()
 
     def decode(number: int) -> None:
-        utterance, at = client.utterance(), number * apart
+        utterance, at = client.utterance(phrases=phrases), number * apart
         while time.monotonic() < began + seconds:
             before = time.perf_counter()
             utterance.extend(*work[at % len(work)])
@@ -287,6 +307,8 @@ LAYOUTS = {
     "8 decoders, 8 processes": ("threads", 8, 1),
     "1 decoder, synchronous": ("threads", 1, 1),
     "1 decoder, asyncio": ("tasks", 1, 1),
+    "1 decoder, 100 phrases": ("phrases-100", 1, 1),
+    "1 decoder, 10,000 phrases": ("phrases-10000", 1, 1),
 }
 
 
@@ -387,6 +409,9 @@ def main() -> None:
     role, *more = sys.argv[1:] or ["--help"]
     if role == "threads":
         decoders_in_threads(more[0], int(more[1]), float(more[2]))
+    elif role.startswith("phrases-"):
+        listed = int(role.partition("-")[2])
+        decoders_in_threads(more[0], int(more[1]), float(more[2]), listed=listed)
     elif role == "same":
         decoders_in_threads(more[0], int(more[1]), float(more[2]), apart=0)
     elif role == "tasks":
