@@ -26,7 +26,7 @@ from dlm.cluster.rollout import (
 )
 
 OLD, NEW = "0" * 32, "1" * 32
-RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load=30, compare=8)
+RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load_within=30, compare=8)
 GOOD = Comparison(32, 0, 0, 0, 1.0, 1.2, 0.1, 0.5)
 BAD = [
     replace(GOOD, failed=1),
@@ -138,7 +138,7 @@ def test_a_set_that_servers_do_not_load_is_given_up():
     """After `load`, with their addresses."""
     world = World(random.Random(4), lag=10**9)
     world.start(undo=False)
-    for _ in range(int(RULES.load) + 2):
+    for _ in range(int(RULES.load_within) + 2):
         world.tick()
         world.look()
     assert world.listed == (OLD,)

@@ -34,7 +34,7 @@ def rollout(
     ] = False,
     share: Annotated[str | None, option(Rules, "share", metavar="SHARE")] = None,
     watch_for: Annotated[float | None, option(Rules, "watch_for")] = None,
-    load: Annotated[float | None, option(Rules, "load")] = None,
+    load_within: Annotated[float | None, option(Rules, "load_within")] = None,
     idle: Annotated[float | None, option(Rules, "idle")] = None,
     longest: Annotated[float | None, option(Rules, "longest")] = None,
     text: Annotated[
@@ -106,7 +106,7 @@ def rollout(
     flags = {
         "share": None if share is None else _share(share),
         "watch_for": watch_for,
-        "load": load,
+        "load_within": load_within,
         "idle": idle,
         "longest": longest,
     }

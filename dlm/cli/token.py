@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,14 @@ def token(
         Path | None,
         typer.Option(metavar="FILE", help="The client's file, to create; it must not exist yet."),
     ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When the token ends: a date or a time of ISO 8601, in UTC unless it says "
+            "otherwise.  [default: never]",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a client's token, and its hash for the servers.
@@ -33,17 +42,27 @@ def token(
 
     Examples:
         dlm token decoder-1 --tokens tokens --token-file decoder-1.token
-        dlm token decoder-2
+        dlm token decoder-2 --expires 2100-01-31
     """
     from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
-    from dlm.server.tokens import is_name, read_tokens
+    from dlm.server.tokens import EXPIRES, is_name, parse_expiry, read_tokens
     from dlm.wire.secret import digest, new_token, read_secret
 
     if not is_name(name):
         raise ConfigError(
             f"NAME is {name}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, starting with a "
             "letter or a digit"
+        )
+    end = "" if expires is None else f"{EXPIRES}{expires.replace(' ', 'T')}"
+    try:
+        is_over = parse_expiry(end) <= time.time()
+    except ValueError:
+        is_over = True
+    if is_over:
+        raise ConfigError(
+            f"--expires is {expires}; expected a time to come, such as 2100-01-31 or "
+            "2100-01-31T12:00Z"
         )
     if token_file is not None and token_file.exists():
         raise ConfigError(
@@ -56,7 +75,7 @@ def token(
         read_tokens(tokens)  # do not extend a file that servers would reject
         present = read_secret(tokens)
     new = new_token()
-    line = f"{name}:{digest(new.encode()).hex()}\n"
+    line = f"{name}:{digest(new.encode()).hex()}{end and f' {end}'}\n"
     # The client's file first: if it cannot be written, the servers' file gains no unusable token.
     if token_file is not None:
         _write(token_file, f"{new}\n".encode())

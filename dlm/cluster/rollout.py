@@ -58,7 +58,7 @@ class Rules:
         low=0,
         high=1e7,
     )
-    load: float = setting(
+    load_within: float = setting(
         600.0,
         "Time in which every server must load, or unload, a set.",
         unit="seconds",
@@ -261,16 +261,17 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         lacking = event.lacking.get(state.new, ())
         if not lacking:
             return _enter(state, Phase.COMPARE, rules, now)
-        if passed >= rules.load:
+        if passed >= rules.load_within:
             late = _shown(lacking)
-            why = f"after {rules.load:g} s, {late} did not hold the new set; see its log"
+            why = f"after {rules.load_within:g} s, {late} did not hold the new set; see its log"
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
         lacking = event.lacking.get(state.old, ())
         if not lacking:
             return _enter(state, Phase.RETREAT, rules, now)
-        if passed >= rules.load:
-            why = f"after {rules.load:g} s, {_shown(lacking)} did not hold the old set; see its log"
+        if passed >= rules.load_within:
+            late = _shown(lacking)
+            why = f"after {rules.load_within:g} s, {late} did not hold the old set; see its log"
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
         if passed >= rules.watch_for:
@@ -291,8 +292,9 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         ended = replace(state, stage=Phase.ENDED)
         if not holding:
             return ended, (TellClients(stays, None), End(state.failure, is_undo))
-        if passed >= rules.load:
-            why = f"after {rules.load:g} s, {_shown(holding)} still held {leaving}; see its log"
+        if passed >= rules.load_within:
+            late = _shown(holding)
+            why = f"after {rules.load_within:g} s, {late} still held {leaving}; see its log"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import resource
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -43,6 +44,7 @@ UNAUTHENTICATED = (
 REQUEST_S = 20.0  # for the message of a unary call; it usually comes with the call
 RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
 MAX_FILES = 1 << 20
+EXPIRY_LOOK_S = 1.0
 LOG_S = 1.0  # refusals are logged at most once per second, however many there are
 
 # Frames of a peer that has no right here yet. 16 KiB of metadata is ten times what calls need.
@@ -152,12 +154,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     Args  metrics      the counts, including calls by token name
           credentials  what the process had read before it was forked
+          now          seconds since 1970, for tokens that expire
     """
 
     def __init__(
-        self, config: Access, metrics: CallCounts, credentials: Credentials | None = None
+        self,
+        config: Access,
+        metrics: CallCounts,
+        credentials: Credentials | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._config = config
+        self._config, self._now = config, now
         self._metrics = metrics
         self._credentials = credentials or Credentials(config)
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,6 +188,14 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             asyncio.create_task(follow(watch, partial(self._reload, what), what=what))
             for what, watch in self._credentials.watches.items()
         ]
+        if self._credentials.tokens is not None:
+            self._tasks.append(asyncio.create_task(self._expire()))
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_LOOK_S)
+            if ended := self._end_invalid():
+                logger.warning("server.tokens.expired", extra={"calls_ended": ended})
 
     def close(self) -> None:
         for task in self._tasks:
@@ -196,14 +211,19 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         tokens = self._credentials.tokens
         if what != "tokens" or tokens is None:
             return {}
-        good = set(tokens.digests)
+        return {"clients": sorted(set(tokens.names)), "calls_ended": self._end_invalid()}
+
+    def _end_invalid(self) -> int:
+        """Ends the calls whose token was removed or has expired; returns how many."""
+        tokens = self._credentials.tokens
+        good = set() if tokens is None else tokens.valid(self._now())
         ended = 0
         for call in self._calls:
             if call.digest is not None and call.digest not in good and not call.revoked:
                 call.revoked = True
                 call.task.cancel()
                 ended += 1
-        return {"clients": sorted(set(tokens.names)), "calls_ended": ended}
+        return ended
 
     # ---------------------------------------------------------- before a call
 
@@ -213,7 +233,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         tokens = self._credentials.tokens
         if tokens is None:
             return None, None
-        number = tokens.find(metadata)
+        number = tokens.find(metadata, self._now())
         return None if number is None else (tokens.names[number], tokens.digests[number])
 
     @contextmanager

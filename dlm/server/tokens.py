@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import math
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dlm.errors import ConfigError
@@ -12,6 +14,7 @@ from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read
 
 # Every call is compared with every token, so that timing reveals nothing: 0.1 ms at this many.
 MAX_TOKENS = 1024
+EXPIRES = "expires="  # before the time in which a token ends, after a space
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
@@ -19,20 +22,28 @@ _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens that are valid now.
+    """The tokens of a file.
 
     digests  SHA-256 of each, 32 bytes
     names    the client of each; a name may have several, so that tokens can be rotated
+    expires  when each ends, in seconds since 1970; infinity for never
     """
 
     digests: tuple[bytes, ...]
     names: tuple[str, ...]
+    expires: tuple[float, ...]
 
     def __repr__(self) -> str:
         return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
 
-    def find(self, metadata: object) -> int | None:
+    def valid(self, now: float) -> set[bytes]:
+        """The digests of the tokens that have not expired."""
+        return {one for one, end in zip(self.digests, self.expires, strict=True) if now < end}
+
+    def find(self, metadata: object, now: float) -> int | None:
         """Number of the token that a call carries; None if it carries no valid one.
+
+        Args        now  seconds since 1970
 
         Guarantees  the same steps whatever the call carries: one hash, one comparison with each
                     digest, none of which ends early
@@ -47,7 +58,20 @@ class Tokens:
             if hmac.compare_digest(asked, good):
                 found = number
         right = scheme.lower() == SCHEME.lower().encode()
-        return found if right and found >= 0 else None
+        return found if right and found >= 0 and now < self.expires[found] else None
+
+
+def parse_expiry(option: str) -> float:
+    """Seconds since 1970 of ``expires=TIME``, in UTC unless it says otherwise; infinity for "".
+
+    Raises  ValueError  it is neither
+    """
+    if not option:
+        return math.inf
+    if not option.startswith(EXPIRES):
+        raise ValueError(option)
+    time = datetime.fromisoformat(option.removeprefix(EXPIRES))
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def is_name(name: str) -> bool:
@@ -56,6 +80,8 @@ def is_name(name: str) -> bool:
 
 def read_tokens(path: Path) -> Tokens:
     """The tokens in a file: a line ``NAME:TOKEN`` or ``NAME:SHA256`` each, `#` before a comment.
+
+    After a space, ``expires=TIME`` says when it ends.
 
     Raises
         ConfigError  what is wrong with it, by line; never the contents of the line
@@ -66,10 +92,12 @@ def read_tokens(path: Path) -> Tokens:
         )
     digests: list[bytes] = []
     names: list[str] = []
+    expires: list[float] = []
     for number, line in lines_of(read_secret(path), path):
         if len(digests) == MAX_TOKENS:  # here, since each is compared with all before it
             raise ConfigError(f"{path} has more tokens than expected: at most {MAX_TOKENS}")
-        name, colon, secret = line.partition(":")
+        name, colon, rest = line.partition(":")
+        secret, _, option = rest.partition(" ")
         if not colon or not is_name(name):
             raise ConfigError(
                 f"{path}, line {number}: expected {_FORMAT}, with a name of 1 to 64 characters of "
@@ -91,8 +119,15 @@ def read_tokens(path: Path) -> Tokens:
             )
         digests.append(hashed)
         names.append(name)
+        try:
+            expires.append(parse_expiry(option.strip()))
+        except ValueError:
+            raise ConfigError(
+                f"{path}, line {number}: the token of {name} has another end than {EXPIRES}TIME; "
+                "expected a date or a time of ISO 8601, such as 2027-01-31 or 2027-01-31T12:00Z"
+            ) from None
     if not digests:
         raise ConfigError(
             f"{path} contains no token; expected {_FORMAT}. (To let nobody in, stop the server.)"
         )
-    return Tokens(tuple(digests), tuple(names))
+    return Tokens(tuple(digests), tuple(names), tuple(expires))

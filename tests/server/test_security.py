@@ -199,6 +199,27 @@ def test_streams_end_when_their_token_is_removed_and_others_stay(gated, tokens, 
     watches[1].cancel()
 
 
+def test_a_stream_ends_when_its_token_expires_and_goes_on_with_the_next(gated, tokens, channels):
+    """Within a second; the same client has two tokens while one replaces the other."""
+    new = ALICE[::-1]
+    write_tokens(tokens, f"alice:{ALICE} expires=2100-01-31", f"alice:{new}")
+    _, server, _ = gated(tokens=str(tokens))
+    old, following = channels(server.address, ALICE), channels(server.address, new)
+    watches = [
+        channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+        for channel in (old, following)
+    ]
+    assert [next(watch) for watch in watches] == [b"\x08\x01", b"\x08\x01"]
+    server.server.guard._now = lambda: 4.2e9  # in 2103
+    with pytest.raises(grpc.RpcError) as caught:
+        next(watches[0])
+    assert reason_of(caught.value) is Reason.UNAUTHENTICATED
+    assert beat(old).reason is Reason.UNAUTHENTICATED
+    assert beat(following).code is grpc.StatusCode.OK
+    assert watches[1].is_active()
+    watches[1].cancel()
+
+
 def test_a_stream_that_is_not_read_is_told_of_its_removed_token_when_it_is(gated, tokens, sharded):
     """It is served nothing more and counts as its client's until then: gRPC takes no status in the
     midst of a write."""

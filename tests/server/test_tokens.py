@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dlm.errors import ConfigError
 from dlm.server.tokens import MAX_TOKENS, Tokens, read_tokens
 from dlm.wire.secret import digest
 
+NOW = 1.8e9  # in 2027
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
 
 
@@ -25,7 +27,7 @@ def write(folder: Path, content: bytes) -> Path:
 
 def find(tokens: Tokens, value: str | bytes) -> str | None:
     """Whose call it is that carries `value`."""
-    number = tokens.find((("user-agent", "x"), ("authorization", value)))
+    number = tokens.find((("user-agent", "x"), ("authorization", value)), NOW)
     return None if number is None else tokens.names[number]
 
 
@@ -48,7 +50,7 @@ def test_tokens_are_kept_hashed_whichever_way_they_stand_in_the_file(tmp_path):
 @given(st.text() | st.binary())
 def test_whatever_is_brought_is_refused_and_raises_nothing(value):
     """Odd bytes, surrogates, control characters, nothing."""
-    tokens = Tokens((digest(ALICE.encode()),), ("alice",))
+    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,))
     assert find(tokens, value) is None
     scheme = "Bearer " if isinstance(value, str) else b"Bearer "
     assert find(tokens, scheme + value) is None  # type: ignore[operator]
@@ -56,12 +58,12 @@ def test_whatever_is_brought_is_refused_and_raises_nothing(value):
 
 def test_no_metadata_and_two_tokens_are_no_token():
     """Two are not tried one after the other."""
-    tokens = Tokens((digest(ALICE.encode()),), ("alice",))
+    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,))
     good = ("authorization", f"Bearer {ALICE}")
-    assert tokens.find((good,)) == 0
-    assert tokens.find((good, good)) is None
-    assert tokens.find(()) is None
-    assert tokens.find(None) is None
+    assert tokens.find((good,), NOW) == 0
+    assert tokens.find((good, good), NOW) is None
+    assert tokens.find((), NOW) is None
+    assert tokens.find(None, NOW) is None
 
 
 def test_every_digest_is_compared_whatever_was_brought(monkeypatch):
@@ -73,7 +75,7 @@ def test_every_digest_is_compared_whatever_was_brought(monkeypatch):
         return asked == good
 
     monkeypatch.setattr("dlm.server.tokens.hmac.compare_digest", compare)
-    tokens = Tokens((digest(ALICE.encode()), digest(BOB.encode())), ("alice", "bob"))
+    tokens = Tokens((digest(ALICE.encode()), digest(BOB.encode())), ("alice", "bob"), (inf, inf))
     for brought in (
         (),
         (("authorization", "Bearer nobody"),),
@@ -82,7 +84,7 @@ def test_every_digest_is_compared_whatever_was_brought(monkeypatch):
         (("authorization", f"Basic {BOB}"),),
     ):
         compared.clear()
-        tokens.find(brought)
+        tokens.find(brought, NOW)
         assert [good for _, good in compared] == list(tokens.digests)
 
 
@@ -128,3 +130,29 @@ def test_none_and_too_many_are_refused(tmp_path):
     path.chmod(0o644)
     with pytest.raises(ConfigError, match=r"chmod 6[04]0"):
         read_tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_known"),
+    [
+        ("", True),
+        (" expires=2100-01-31", True),
+        ("  expires=2100-01-31T12:00+02:00 ", True),
+        (" expires=2026-12-31", False),
+        (" expires=2026-12-31T23:59:59Z", False),
+    ],
+)
+def test_a_token_is_known_until_it_expires(tmp_path, end, is_known):
+    """At NOW, by the server's clock; a time without a zone is UTC."""
+    line = f"alice:{digest(ALICE.encode()).hex()}{end}\n"
+    tokens = read_tokens(write(tmp_path, line.encode()))
+    assert (find(tokens, f"Bearer {ALICE}") == "alice") is is_known
+    assert (len(tokens.valid(NOW)) == 1) is is_known
+
+
+@pytest.mark.parametrize("end", [" expires=soon", " expire=2100-01-31", " 2100-01-31"])
+def test_an_end_that_is_no_time_is_rejected(tmp_path, end):
+    """By line; the content is not repeated."""
+    with pytest.raises(ConfigError, match="line 1") as found:
+        read_tokens(write(tmp_path, f"alice:{ALICE}{end}\n".encode()))
+    assert ALICE not in str(found.value)
