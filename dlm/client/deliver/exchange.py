@@ -1,7 +1,8 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
 A message on a stream costs a third of the processor time of a call, on both sides. In return, this
-module matches replies to requests, and times them out, as gRPC does for calls.
+module matches replies to requests, and times them out, as gRPC does for calls. While one is in
+flight, the next takes a gRPC call of its own on the same connection: see `stream`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, TypeAlias
 
@@ -19,6 +21,7 @@ import grpc
 
 from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.loop import LoopThread
+from dlm.client.deliver.stream import Stream
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.logs import EventLog
 from dlm.wire import codec
@@ -33,6 +36,7 @@ LATE_TOO_SOON_S = 0.02
 # stream is not given up before it is open.
 SILENT_S = 5.0
 MAX_SILENT = 2
+MAX_CALLS = 32  # of one stream: far more messages in flight than a client has by default
 FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 
 log = EventLog(__name__)
@@ -93,7 +97,8 @@ class Sent:
 
 
 class Exchange:
-    """One stream to one server; used only on the loop.
+    """One connection to one server; used only on the loop. Calls of Exchange carry its messages:
+    one that stays open, and for messages that come while that is busy, others that do not.
 
     Args
         open_channel  makes the channel, and returns the metadata that a call must carry
@@ -123,8 +128,11 @@ class Exchange:
         self._open_channel = open_channel
         self._sequence = 0
         self._outgoing: deque[tuple[int, bytes]] = deque()
-        self._writable: asyncio.Event | None = None  # set once the stream is being opened
-        self._busy = False  # `_outgoing` will be looked at anyway
+        self._call: Callable[[], Any] | None = None  # opens one on the channel
+        self._calls: dict[asyncio.Task[None], Stream] = {}
+        self._asks = False  # the first call waits for a reply, and cannot send anything else
+        self._sent = asyncio.Event()  # wakes the first call
+        self._broken: BaseException | None = None  # how one of them ended
         self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
         self._looks = inf  # when deadlines are checked next
         self._answers = False  # whether anything ever came
@@ -146,8 +154,10 @@ class Exchange:
         tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
         self.pending[sequence] = sent
         self._outgoing.append((sequence, sent.request + tail))
-        if self._writable is not None and not self._busy:
-            self._writable.set()
+        if self._asks:
+            self._ask_beside()
+        else:
+            self._sent.set()
         if deadline < self._looks:
             self._looks = deadline
             self._loop.call_at(deadline, self._expire, deadline)
@@ -204,86 +214,102 @@ class Exchange:
             )
 
     async def _run(self) -> None:
-        error: DlmError = ShardDown(f"{self.address} ended the stream; retry")
-        lost = False
         try:
             channel, metadata = self._open_channel()
             async with channel:
-                call = channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=metadata)
-                writer = asyncio.create_task(self._write(call))
+                method = channel.stream_stream(f"/{SERVICE}/Exchange")
+                self._call = partial(method, metadata=metadata)
                 try:
-                    while (data := await call.read()) is not grpc.aio.EOF:
-                        if self._hear(data):
-                            # There is nothing to read before this is sent; and waking the writer
-                            # would take another iteration of the loop.
-                            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                                await self._drain(call)  # a failure shows when the stream is read
-                        if self.ended:
-                            self._close_if_done()
+                    await asyncio.wait([self._begin(self._call(), self._ask_first)])
                 finally:
-                    # Nothing may reference the channel once this ends: see `loop.suspend`.
-                    writer.cancel()
-                    await asyncio.wait([writer])
-        except grpc.RpcError as exc:
-            error = error_of_call(exc, self.address)
-            if lost := is_lost(exc):
-                error = ShardDown(f"{self.address} lost the stream ({FROM_CORE}); retry")
-            elif not self._answers and not self.ended and isinstance(error, ShardDown):
-                self.failure = time.monotonic(), str(error)
-        except DlmError as exc:  # bytes that are not a message: do not trust what follows
-            error = exc
+                    # Nothing may reference the channel once this ends: see `loop.suspend`. Tasks
+                    # with an operation are not cancelled: it must end before its loop does.
+                    self._call = None
+                    for task, stream in self._calls.items():
+                        stream.cancel()
+                        if not stream.connected:
+                            task.cancel()
+                    while self._calls:
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await asyncio.wait(self._calls)
         except asyncio.CancelledError:
-            error = ShardDown(f"the connection to {self.address} was closed")
+            pass
         except Exception as exc:  # noqa: BLE001 - the messages in flight must end
-            error = DlmError(f"the stream to {self.address} failed: {exc!r}")
-            error.__cause__ = exc
+            self._broken = exc
         finally:
+            broken, self._broken = self._broken, None  # its traceback references the call
+            error, lost = self._error_of(broken)
             self.end(error, by_server=True, lost=lost)
 
-    async def _write(self, call: Any) -> None:
-        """Sends queued messages until it is cancelled with the stream. Failures show when the
-        stream is read."""
-        self._writable = asyncio.Event()
-        try:
-            while True:
-                if not self._busy:
-                    await self._drain(call)
-                self._writable.clear()
-                await self._writable.wait()
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            pass
-        finally:
-            call.cancel()
+    def _error_of(self, exc: BaseException | None) -> tuple[DlmError, bool]:
+        """The error of messages in flight if a call ended with `exc`, and whether gRPC lost why."""
+        if exc is None:
+            return ShardDown(f"the connection to {self.address} was closed"), False
+        if isinstance(exc, grpc.RpcError):
+            if is_lost(exc):
+                return ShardDown(f"{self.address} lost the stream ({FROM_CORE}); retry"), True
+            error = error_of_call(exc, self.address)
+            if not self._answers and not self.ended and isinstance(error, ShardDown):
+                self.failure = time.monotonic(), str(error)
+        elif isinstance(exc, DlmError):  # e.g. for bytes that are not a message
+            error = exc
+        else:
+            error = DlmError(f"the stream to {self.address} failed: {exc!r}")
+            error.__cause__ = exc
+        return error, False
 
-    async def _drain(self, call: Any) -> None:
-        self._busy = True
-        try:
-            while self._outgoing:
-                sequence, data = self._outgoing.popleft()
-                if self._wants(sequence):
-                    await call.write(data)
-        finally:
-            self._busy = False
+    # -- calls --------------------------------------------------------------------------------
 
-    def _hear(self, data: bytes) -> bool:
-        """Takes a reply; whether the next message, for which it made room, is now the only one."""
-        if self._busy:
-            self._receive(data)
-            return False
-        self._busy = True  # messages sent meanwhile do not wake the writer
-        try:
-            self._receive(data)
-        finally:
-            self._busy = False
-        if len(self._outgoing) == len(self.pending) == 1:
-            return True
-        if self._outgoing and self._writable is not None:
-            self._writable.set()
-        return False
+    def _begin(self, call: Any, work: Callable[..., Any], *args: Any) -> asyncio.Task[None]:
+        stream = Stream(call, self._sent.set)
+        task: asyncio.Task[None] = asyncio.create_task(work(stream, *args))
+        self._calls[task] = stream
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A call that fails ends the stream."""
+        del self._calls[task]
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._broken = self._broken or exc
+            self._task.cancel()
+
+    async def _ask_first(self, stream: Stream) -> None:
+        """Sends one message after the other, until the call ends."""
+        await stream.connect()
+        while True:
+            while not (self._outgoing or stream.done()):
+                self._sent.clear()
+                await self._sent.wait()
+            if not self._outgoing:
+                self._receive(await stream.read())  # raises what it ended with
+            sequence, data = self._outgoing.popleft()
+            self._ask_beside()
+            if self._wants(sequence):
+                self._asks = True
+                reply = await stream.ask(data)
+                self._asks = False
+                self._receive(reply)
+
+    def _ask_beside(self) -> None:
+        """Sends what waits by calls of its own."""
+        while self._call is not None and self._outgoing and len(self._calls) < MAX_CALLS:
+            self._begin(self._call(), self._ask_some, *self._outgoing.popleft())
+
+    async def _ask_some(self, stream: Stream, sequence: int, data: bytes) -> None:
+        """Sends a message, and what had to wait for another call meanwhile."""
+        await stream.connect()
+        while True:
+            if self._wants(sequence):
+                self._receive(await stream.ask(data))
+            if not self._outgoing:
+                break
+            sequence, data = self._outgoing.popleft()
+        await stream.end()
 
     def _wants(self, sequence: int) -> bool:
-        """Whether to send a message; a withdrawn one ends here. Not inlined: a reference in the
-        waiting writer would keep alive a client that nobody closes."""
+        """Whether to send a message; a withdrawn one ends here. Not inlined: a reference in a task
+        that waits would keep alive a client that nobody closes."""
         sent = self.pending.get(sequence)
         if sent is None or sent.wanted:
             return sent is not None
@@ -292,23 +318,28 @@ class Exchange:
         self._close_if_done()
         return False
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: Any) -> None:
         """Passes a reply to its message; drops one that came too late."""
+        if data is grpc.aio.EOF:
+            raise ShardDown(f"{self.address} ended the stream; retry")
         self._answers = True
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
         sent = self.pending.pop(message.sequence, None)
-        if sent is None:
-            return
-        if not message.reason:
-            tell(sent.reply, data, None)
-            return
+        if sent is not None:
+            if message.reason:
+                tell(sent.reply, None, self._refusal(message, sent))
+            else:
+                tell(sent.reply, data, None)
+        if self.ended:
+            self._close_if_done()
+
+    def _refusal(self, message: pb.ScoreReply, sent: Sent) -> DlmError:
         try:
             codec.check_refusal(message)
         except ProtocolError as exc:
-            tell(sent.reply, None, exc)
-            return
+            return exc
         after_ms = message.retry_after_ms
         error = error_from_refusal(
             message.reason, message.message, where=self.address, retry_after_ms=after_ms
@@ -320,7 +351,7 @@ class Exchange:
         if message.reason == Reason.DRAINING:
             # If several servers share the address, a new connection may reach another.
             self.ended = True
-        tell(sent.reply, None, error)
+        return error
 
     def _close_if_done(self) -> None:
         if self.ended and not self.pending:
