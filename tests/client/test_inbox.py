@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from client.scripted import Network, Scripted, settle
-from cluster import WAIT_S
+from cluster import WAIT_S, until
 from dlm.client.deliver import loop
 
 
@@ -43,6 +43,19 @@ def test_a_log_handler_that_raises_holds_up_no_later_step() -> None:
         assert taken.wait(WAIT_S)
     finally:
         logger.removeHandler(full)
+
+
+def test_a_step_that_nobody_waits_for_and_raises_is_logged(cluster, connect, caplog) -> None:
+    """With the kind of its error."""
+
+    def fail() -> None:
+        raise ValueError
+
+    client = connect(cluster)
+    client._core._delivery.tell(fail)
+    until(lambda: [r for r in caplog.records if getattr(r, "event", "") == "client.loop.failed"])
+    (logged,) = (r for r in caplog.records if getattr(r, "event", "") == "client.loop.failed")
+    assert logged.error == "ValueError"
 
 
 def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, connect) -> None:

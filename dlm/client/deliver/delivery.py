@@ -33,7 +33,7 @@ from dlm.client.deliver.after import (
 from dlm.client.deliver.call import Call
 from dlm.client.deliver.counts import CANCELLED, result_of
 from dlm.client.deliver.lanes import Lanes
-from dlm.client.deliver.loop import Inbox
+from dlm.client.deliver.loop import Inbox, log_failure
 from dlm.client.deliver.message import Attempt, Message, as_dlm_error, naming_shard
 from dlm.client.deliver.replicas import late_after
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
@@ -420,6 +420,8 @@ class Delivery:
             error = as_dlm_error(cause)
             subject.give_up(error)
             subject.fail(error)  # unless the bigram fallback has ended it
+        else:  # nobody waits for it
+            log_failure(cause)
 
     def _free(self, message: Message) -> None:
         if message.lane.waiting:

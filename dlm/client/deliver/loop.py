@@ -187,8 +187,13 @@ def _try(call: Callable[..., None], args: tuple[Any, ...]) -> None:
     try:
         call(*args)
     except Exception as exc:  # noqa: BLE001 - the others that were posted or are due must still run
-        with contextlib.suppress(Exception):  # raised by a log handler of the program
-            log.error("client.loop.failed", extra={"error": type(exc).__name__})
+        log_failure(exc)
+
+
+def log_failure(error: Exception) -> None:
+    """Logs that a step failed."""
+    with contextlib.suppress(Exception):  # raised by a log handler of the program
+        log.error("client.loop.failed", extra={"error": type(error).__name__})
 
 
 _here = threading.local()
