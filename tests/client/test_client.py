@@ -34,6 +34,7 @@ from dlm.client.deliver.runtime import closed_error
 from dlm.errors import (
     ClientClosed,
     ConfigError,
+    DeadlineExceeded,
     DlmError,
     ModelMismatch,
     Overloaded,
@@ -611,6 +612,25 @@ def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
     client.close()
     table.refresh_quietly(table.known)
     assert not [r for r in caplog.records if r.name.startswith("dlm.client.deliver.table")]
+
+
+def test_what_is_known_of_a_server_ends_once_the_table_has_it_no_longer(cluster, connect) -> None:
+    """Addresses come and go."""
+    client = connect(cluster)
+    client.utterance()
+    core, runtime = client._core, client._core._links.runtime
+
+    def note() -> None:
+        for address in ("gone:1", "asked:1", *cluster.addresses):
+            runtime.note(address, DeadlineExceeded("late"), 0.0)
+            runtime.note(address, ShardDown("lost"), 0.0)
+        runtime.outstanding["asked:1"] += 5
+
+    core._delivery.tell(note)
+    core.table.refresh_quietly(core.table.known)
+    left = {"asked:1", *cluster.addresses}
+    until(lambda: "gone:1" not in runtime.missed and runtime.missed.keys() == left)
+    assert runtime.usual.keys() == left
 
 
 def test_a_client_that_was_never_connected_and_is_closed_says_so(cluster, connect) -> None:

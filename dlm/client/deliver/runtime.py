@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -232,10 +233,16 @@ class Runtime:
         self.lanes.clear()
         self.ready.clear()
 
-    def forget(self, shard_sets: Set[str]) -> None:
+    def forget(self, shard_sets: Set[str], addresses: Set[str]) -> None:
+        """Keeps the lanes of these shard sets, and what is known of the servers at these addresses;
+        of others, only what is in flight."""
         for place, lane in list(self.lanes.items()):
             if place.shard_set not in shard_sets and lane.idle:
                 del self.lanes[place]
+        asked = {address for address, queries in self.outstanding.items() if queries}
+        for known in (self.usual, self.missed, self.moving, self.outstanding):
+            for address in known.keys() - addresses - asked:
+                del known[address]
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -348,8 +355,11 @@ class Links:
         if found is not None:
             found.close()
 
-    def forget_lanes(self, shard_sets: Set[str]) -> None:
-        loop.leave(self.runtime.forget, shard_sets)
+    def forget_others(self, snapshots: Sequence[Snapshot]) -> None:
+        """Forgets all shard sets and servers but these."""
+        shard_sets = {each.shard_set for each in snapshots}
+        replicas = (a for each in snapshots for a in each.topology.addresses.values())
+        loop.leave(self.runtime.forget, shard_sets, frozenset(chain.from_iterable(replicas)))
 
     def close(self) -> None:
         runtime = self.runtime

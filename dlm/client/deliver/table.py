@@ -248,7 +248,7 @@ class Table:
             self._follow_rollout(following, rollout)
             self.known = snapshot
             self._missed -= {snapshot.model, *self._others}
-            self._links.forget_lanes({s.shard_set for s in (snapshot, *self._others.values())})
+            self._links.forget_others([snapshot, *self._others.values()])
         if known is not None and known.model != snapshot.model:
             fields = {"before": known.model, "after": snapshot.model}
             log.warning("client.model.changed", extra=fields)
