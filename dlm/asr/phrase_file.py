@@ -1,7 +1,7 @@
 """Files of phrases, for `dlm transcribe --phrases` and `dlm rescore --phrases`.
 
 One phrase per line, in the model's spelling. After a tab may follow its bonus, log10, and after
-further tabs the sounds of a word, in IPA with spaces, once or several times:
+further tabs the sounds of a word, in IPA with spaces, once or several times; cells may be empty:
 
     doctor strangelove<TAB>2.5<TAB>strangelove=s t ɹ e ɪ n d͡ʒ l ə v
     sellers
@@ -56,7 +56,7 @@ def read_phrases(path: Path) -> PhraseFile:
             raise TextError(f"{where}: {exc}") from exc
         if bonuses.setdefault(b" ".join(words), bonus) != bonus:
             raise TextError(f"{where}: the phrase is there with another bonus; remove one line")
-        for given in fields[1:]:
+        for given in filter(str.strip, fields[1:]):  # spreadsheets write empty cells
             word, equals, way = given.partition("=")
             if not equals or as_bytes(word.strip()) not in words or not way.split():
                 raise TextError(

@@ -12,7 +12,7 @@ from dlm.errors import TextError
 FILE = """\ufeffthe man\t0.5
 
 doctor  strangelove\t2.5\tstrangelove=s t\tstrangelove=s d\r
-peter sellers
+peter sellers\t\t \t
 no bonus\t\tbonus=b o
 """
 
