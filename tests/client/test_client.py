@@ -564,6 +564,8 @@ def test_a_closed_client_says_so(client) -> None:
     with pytest.raises(ClientClosed):
         utterance.score([[]], [3])
     with pytest.raises(ClientClosed):
+        utterance.next_words(utterance.null(), 1)
+    with pytest.raises(ClientClosed):
         client.utterance()
 
     async def ask() -> None:

@@ -380,9 +380,9 @@ class BaseUtterance:
     def _context_blocks(
         self, asking: Asking, states: States | Sequence[State]
     ) -> Steps[ContextBlocks]:
+        self._core.check_open()  # what low orders know is asked of nobody
         file = self._core.local_model
         if isinstance(file, KenlmFile):  # it cannot list what follows a context
-            self._core.check_open()
             asked = self._inputs.states(states)
             return ContextBlocks(asked, self._inputs, tuple(map(file.block, asked.each())))
         fetches: list[BlockFetch] = []
