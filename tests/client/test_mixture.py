@@ -144,6 +144,9 @@ def test_one_members_phrases_count_for_the_mixture(clients: list[Client]) -> Non
     assert found.bonus is not None and found.bonus.tolist() == [[1.0, 0.75]]
     assert np.array_equal(found.biased, found.log10_prob.astype(np.float64) + found.bonus)
     assert mixture.finish(found.states[0, 0]) == -1.0
+    for state in (found.states[0, 0][:1], found.states[0, 0][::-1], None):
+        with pytest.raises(ModelMismatch):
+            mixture.finish(state)
     assert mixture.score_sentences(["w1 w5 w1 w5"])[0].bonus == 4.0
     both = [(client.utterance(phrases=phrases), 0.5) for client in clients]
     with pytest.raises(QueryError, match="2 members"):
@@ -222,6 +225,7 @@ def test_weights_are_tuned_on_text(clients: list[Client]) -> None:
         ({"weights": (1.5, -0.5)}, ConfigError, "-0.5"),
         ({"weights": (math.nan, 1.0)}, ConfigError, "nan"),
         ({"unknown": "none"}, QueryError, "'none'"),
+        ({"weights": (None, 1.0)}, ConfigError, "None"),
         ({"members": []}, QueryError, "no members"),
         ({"members": [1.0]}, QueryError, "pair"),
         ({"members": None}, QueryError, "None"),

@@ -19,7 +19,7 @@ from certificates import Authority
 from client.questions import ask, assert_equal, queries_to, random_queries
 from client.scripted import settle
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
-from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client import AsyncClient, Client, ClientConfig, Mixture
 from dlm.client.config.rollout import Rollout, edited
 from dlm.errors import ConfigError, DlmError, ModelMismatch, QueryError, StaleShardSet
 from dlm.index.search.shard import Shard
@@ -423,6 +423,8 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
         handles = [client.utterance() for _ in range(5)]
         scored, begun, by_id, looked_up, numbered = handles
         biased = client.utterance(phrases=phrases)
+        mixture = Mixture([(client.utterance(), 1.0)])
+        mixed = mixture.begin()
         state, null, biased_state = begun.begin(), begun.null(), biased.begin()
         assert looked_up.vocabulary.words and len(numbered.ids_of(words))
         asyncio.run(asyncio_face())
@@ -436,6 +438,8 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
         same = expected.extend([expected.begin(), expected.null()], words)
         assert after.log10_prob.tobytes() == same.log10_prob.tobytes()
         assert begun.model_info == client.utterance().model_info == after.states.model_info
+        whole = mixture.extend([mixed], words)
+        assert whole.log10_prob.tolist() == [pytest.approx(after.log10_prob[0].tolist())]
         after = biased.extend([biased_state], ["w1", "never-seen"])
         same = with_phrases.extend([with_phrases.begin()], ["w1", "never-seen"])
         assert after.bonus.tolist() == same.bonus.tolist() == [[1.0, 1.0]]

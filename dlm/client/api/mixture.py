@@ -137,7 +137,8 @@ class Mixture:
                 "since their servers fail, and the others are not; the weights are those of the "
                 "full models. Open all utterances again later, or leave these out"
             )
-        biased = [at for at, member in enumerate(self.members) if member.phrases is not None]
+        # Not the property, which would keep a member on a model that was just replaced.
+        biased = [at for at, one in enumerate(self.members) if one._inputs.phrases is not None]
         if len(biased) > 1:
             raise QueryError(
                 f"{len(biased)} members have phrases, which would count more than once; give them "
@@ -187,8 +188,8 @@ class Mixture:
 
     def finish(self, state: MixtureState) -> float:
         """See `Utterance.finish`."""
-        pairs = zip(self.members, state, strict=True)
-        return sum(member.finish(one) for member, one in pairs)
+        parts = zip(self.members, self._parts([state]), strict=True)
+        return sum(member.finish(one) for member, (one,) in parts)
 
     def extend(
         self,
@@ -342,16 +343,17 @@ class Mixture:
             )
         )
 
-    def _parts(self, states: MixtureStates | Sequence[MixtureState]) -> list[States]:
-        """The states of each member, flat."""
+    def _parts(
+        self, states: MixtureStates | Sequence[MixtureState]
+    ) -> Sequence[States | list[State]]:
+        """The states of each member; members check that they are their own."""
         if isinstance(states, MixtureStates):
             if len(states.parts) != len(self.members):
                 raise ModelMismatch(
                     f"the states are of a mixture of {len(states.parts)} models; expected "
                     f"{len(self.members)}"
                 )
-            pairs = zip(self.members, states.parts, strict=True)
-            return [member.states(part) for member, part in pairs]
+            return states.parts
         if isinstance(states, tuple) and states and isinstance(states[0], State):
             raise QueryError("states is one state; expected a sequence of states: pass [state]")
         check_sequence(states, "states", "a sequence of states, as begin() and extend() return")
@@ -361,9 +363,7 @@ class Mixture:
                     f"expected states of a mixture, each a tuple of {len(self.members)} states; "
                     f"found {type(state).__name__}"
                 )
-        return [
-            member.states([state[at] for state in states]) for at, member in enumerate(self.members)
-        ]
+        return [[state[at] for state in states] for at in range(len(self.members))]
 
 
 def _check_strings(words: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +36,10 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
             f"{len(weights)} weights for {models} models; give one for each, in their order"
         )
     for weight in weights:
-        if not math.isfinite(weight) or weight < 0:
+        if not isinstance(weight, Real) or not math.isfinite(weight) or weight < 0:
+            shown = f"{weight:g}" if isinstance(weight, Real) else repr(weight)
             raise ConfigError(
-                f"the weight {weight:g} is not valid; expected numbers of 0 or more that sum to 1"
+                f"the weight {shown} is not valid; expected numbers of 0 or more that sum to 1"
             )
     total = math.fsum(weights)
     if abs(total - 1) > SUM_TOLERANCE:
