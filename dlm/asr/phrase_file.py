@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlm.asr.lines import finite
-from dlm.client import Phrases
+from dlm.client import Client, Phrases
 from dlm.client.api.phrases import units_of, words_of
 from dlm.errors import QueryError, TextError
 from dlm.ngram.vocab import as_bytes
+from dlm.units import counted
 
 BONUS = 2.0  # log10, of a line without one; tests/benchmarks/rare_words.py
 
@@ -70,3 +71,12 @@ def read_phrases(path: Path) -> PhraseFile:
         return PhraseFile(Phrases(bonuses), sounds)
     except QueryError as exc:  # too many
         raise TextError(f"{path}: {exc}") from exc
+
+
+def known_words(phrases: Phrases, client: Client) -> str:
+    """A line on how many words of the phrases the client's model lacks; many if they are spelled
+    otherwise, or if a file has spaces where a tab belongs. It names none."""
+    found = client.utterance(phrases=phrases).phrases
+    new = 0 if found is None else len(found.new)
+    listed, words = counted(len(phrases), "phrase"), counted(len(phrases.words), "word")
+    return f"{listed}; the model lacks {new:,} of their {words}"

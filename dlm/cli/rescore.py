@@ -125,7 +125,7 @@ def rescore(
     from dlm.asr.kaldi import SymbolTable
     from dlm.asr.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
     from dlm.asr.open import open_model
-    from dlm.asr.phrase_file import read_phrases
+    from dlm.asr.phrase_file import known_words, read_phrases
     from dlm.asr.rescore import Search
     from dlm.asr.rescore_many import rescore_many
     from dlm.cli.compiling import compile_kernels
@@ -171,6 +171,8 @@ def rescore(
         compile_kernels(KERNELS)
         config = ClientConfig(deadline_s=deadline, bigram_fallback=True)
         client = stack.enter_context(open_model(lm, config=config, model=model, tell=tell))
+        if biased is not None:
+            tell(known_words(biased, client))
         done = writer.has if resume and isinstance(writer, FolderWriter) else None
         given = totals.given(files.read(totals.skipping(tell) if skip else None), scales, done)
         progress = ProgressReporter(tell)

@@ -94,7 +94,7 @@ def transcribe(
     """
     from dlm.asr.audio import SAMPLE_RATE, read_audio
     from dlm.asr.open import open_model
-    from dlm.asr.phrase_file import read_phrases
+    from dlm.asr.phrase_file import known_words, read_phrases
     from dlm.asr.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
@@ -133,6 +133,8 @@ def transcribe(
         named = _default_model(stack) if lm is None else lm
         compile_kernels(KERNELS)
         client = stack.enter_context(open_model(named, config=config, model=model, tell=tell))
+        if listed is not None:
+            tell(known_words(listed.phrases, client))
         transcriber = Transcriber(
             client,
             settings,

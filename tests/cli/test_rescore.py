@@ -22,6 +22,7 @@ from dlm.asr.slf import read_slf, slf_text
 from dlm.cli.main import program
 from dlm.client import Client
 from dlm.errors import DlmError
+from dlm.units import LN_10
 from models import HAND_MADE
 
 WORDS = ["a", "b", "c", "d"]
@@ -137,6 +138,28 @@ def test_a_list_is_rescored_by_an_arpa_file(
     assert {one.words for one in found.hypotheses} == {*some}
     lms = [one.lm for one in found.hypotheses]
     assert lms == sorted(lms, reverse=True)
+
+
+def test_a_file_of_phrases_chooses_a_hypothesis(
+    dlm_rescore: Rescore, files: ModelFiles, tmp_path: Path
+) -> None:
+    """Outside of the LM scale; what the model lacks is counted, not named."""
+    given = NbestList("u", tuple(map(Hypothesis, [("a",), ("a", "sellers"), ("Sellers",)])))
+    (tmp_path / "in.jsonl").write_text(nbest_json(given))
+    (tmp_path / "names.tsv").write_text("a sellers\t60\t\nb\t-1\n")
+    more = ["--lm", files.directory, "--lm-scale", 4, "-o"]
+    lm = []
+    for name, some in (("plain", []), ("named", ["--phrases", tmp_path / "names.tsv"])):
+        done = dlm_rescore(tmp_path / "in.jsonl", *some, *more, tmp_path / f"{name}.jsonl")
+        assert succeeded(done)
+        assert ("2 phrases; the model lacks 1 of their 3 words" in done.stderr) == bool(some)
+        assert "sellers" not in done.stderr + done.stdout
+        (found,) = read_nbest(tmp_path / f"{name}.jsonl")
+        lm.append({one.words: one.lm for one in found.hypotheses})
+    assert found.hypotheses[0].words == ("a", "sellers")
+    changed = {words: lm[1][words] - lm[0][words] for words in lm[0]}
+    expected = {("a",): 0.0, ("a", "sellers"): 60 * LN_10 / 4, ("Sellers",): 0.0}
+    assert changed == pytest.approx(expected)
 
 
 def test_kaldis_lattices_keep_their_format_and_have_the_same_best_sentences(

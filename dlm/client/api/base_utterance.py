@@ -275,7 +275,8 @@ class BaseUtterance:
         """A state for each context, which keeps its last words unchanged, order - 1 at most.
 
         For contexts that were stored (`States.contexts`) or come from another utterance. The states
-        are not minimised: the state that `extend` returns after the same words may keep fewer.
+        are not minimised: the state that `extend` returns after the same words may keep fewer. With
+        phrases, give all words of a sentence: a phrase may be longer than what a state keeps.
 
         Raises  QueryError  a context that is not a sequence of words, an id that is too large
         """
