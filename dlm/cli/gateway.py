@@ -31,7 +31,8 @@ def gateway(
     local: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder of a shard set, to answer from without any servers."
+            metavar="MODEL",
+            help="Shard set or KenLM binary file to answer from, without any servers.",
         ),
     ] = None,
     model: ServedModel = None,
@@ -69,7 +70,7 @@ def gateway(
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Answer programs in any language, by gRPC and by HTTP with JSON.
+    """Answer programs in any language, by gRPC and HTTP with JSON.
 
     It asks a cluster, or a shard set in its own process. Several gateways may stand behind a
     balancer: a state that one of them returned is good on each. Logs are JSON, one object per line,
@@ -78,7 +79,7 @@ def gateway(
     Examples:
         dlm gateway --cluster cluster.toml
         dlm gateway --local shards/model --http-port 8080
-        dlm gateway --host 0.0.0.0 --tls-cert gateway.pem --tls-key gateway.key --tokens tokens
+        dlm gateway --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --tokens t
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.cli.serve import check_log_level, log_to_stderr
@@ -88,7 +89,7 @@ def gateway(
 
     check_log_level(log_level)
     if local is not None:
-        check_reads("--local", local, folders=True, what="folder")
+        check_reads("--local", local, folders=True)
     check_writes("--ready-file", ready_file)
     flags = {
         "port": port,

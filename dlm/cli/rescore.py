@@ -120,7 +120,7 @@ def rescore(
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
         dlm rescore nbest.jsonl --lm shards/model --output rescored.jsonl
-        dlm rescore nbest.jsonl --phrases names.tsv --output rescored.jsonl
+        dlm rescore nbest.jsonl --lm shards/model --phrases names.tsv -o r.jsonl
     """
     from dlm.asr.kaldi import SymbolTable
     from dlm.asr.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles

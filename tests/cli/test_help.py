@@ -104,6 +104,8 @@ NOT_RUN = {
     "dlm demo": "runs for itself, in test_processes.py",
     "dlm serve": "runs until SIGTERM",
     "dlm cluster": "runs until Ctrl-C",
+    "dlm gateway": "runs until SIGTERM",
+    "dlm rollout": "needs servers",
     "dlm status": "needs servers",
     "dlm transcribe": "needs audio and the extra asr",
     "dlm pipeline": "needs users' text and the extra train",
@@ -139,6 +141,7 @@ def test_the_examples_run_in_the_order_of_the_help(tmp_path: Path, run: Run) -> 
         tmp_path.joinpath(name).write_text(said)
     best = '{"id": "a", "hyps": [{"words": "the man", "acoustic": -3.0, "lm": -2.0}]}\n'
     tmp_path.joinpath("nbest.jsonl").write_text(best)
+    tmp_path.joinpath("names.tsv").write_text("the man\t2.5\n")
     order = ["dlm estimate", *(name for name in NAMED if name != "dlm estimate")]
     ran: list[str] = []
     for name in order:
@@ -232,6 +235,7 @@ def test_json_is_everywhere_where_facts_are_printed() -> None:
     }
     assert lacking == {
         "dlm export",  # writes an ARPA file
+        "dlm gateway",  # its logs are JSON
         "dlm serve",  # its logs are JSON
     }
 
