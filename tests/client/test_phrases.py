@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster import ModelFiles
+from cluster import ModelFiles, build
 from dlm.client import AsyncClient, Client, Phrases, Utterance
 from dlm.errors import ModelMismatch, QueryError
+from models import random_model
 
 NEW = ["strangelove", "kubrick"]  # words that the model lacks
 PHRASES = {
@@ -129,6 +131,18 @@ def test_sentences_have_the_bonus_of_their_phrases(local: Client) -> None:
             assert (one.log10_prob, one.oovs, own.bonus) == (own.log10_prob, own.oovs, 0.0)
             assert one.bonus == same.bonus == expected(words)
             assert one.biased == one.log10_prob + one.bonus
+
+
+def test_a_model_of_single_words_takes_phrases(tmp_path: Path) -> None:
+    """Its states keep no words, only what was said of a phrase."""
+    files = build(random_model(1, order=1), tmp_path, 1)
+    with Client.local(files.directory) as client:
+        utterance = client.utterance(phrases=PHRASES)
+        said = ("w1", "w2", "w3", "strangelove")
+        (whole,) = utterance.score_sentences([said])
+        steps = utterance.extend([utterance.begin()], [*said, "w4"])
+        assert (whole.bonus, steps.states.contexts()) == (expected(said), [()] * 5)
+        assert steps.states[0, 0] != steps.states[0, 1]
 
 
 def test_new_words_are_told_apart_in_states(local: Client) -> None:
