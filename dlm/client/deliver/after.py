@@ -1,6 +1,6 @@
 """What is done about a message after something has happened to it: decided here, and only here.
 
-Pure; `delivery` carries the decisions out.
+Pure; `delivery` carries the decisions out. The first row that fits counts.
 
 =======  ================================================  ========================================
 outcome  while                                             then

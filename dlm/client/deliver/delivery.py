@@ -82,7 +82,7 @@ class Delivery:
         self._table = table
         self._clock = clock
         self._tracer = tracer
-        steps = self._give_up, self._cut_off, self._next, self._look
+        steps = self._give_up, self._cut_off, self._next, self._check
         self.inbox = inbox = Inbox(links, clock, home, *steps)
         self._lanes = lanes = Lanes(config, links, table, clock, inbox)
         self.tell = inbox.tell
@@ -119,7 +119,7 @@ class Delivery:
     def _begin(self, message: Message) -> None:
         runtime, watch = message.runtime, message.runtime.watch
         runtime.under_way.add(message)
-        self.inbox.look_by(message.deadline + LOST_S)
+        self.inbox.check_by(message.deadline + LOST_S)
         runtime.retrying.earn()
         runtime.hedging.earn()
         if (
@@ -165,7 +165,7 @@ class Delivery:
             if self._config.hedging:
                 late_s = min(late_s, self._late_after(message, attempt.since))
             attempt.late_at = attempt.since + late_s
-            self.inbox.look_by(attempt.late_at)
+            self.inbox.check_by(attempt.late_at)
 
     def _late_after(self, message: Message, now: float) -> float:
         usual = message.runtime.usual
@@ -307,7 +307,7 @@ class Delivery:
             case NotYet():
                 attempt = message.out[0]  # one server has it
                 attempt.late_at = min(attempt.late_at, decision.at)
-                self.inbox.look_by(attempt.late_at)
+                self.inbox.check_by(attempt.late_at)
             case Later():
                 message.tried, message.rounds = [], message.rounds + 1
                 self.inbox.later(decision.pause_s, self._ask_again, message, error)
@@ -433,10 +433,10 @@ class Delivery:
         if message.ended and not message.out:
             message.runtime.under_way.discard(message)
 
-    def _look(self) -> float:
+    def _check(self) -> float:
         """Finds what is to be sent, late or lost by now; returns the next time."""
         runtime, now = self._links.runtime, self._clock()
-        next_at = self._lanes.look(runtime, now)
+        next_at = self._lanes.check(runtime, now)
         for message in list(runtime.under_way):
             for attempt in list(message.out):
                 if attempt.late_at <= now:

@@ -103,7 +103,7 @@ class Lanes:
         if due <= now:
             runtime.ready[part.place] = lane
         else:
-            self._inbox.look_by(due)
+            self._inbox.check_by(due)
 
     def _lane(self, runtime: Runtime, part: Part) -> Lane[Part]:
         lane = runtime.lanes.get(part.place)
@@ -129,7 +129,7 @@ class Lanes:
         self._make_room(lane, now)
         taken = lane.take(now)
         if taken is None:
-            self._inbox.look_by(lane.due())
+            self._inbox.check_by(lane.due())
             return None
         number, parts = taken
         message = None
@@ -183,7 +183,7 @@ class Lanes:
         if not isinstance(error, DeadlineExceeded) or had_s >= self._config.failover_config.fair_s:
             watch.count(failed=allows_fallback(error))
 
-    def look(self, runtime: Runtime, now: float) -> float:
+    def check(self, runtime: Runtime, now: float) -> float:
         """Finds the lanes that have something to send or to end by now; returns the next time."""
         next_at = inf
         for place, lane in runtime.lanes.items():

@@ -324,7 +324,7 @@ class Owner(Protocol):
         """This process's state."""
 
 
-LOOK_S = 1.0  # between checks of lanes and messages, while there are any
+CHECK_S = 1.0  # between checks of lanes and messages, while there are any
 
 
 @dataclass(eq=False)
@@ -338,7 +338,7 @@ class Inbox:
         give_up  called with the first argument of a step that cannot be posted, and why; any thread
         cut_off  the same for a step that raised
         send     sends one of the messages that are ready
-        look     checks what may be late; returns when to check again
+        check    checks what may be late; returns when to check again
     """
 
     _owner: Owner
@@ -347,7 +347,7 @@ class Inbox:
     _give_up: Callable[[Any, Exception], None]
     _cut_off: Callable[[Any, Exception], None]
     _send: Callable[[], None]
-    _look: Callable[[], float]
+    _check: Callable[[], float]
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -365,23 +365,23 @@ class Inbox:
     def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
         self._home.later(delay_s, self.step, step, *args)
 
-    def look_by(self, at: float) -> None:
+    def check_by(self, at: float) -> None:
         """Schedules a check of lanes and messages by then, but within a second: a scheduled check
         keeps alive a client that nobody references."""
         alarms = self._owner.runtime.alarms
         if at < (alarms[-1] if alarms else inf):
             now = self._clock()
-            at = min(at, now + LOOK_S)
+            at = min(at, now + CHECK_S)
             alarms.append(at)
             self.later(at - now, self._ring)
 
     def _ring(self) -> None:
         self._owner.runtime.alarms.pop()
-        next_at = self._clock() + LOOK_S  # if it raises
+        next_at = self._clock() + CHECK_S  # if it raises
         try:
-            next_at = self._look()
+            next_at = self._check()
         finally:
-            self.look_by(next_at)
+            self.check_by(next_at)
 
     def _take(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Carries out a step of another thread. What it made ready is sent after all steps that
