@@ -252,9 +252,9 @@ def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, mon
     lose_model(site, foreign, monkeypatch)
     current, came, goes_on = Table.current, list[Table](), Event()
 
-    def count(table: Table, timeout_s: float, unlike: str | None = None) -> Snapshot:
+    def count(table: Table, *args: Any, **options: Any) -> Snapshot:
         came.append(table)
-        return current(table, timeout_s, unlike)
+        return current(table, *args, **options)
 
     monkeypatch.setattr(Table, "current", count)
     site.client._core._runtime.helper.submit(goes_on.wait, 60)
