@@ -115,6 +115,7 @@ def test_an_event_says_its_fields_in_its_line_and_in_its_record() -> None:
     assert told["address"] == "context"
 
 
+@pytest.mark.slow
 def test_an_application_with_the_default_format_reads_which_server_is_gone_and_why(
     files, tmp_path
 ) -> None:

@@ -571,6 +571,7 @@ print(repr(model.BaseScore(state, "w1", out)), sys.argv[2:], __name__)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path: Path) -> None:
     """`python -m dlm.asr.kenlm` before its name, as a file or as a module."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -134,6 +134,7 @@ def test_progress_is_not_shown_where_it_is_not_wanted(
     assert bool(re.search(rb"^\[ .* s\] ", done.stderr, re.M)) == (not quiet)
 
 
+@pytest.mark.slow
 def test_verify_checks_the_files_of_some_shards_where_the_others_are_not(
     run: Run, folder: Path, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from dlm.server.compiling import KERNELS
 from models import random_model
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_before_the_first_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

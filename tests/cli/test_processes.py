@@ -51,6 +51,7 @@ def test_a_server_drains_if_its_terminal_closes(
         assert json.loads(process.errors.splitlines()[-1])["event"] == "server.stopped"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_leaves_the_others_running(
     folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_cluster_of_two_models_answers_as_each(
     _wait_gone(workers)
 
 
+@pytest.mark.slow
 def test_a_cluster_of_replicas_outlives_one_of_each_shard(
     folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_wait_ends_once_every_listed_server_is_ready(run, cluster, tmp_path) -> 
     assert " silent " in late.stdout.decode()
 
 
+@pytest.mark.slow
 def test_wait_waits_for_the_cluster_file_too(run, cluster, tmp_path, environ) -> None:
     """And follows it where an earlier cluster left one; without it in time, status 1."""
     late = run("status", "--wait", 0.1, "--interval", 0.05, cwd=tmp_path)

@@ -201,6 +201,7 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
         future.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_an_utterance_goes_on_though_its_servers_hold_another_model_by_now(
     cluster, connect, files, other_files
 ) -> None:
@@ -376,6 +377,7 @@ def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) ->
     assert call.result(0) is first and first.source.tolist() == [BIGRAM_FALLBACK] * 5
 
 
+@pytest.mark.slow
 def test_what_waits_while_the_table_changes_is_not_refused_after_it(
     cluster, connect, files, monkeypatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_next_words_and_the_distribution_come_from_a_block(
             assert utterance.next_words(state, k) == [(w, expected[w]) for w in best[:k]]
 
 
+@pytest.mark.slow
 def test_servers_that_do_not_know_the_call_are_asked_for_all_words(
     files: ModelFiles, connect: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_servers_that_do_not_know_the_call_are_asked_for_all_words(
         assert utterance.next_words(states[3], 3)
 
 
+@pytest.mark.slow
 def test_without_servers_in_time_blocks_are_partial_where_that_is_allowed(
     files: ModelFiles, connect: Clients
 ) -> None:

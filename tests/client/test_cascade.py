@@ -233,6 +233,7 @@ def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, s
         client.utterance(on_switch="mix")
 
 
+@pytest.mark.slow
 def test_a_client_that_finds_no_server_begins_on_the_small_model(
     files, small, cache_dir, tmp_path
 ) -> None:
@@ -253,6 +254,7 @@ def test_a_client_that_finds_no_server_begins_on_the_small_model(
             assert ask(client, queries, deadline_s=20.0).source is None
 
 
+@pytest.mark.slow
 def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, caplog) -> None:
     """And found again; nobody waits for them meanwhile where there is a bigram fallback."""
     caplog.set_level(logging.INFO, "dlm.client")
@@ -545,6 +547,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_heartbeats_go_on_after_a_fork_and_none_that_was_out_is_missed(files, tmp_path) -> None:
     """Of two clients, in the parent: what was on its way is sent again, and nobody is suspected."""
     with Cluster(files, kind=ProcessServer) as cluster:

@@ -265,6 +265,7 @@ def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
     assert server.streams == (2 if reason in ("LATE", "DRAINING") else 1)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_refusal_is_believed(server, connect) -> None:
     """Each is told as damage, or waits for its deadline where the sequence was hit; what looks like
     answers then is refused where answers are read."""

@@ -159,7 +159,12 @@ def is_on(client: Client, files: ModelFiles) -> bool:
 
 
 @pytest.mark.parametrize(
-    "how", ["heartbeats", pytest.param("no heartbeats", marks=pytest.mark.slow), "cluster.toml"]
+    "how",
+    [
+        pytest.param("heartbeats", marks=pytest.mark.slow),
+        pytest.param("no heartbeats", marks=pytest.mark.slow),
+        "cluster.toml",
+    ],
 )
 def test_running_clients_follow_the_default_and_open_handles_stay(
     files, other_files, rolled, config, tmp_path, monkeypatch, how

@@ -163,6 +163,7 @@ def test_a_shard_that_no_line_of_the_file_names_is_missing(cluster) -> None:
     status.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> None:
     """A process that hangs answers no heartbeat; the others are told all the same."""
     with Cluster(files, kind=ProcessServer) as cluster, Clients(cache_dir):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import forked
 
 # Forks a process for each line that is told, which kills itself there; then runs to the end.
@@ -46,6 +48,7 @@ print(json.dumps([lines, seen, sorted(os.listdir(folder))]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_stage_leaves_no_model_and_a_rerun_succeeds(tmp_path: Path) -> None:
     """Each line of progress is a place to die at; what lay beside goes with the next run."""
     text = b"".join(b"w%d w%d w%d\n" % (i % 7, i % 11, i % 13) for i in range(3000))

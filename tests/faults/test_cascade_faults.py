@@ -246,6 +246,7 @@ def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
         mend()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "seconds"),
     [
@@ -255,10 +256,10 @@ def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
         pytest.param(
             {"drop": 0.5}, 2.0, id="50 % of chunks reset their connection", marks=pytest.mark.slow
         ),
-        pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms", marks=pytest.mark.slow),
+        pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms"),
         pytest.param({"corrupt": 0.02}, 2.0, id="2 % of replies corrupt"),
-        pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way", marks=pytest.mark.slow),
-        pytest.param({"delay_s": 0.05}, 2.0, id="50 ms more each way", marks=pytest.mark.slow),
+        pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way"),
+        pytest.param({"delay_s": 0.05}, 2.0, id="50 ms more each way"),
     ],
 )
 def test_a_way_that_is_bad_costs_no_right_score(
@@ -327,7 +328,8 @@ class _LossyConnection(GrpcConnection):
             super().heartbeat_later(request, timeout_s, reply)
 
 
-@pytest.mark.parametrize("share", [pytest.param(0.01, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.01, 0.5])
 def test_messages_that_are_lost_cost_no_right_score(
     world: World, files, small, cache_dir, share: float
 ) -> None:

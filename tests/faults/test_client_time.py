@@ -206,6 +206,7 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
     assert client_calls(utterance) - before > 100
 
 
+@pytest.mark.slow
 def test_a_large_call_of_a_stopped_server_is_partial_by_its_deadline(files, connect, text) -> None:
     """Every part of it; and the other shard's scores are the full model's."""
     with Cluster(files, kind=ProcessServer) as cluster:

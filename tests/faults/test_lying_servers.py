@@ -274,6 +274,7 @@ def test_one_server_cannot_hold_a_set_many_times(liar, files, tmp_path) -> None:
             assert client.manifest.shard_set == truth.manifest.shard_set
 
 
+@pytest.mark.slow
 def test_a_server_that_describes_slowly_takes_no_more_than_its_time(liar, tmp_path) -> None:
     """Each description in time, 65 of them not."""
     names = [liar.manifest.shard_set_bytes, *(bytes([n]) * 16 for n in range(1, 65))]

@@ -136,6 +136,7 @@ def test_random_faults_are_those_of_their_seed_and_are_all_taken_back() -> None:
     assert not any(one.verb == "kill" for _, one in random_faults(7, 600.0, 3, kill=False))
 
 
+@pytest.mark.slow
 def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path) -> None:
     """A file written by hand, a server elsewhere, one without a process, one that is another's."""
     path = tmp_path / "cluster.toml"

@@ -590,6 +590,7 @@ def test_a_server_shows_itself_on_a_unix_socket_as_the_worker_it_is(sharded, tmp
     assert messages_of(asyncio.run(main())) == {"2": 0}
 
 
+@pytest.mark.slow
 def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
     """A killed one is left out, a stopped one is not waited for, a new one is there again."""
     monkeypatch.setattr(exposition, "WORKER_S", 0.5)  # what the stopped one costs here

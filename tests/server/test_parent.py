@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from cluster import WAIT_S
 
 STARTS = """
@@ -32,6 +34,7 @@ server.stop(0).wait()
 """
 
 
+@pytest.mark.slow
 def test_servers_start_from_a_process_whose_channels_are_busy() -> None:
     """gRPC's handlers of a fork crash a child that runs Python before its exec."""
     done = subprocess.run(

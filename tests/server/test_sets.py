@@ -201,6 +201,7 @@ def test_a_model_is_loaded_beside_another_and_the_other_is_unloaded(sharded, oth
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_list_that_cannot_be_served_changes_nothing(tmp_path, sharded, other, listing):
     """Each reason is logged; the next list that can be served is."""
     server, caller, write = listing()
@@ -221,6 +222,7 @@ def test_a_list_that_cannot_be_served_changes_nothing(tmp_path, sharded, other, 
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_replaced_serves_the_list_of_the_others(sharded, other, listing):
     """kill -9 of both, one after the other: the process that follows maps the new model itself."""
     server, _, write = listing(workers=2)

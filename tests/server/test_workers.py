@@ -535,6 +535,7 @@ def test_a_folder_that_holds_another_shard_set_after_a_fault_is_refused(
     assert "restart" in line
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
     """Even one that cannot start any more; the other goes on, and the count is kept."""
     work = (
@@ -607,6 +608,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody():
     assert rest(process) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stuck_is_replaced():
     """Stopped, it keeps its connections and would answer nobody; the other one is left alone."""
     warm = "import dlm.server.workers as workers\n    workers.BEAT_S = 0.2"
@@ -716,6 +718,7 @@ def test_a_first_fork_that_fails_ends_the_start():
     assert (status, said) == (3, "refused worker 0 cannot be started: no process left\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["half-written", "gone"])
 def test_a_worker_that_comes_later_knows_the_tokens_that_were_last_good(start, tmp_path, bad):
     """Those that the others know: not the bad file, nor the token that was taken away before."""
