@@ -36,7 +36,7 @@ from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound
 from dlm.server.ready import Notice, OnReady
-from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
+from dlm.server.security import Credentials, Guard, allow_connections, channel_options
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
 
@@ -169,17 +169,11 @@ class Gateway:
 
         config = self.config
         server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # a second gateway must not share it silently
-                ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", 2 * config.max_in_flight + 64),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                *CHANNEL_OPTIONS,
-            ],
+            options=channel_options(
+                max_message_bytes=config.max_message_bytes,
+                max_in_flight=config.max_in_flight,
+                shares_port=False,
+            ),
             interceptors=(self._guard,),
         )
         server.add_generic_rpc_handlers((RpcDoor(self.calls).handlers(), self._health.handlers()))

@@ -56,7 +56,7 @@ from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S
-from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
+from dlm.server.security import Credentials, Guard, allow_connections, channel_options
 from dlm.server.service import ShardService
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import Supervisor
@@ -370,22 +370,11 @@ class ShardServer:
 
         config = self.config
         server = grpc.aio.server(
-            options=[
-                # Workers share the port, which their supervisor guards. A single process must not:
-                # a second server would silently share it.
-                ("grpc.so_reuseport", int(self.process.shares_port)),
-                ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-                # One connection may fill the server, but not queue far beyond it.
-                ("grpc.max_concurrent_streams", 2 * config.max_in_flight + 64),
-                # Clients may ping an idle connection every 5 s; a client that vanished is noticed
-                # within 40 s.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_time_ms", 30_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                *CHANNEL_OPTIONS,
-            ],
+            options=channel_options(
+                max_message_bytes=config.max_message_bytes,
+                max_in_flight=config.max_in_flight,
+                shares_port=self.process.shares_port,
+            ),
             interceptors=(self.guard,),
         )
         handlers = (self.models.handlers(), self._health.handlers())

@@ -47,20 +47,39 @@ MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
 LOG_S = 1.0  # refusals are logged at most once per second, however many there are
 
-# Frames of a peer that has no right here yet. 16 KiB of metadata is ten times what calls need.
-CHANNEL_OPTIONS = (
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.absolute_max_metadata_size", 16 << 10),
-    # Calls of all clients that wait for the event loop: above the first number gRPC silently
-    # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
-    ("grpc.server.max_pending_requests", 1 << 16),
-    ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
-    # From connecting to the first HTTP/2 frames, including TLS; gRPC's default is 120 s.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.http2.settings_timeout", 10_000),
-    # Connections without a call are closed after ten minutes; clients reconnect unnoticed.
-    ("grpc.max_connection_idle_ms", 600_000),
-)
+
+def channel_options(
+    *, max_message_bytes: int, max_in_flight: int, shares_port: bool
+) -> list[tuple[str, int]]:
+    """Bounds on connections and frames, also of peers that have no right here yet.
+
+    Args    shares_port  with other workers, which their supervisor guards; else a second server on
+                         the port fails in place of silently sharing it
+    """
+    return [
+        ("grpc.so_reuseport", int(shares_port)),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # 16 KiB of metadata is ten times what calls need.
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.absolute_max_metadata_size", 16 << 10),
+        # One connection may fill the server, but not queue far beyond it.
+        ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
+        # Calls of all clients that wait for the event loop: above the first number gRPC silently
+        # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
+        ("grpc.server.max_pending_requests", 1 << 16),
+        ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+        # From connecting to the first HTTP/2 frames, including TLS; gRPC's default is 120 s.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.http2.settings_timeout", 10_000),
+        # Clients may ping an idle connection every 5 s; one that vanished is noticed within 40 s.
+        # Connections without a call are closed after ten minutes; clients reconnect unnoticed.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+    ]
 
 
 @dataclass(slots=True, eq=False)
