@@ -25,13 +25,14 @@ import numpy as np
 from dlm.client.deliver.exchange import SERVICE
 from dlm.errors import ShardDown
 from dlm.ngram.query import QueryGroups
-from dlm.server.security import CHANNEL_OPTIONS
+from dlm.server.security import channel_options
 from dlm.wire import codec
 from loadtest.baselines.hash_index import HashIndex, Ngrams
 from loadtest.baselines.systems import SYSTEMS, Placed
 from loadtest.children import start_child
 
 MAX_QUERIES = 1 << 20
+MAX_MESSAGE_BYTES, MAX_IN_FLIGHT = 4 << 20, 1024
 SHARD_SET = bytes(codec.SHARD_SET_BYTES)  # there is but one
 STOP_S = 10.0
 
@@ -79,7 +80,10 @@ async def serve(ngrams: Path, system: str, servers: int, number: int) -> None:
     message, _ = codec.encode_score_request(SHARD_SET, number, nothing)
     request = codec.decode_score_request(message, max_queries=MAX_QUERIES)
     service.index.answer(_mode(system), request.groups)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    options = channel_options(
+        max_message_bytes=MAX_MESSAGE_BYTES, max_in_flight=MAX_IN_FLIGHT, shares_port=False
+    )
+    server = grpc.aio.server(options=options)
     method = grpc.stream_stream_rpc_method_handler(service.exchange)
     handler = grpc.method_handlers_generic_handler(SERVICE, {"Exchange": method})
     server.add_generic_rpc_handlers((handler,))
