@@ -7,6 +7,7 @@ a model is closed under prefixes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 from dlm.errors import ArpaError, KenlmFormatError
 from dlm.index.packed import kernels
 from dlm.index.packed.low import key_bits_of, keys_of
-from dlm.kenlm.reader import NgramReader
 from dlm.ngram.backoff import Ngram
 from dlm.ngram.backoff import score as score_over_dict
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 Raw = list[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]]
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlm.kenlm.invert import LIMIT_S, Effort
 from dlm.kenlm.layout import is_kenlm_file
-from dlm.kenlm.reader import KenlmReader, NgramReader
 from dlm.ngram.arpa import ArpaReader
 from dlm.progress import Tell
 from dlm.resources import available_bytes
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 
 def open_ngrams(
@@ -40,6 +42,10 @@ def open_ngrams(
     """
     if not is_kenlm_file(path):
         return ArpaReader(path)
+    # Here, since commands that read an ARPA file would start 40 ms later.
+    from dlm.kenlm.invert import LIMIT_S, Effort
+    from dlm.kenlm.reader import KenlmReader
+
     limit = available_bytes() // 4 if memory_bytes is None else memory_bytes
     place = None if folder is None else Path(folder)
     effort = Effort(limit, place, None if force else LIMIT_S)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlm.errors import ConfigError
-from dlm.kenlm.reader import NgramReader
 from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader

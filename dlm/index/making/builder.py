@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -43,11 +43,13 @@ from dlm.index.packed.columns import (
     room,
 )
 from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_of
-from dlm.kenlm.reader import NgramReader
 from dlm.ngram.partition import balanced_slot_table
 from dlm.ngram.vocab import UNK_ID
 from dlm.progress import ProgressReporter
 from dlm.spill.column import Column
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 U32 = np.uint32
 U64 = np.uint64

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +30,15 @@ from dlm.index.making.work import BlockStream, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
 from dlm.kenlm.open import open_ngrams
-from dlm.kenlm.reader import NgramReader
 from dlm.ngram.arpa import NgramBatch, is_reopenable
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
 from dlm.progress import ProgressReporter
 from dlm.spill.column import Column
 from dlm.spill.sorter import SortedRuns, Sorter
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 U32 = np.uint32
 I64 = np.int64
