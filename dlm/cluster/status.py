@@ -135,8 +135,7 @@ class ClusterSnapshot:
         return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved`,
-        `mode`, `rollout`."""
+        """As JSON: `servers` (rows, field by field), and the rest by its names here."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),

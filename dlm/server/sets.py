@@ -26,7 +26,7 @@ from dlm.wire.secret import require_file
 
 logger = EventLog(__name__)
 
-MAX_SETS = 64  # clients ask a server for no more
+MAX_SETS = 64  # a client asks one server for at most this many
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 
 

@@ -1,7 +1,7 @@
 """Why a server is not ready although its workers answer; for probes, metrics and the log.
 
 Either a mapped file is damaged, and every worker that reads the missing pages dies; or the process
-has no file descriptors left, and new clients wait without notice.
+has no file descriptors left, so that it accepts no new connection and tells nobody.
 """
 
 from __future__ import annotations

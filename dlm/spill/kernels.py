@@ -89,7 +89,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
 
     Args     rows, level_begin, segments, place_bits  as in `pack`
              packed (n,)  sorted by level d inside the frame of depth d
-             frames (L, 2)  of each level, the part of packed not looked at yet
+             frames (L, 2)  of each level: begin and end, in packed, of the rows still to sort
              depth  the deepest frame in use; frames[0] covers the caller's part at the first call
     Returns  (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
              when all is done

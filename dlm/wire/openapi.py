@@ -19,7 +19,7 @@ _BY_KIND: dict[int, dict[str, Any]] = {
     FieldDescriptorProto.TYPE_UINT32: {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
     FieldDescriptorProto.TYPE_UINT64: {"type": "string", "pattern": "^[0-9]+$"},
 }
-# JSON has no number for these.
+# JSON cannot write these values as numbers.
 _NOT_FINITE = {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}
 _NUMBERS = {
     FieldDescriptorProto.TYPE_FLOAT: "float",

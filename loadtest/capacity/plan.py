@@ -210,7 +210,8 @@ def fitting(
 ) -> Cluster:
     """The fewest servers that fit, also while one is gone; of equals, those with least shards.
 
-    Raises  ConfigError  nothing fits: the part of the model that every server holds, or the traffic
+    Raises  ConfigError  no number of servers fits: the low orders alone exceed a server's memory,
+                         or the traffic is too high
     """
     alone = model.server_bytes(MOST_SHARDS, wishes.workers)
     if alone > wishes.memory_bytes:

@@ -306,7 +306,8 @@ class Mixture:
 
     @cached_property
     def _log10_shares(self) -> NDArray[np.float64]:
-        """(members,) of P(<unk>), the part of each word that a member lacks, for "shared"."""
+        """(members,) for the rule "shared": log10 of the share of P(<unk>) that goes to each of
+        the words which a member lacks."""
         lacked = [len(self.words) - len(member.vocabulary) for member in self.members]
         shares: NDArray[np.float64] = -np.log10(1.0 + np.array(lacked))
         return shares
