@@ -89,6 +89,7 @@ def rollout(
         Rolling,
         check_files_whole,
         check_pair,
+        check_token,
         find_pair,
         models_served,
         only_one,
@@ -122,8 +123,10 @@ def rollout(
         toml = ClusterToml(cluster)
         security = given.over(toml.security())
         check_files(security)
-        held, default = models_served(toml, partial(GrpcConnection, security=security))
+        connect = partial(GrpcConnection, security=security)
+        held, default, named = models_served(toml, connect)
         pair = find_pair(toml, manifest, held, default, undo=undo)
+        check_token(named, pair)
         places = places_of(cluster, sets, pair, new)
         if not undo:
             check_pair(pair, toml.servers(), other_words=other_words)

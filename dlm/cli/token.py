@@ -34,6 +34,14 @@ def token(
             "otherwise.  [default: never]",
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID",
+            help="Models that it may ask for: the first 6 to 32 digits of ids of models or of "
+            "shard sets (dlm info).  [default: all]",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a client's token, and its hash for the servers.
@@ -42,11 +50,18 @@ def token(
 
     Examples:
         dlm token decoder-1 --tokens tokens --token-file decoder-1.token
-        dlm token decoder-2 --expires 2100-01-31
+        dlm token decoder-2 --expires 2100-01-31 --models 0123abcd,4567cdef
     """
     from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
-    from dlm.server.tokens import EXPIRES, is_name, parse_expiry, read_tokens
+    from dlm.server.tokens import (
+        EXPIRES,
+        MODELS,
+        is_name,
+        parse_expiry,
+        parse_models,
+        read_tokens,
+    )
     from dlm.wire.secret import digest, new_token, read_secret
 
     if not is_name(name):
@@ -54,16 +69,14 @@ def token(
             f"NAME is {name}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, starting with a "
             "letter or a digit"
         )
-    end = "" if expires is None else f"{EXPIRES}{expires.replace(' ', 'T')}"
-    try:
-        is_over = parse_expiry(end) <= time.time()
-    except ValueError:
-        is_over = True
-    if is_over:
-        raise ConfigError(
-            f"--expires is {expires}; expected a time to come, such as 2100-01-31 or "
-            "2100-01-31T12:00Z"
-        )
+    options = []
+    if expires is not None:
+        end = expires.replace(" ", "T")
+        if parse_expiry(end) <= time.time():
+            raise ConfigError(f"--expires is {expires}, which is over; expected a time to come")
+        options.append(f"{EXPIRES}{end}")
+    if models is not None:
+        options.append(f"{MODELS}{','.join(parse_models(models))}")
     if token_file is not None and token_file.exists():
         raise ConfigError(
             f"--token-file: {token_file} already exists; name another file, or remove it first"
@@ -75,7 +88,7 @@ def token(
         read_tokens(tokens)  # do not extend a file that servers would reject
         present = read_secret(tokens)
     new = new_token()
-    line = f"{name}:{digest(new.encode()).hex()}{end and f' {end}'}\n"
+    line = " ".join([f"{name}:{digest(new.encode()).hex()}", *options]) + "\n"
     # The client's file first: if it cannot be written, the servers' file gains no unusable token.
     if token_file is not None:
         _write(token_file, f"{new}\n".encode())

@@ -47,6 +47,7 @@ from dlm.index.layout import Manifest, read_manifest
 from dlm.ngram.vocab import as_text
 from dlm.resources import available_bytes
 from dlm.server.sets import read_sets, write_sets
+from dlm.wire.ids import is_named
 
 LOOK_S = 1.0
 CENSUS_S = 5.0
@@ -94,8 +95,9 @@ def only_one(cluster: Path) -> Iterator[None]:
 
 def models_served(
     toml: ClusterToml, connect: Callable[[str], GrpcConnection]
-) -> tuple[dict[str, Manifest], str]:
-    """The shard sets that servers hold, and the one that new utterances get.
+) -> tuple[dict[str, Manifest], str, frozenset[str]]:
+    """The shard sets that servers hold; the one that new utterances get; and what our token may ask
+    for, if it names models.
 
     Raises  ConfigError  no server answers, or none holds the default of cluster.toml
     """
@@ -107,7 +109,7 @@ def models_served(
             "servers first"
         )
     default = census.choose(None, None, toml.model()).manifest.shard_set
-    return held, default
+    return held, default, frozenset(census.token_models)
 
 
 def find_pair(
@@ -182,6 +184,22 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
             f"shard set {new.shard_set} has {new.shards} shards, and cluster.toml lists no server "
             f"of shard {', '.join(map(str, missing))}. Start servers of these shards with the same "
             "list (dlm serve --sets FILE --shard N), and add them to cluster.toml"
+        )
+
+
+def check_token(named: frozenset[str], pair: Pair) -> None:
+    """Raises `ConfigError` if our token names models, and not both of these."""
+    if not named:
+        return
+    missing = [
+        one.model for one in (pair.old, pair.new) if not is_named(named, one.model, one.shard_set)
+    ]
+    if missing:
+        raise ConfigError(
+            f"the token of this command may ask only for {', '.join(sorted(named))}; servers would "
+            f"hide model {' and '.join(missing)} from it. Add the id after models= to the token's "
+            "line in the servers' file, and to those of the clients that are to get the model; or "
+            "give another --token-file"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from dlm.client.config.cluster_file import Endpoint
 from dlm.client.config.rollout import Rollout
 from dlm.client.config.settings import HeartbeatConfig
-from dlm.client.deliver.table import MAX_ASKED, MAX_SHARD_SETS
+from dlm.client.deliver.table import MAX_ASKED
 from dlm.client.deliver.transport import Connect, Connection
 from dlm.client.health.membership import FIRST_BEATS, Member, behind, measured
 from dlm.client.health.modes import Mode
@@ -24,6 +24,7 @@ from dlm.client.plan.census import read_description
 from dlm.errors import AuthenticationError, DlmError
 from dlm.index.layout import Manifest
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.ids import MAX_SHARD_SETS
 
 Clock = Callable[[], float]
 
@@ -60,8 +61,7 @@ class Row:
     cpu_percent    of one core, between the last two beats;  memory_bytes  private memory
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
-    delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, is
-                   slow
+    delay_ratio    delay over its baseline, after eight beats; above 2, and 20 ms more, is slow
     slow           compared with its baseline, or with another server of its shard
     error          why the row has no data, or incomplete data
     """

@@ -21,7 +21,9 @@ from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig
 from dlm.ngram.query import FULL
+from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
+from dlm.server.security import may_ask
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
@@ -55,7 +57,7 @@ class LanguageModel:
         bos = request.bos if request.HasField("bos") else True
         eos = request.eos if request.HasField("eos") else True
         self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
-        utterance = self.client.utterance()
+        utterance = _open_to_caller(self.client.utterance())
         scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left_s)
         reply = pb.SentencesReply(model=utterance.model_info.model)
         for one in scores:
@@ -127,7 +129,7 @@ class LanguageModel:
             raise _malformed("a scale or an acoustic score is not finite; expected numbers")
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
-        utterance = self.client.utterance()
+        utterance = _open_to_caller(self.client.utterance())
         scores = await utterance.score_sentences(sentences, deadline_s=left_s)
         ranked = []
         for index, (one, words, score) in enumerate(
@@ -144,7 +146,7 @@ class LanguageModel:
 
     async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[Any, int]:
         """A ModelsReply."""
-        utterance = self.client.utterance()
+        utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
         begin, null = utterance.states([utterance.begin(), utterance.null()]).to_bytes()
         reply = pb.ModelsReply()
@@ -202,7 +204,7 @@ class LanguageModel:
                 "the states are not of a model that this gateway has in use; begin the sentence "
                 "again, with the states of this gateway",
             )
-        return found
+        return _open_to_caller(found)
 
     # ------------------------------------------------------------------ limits
 
@@ -221,6 +223,14 @@ class LanguageModel:
                 Reason.TOO_MANY_QUERIES,
                 f"the call asks for {queries} words; expected at most {most}. Make several calls",
             )
+
+
+def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
+    """`utterance`, if the token of the current call may ask for its model; or `Refusal`."""
+    info = utterance.model_info
+    if may_ask(info.model, info.shard_set):
+        return utterance
+    raise Refusal(Reason.UNAUTHENTICATED, NOT_NAMED)
 
 
 def _malformed(message: str) -> Refusal:

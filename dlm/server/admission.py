@@ -9,11 +9,16 @@ from typing import Protocol
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.refusals import Refusal
-from dlm.server.security import caller
+from dlm.server.security import caller, may_ask
 from dlm.wire import codec
 from dlm.wire.status import Reason
 
 Clock = Callable[[], float]
+
+NOT_NAMED = (
+    "the token of this call may ask for no model that is served here; the operator adds the id of "
+    "one after models= to the token's line"
+)
 
 
 class InFlight(Protocol):
@@ -92,17 +97,38 @@ class Admission:
 
 
 class ShardAdmission(Admission):
-    """By the shard that a message names, too.
+    """By the token of its caller, and by the shard that a message names, too.
 
-    Attributes  held  shard sets of all models on this port; `Models` sets it if there are several
+    Attributes  held  shard sets of all models on this port that a caller may ask for; `Models`
+                      sets it if there are several
     """
 
     def __init__(
-        self, config: Access, metrics: InFlight, shard_set: bytes, shard: int, clock: Clock
+        self,
+        config: Access,
+        metrics: InFlight,
+        model: str,
+        shard_set: bytes,
+        shard: int,
+        clock: Clock,
     ) -> None:
         super().__init__(config, metrics, clock)
-        self.held: tuple[bytes, ...] = (shard_set,)
-        self._shard_set, self._shard = shard_set, shard
+        self.held: Callable[[], tuple[bytes, ...]] = lambda: (shard_set,)
+        self._model, self._shard_set, self._shard = model, shard_set, shard
+
+    def is_open(self) -> bool:
+        """Whether the current call may ask for this model."""
+        return may_ask(self._model, self._shard_set.hex())
+
+    def require_ready(self) -> None:
+        super().require_ready()
+        if not self.is_open():
+            raise Refusal(Reason.WRONG_SHARD_SET, NOT_NAMED)
+
+    def require_open(self) -> None:
+        """For calls that may name no shard set; a caller without any here is not to ask again."""
+        if not self.is_open():
+            raise Refusal(Reason.UNAUTHENTICATED, NOT_NAMED)
 
     def require_same(self, shard_set: bytes, shard: int | None = None) -> None:
         if len(shard_set) != codec.SHARD_SET_BYTES:
@@ -114,7 +140,7 @@ class ShardAdmission(Admission):
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
                 f"the message is for shard set {shard_set.hex()}, but this server holds "
-                f"{' and '.join(one.hex() for one in self.held)}; "
+                f"{' and '.join(one.hex() for one in self.held())}; "
                 "describe the servers again and open a new utterance",
             )
         if shard is not None and shard != self._shard:

@@ -45,7 +45,7 @@ class Models:
 
     def _tell(self) -> None:
         for service in self:
-            service.admission.held = tuple(self._by_set)
+            service.admission.held = lambda: tuple(one.shard_set for one in self._open())
             if len(self) > 1 or self._changes:
                 service.admission.load = lambda: self.in_flight
 
@@ -112,13 +112,18 @@ class Models:
     # ------------------------------------------------------------- the choice
 
     def find(self, shard_set: bytes) -> ShardService:
-        """The service that checks and answers a message for `shard_set`; the first if none has it.
+        """The service that checks and answers a message for `shard_set`; the first that the caller
+        may ask if none has it, or if it may not ask that one.
 
         It refuses the message, for the first reason in the order of the contract (a damaged
         message is CHECKSUM, not another set). Each service checks that the message names its own
         set, so a mistake here cannot become an answer.
         """
-        return self._by_set.get(shard_set, self.default)
+        found = self._by_set.get(shard_set, self.default)
+        return found if found.admission.is_open() else next(self._open(), found)
+
+    def _open(self) -> Iterator[ShardService]:
+        return (service for service in self if service.admission.is_open())
 
     def find_for(self, data: bytes) -> ShardService:
         """`find` for a serialized ScoreRequest or ContextBlockRequest, before it is checked."""

@@ -28,6 +28,7 @@ from dlm.server.replies import Replies, Unread
 from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens
 from dlm.server.watch import FileWatcher, follow, reload_if_changed
+from dlm.wire.ids import is_named
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
@@ -96,12 +97,37 @@ class ClientUsage:
     downloads: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Bearer:
+    """Whose call it is, by the token that it carries, if one is needed.
+
+    models  what the token may ask for, as in `Tokens`; it changes with the tokens file
+    """
+
+    name: str | None = None
+    digest: bytes | None = None
+    models: tuple[str, ...] = ()
+
+
 _caller: ContextVar[ClientUsage | None] = ContextVar("dlm_caller", default=None)
+_bearer: ContextVar[Bearer] = ContextVar("dlm_bearer", default=Bearer())  # noqa: B039 - of nobody
 
 
 def caller() -> ClientUsage | None:
     """The client of the current call; None outside of calls that passed a `Guard`."""
     return _caller.get()
+
+
+def models_named() -> tuple[str, ...]:
+    """The models that the token of the current call may ask for, by the first digits of their ids
+    or their shard sets'; () for all."""
+    return _bearer.get().models
+
+
+def may_ask(model: str, shard_set: str) -> bool:
+    """Whether the current call may ask for a shard set of this model."""
+    named = _bearer.get().models
+    return not named or is_named(named, model, shard_set)
 
 
 def replies_to(context: Any) -> Replies:
@@ -112,7 +138,7 @@ def replies_to(context: Any) -> Replies:
 @dataclass(slots=True, eq=False)
 class _Call:
     client: ClientUsage
-    digest: bytes | None
+    bearer: Bearer
     task: asyncio.Task[Any]
     revoked: bool = False
 
@@ -233,12 +259,18 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return {"clients": sorted(set(tokens.names)), "calls_ended": self._end_invalid()}
 
     def _end_invalid(self) -> int:
-        """Ends the calls whose token was removed or has expired; returns how many."""
+        """Ends the calls whose token was removed or has expired; returns how many. The others may
+        ask for what their token names now."""
         tokens = self._credentials.tokens
-        good = set() if tokens is None else tokens.valid(self._now())
+        good = {} if tokens is None else tokens.valid(self._now())
         ended = 0
         for call in self._calls:
-            if call.digest is not None and call.digest not in good and not call.revoked:
+            digest = call.bearer.digest
+            if digest is None or call.revoked:
+                continue
+            if digest in good:
+                call.bearer.models = good[digest]
+            else:
                 call.revoked = True
                 call.task.cancel()
                 ended += 1
@@ -246,14 +278,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     # ---------------------------------------------------------- before a call
 
-    def _known(self, metadata: object) -> tuple[str | None, bytes | None] | None:
-        """Name and digest of the token that a call carries, None each if none is needed; None if
-        the call may not be answered."""
+    def _known(self, metadata: object) -> Bearer | None:
+        """Whose call it is; None if it may not be answered."""
         tokens = self._credentials.tokens
         if tokens is None:
-            return None, None
+            return Bearer()
         number = tokens.find(metadata, self._now())
-        return None if number is None else (tokens.names[number], tokens.digests[number])
+        if number is None:
+            return None
+        return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
     @contextmanager
     def http(self, headers: Iterable[tuple[str, str]], peer: str) -> Iterator[None]:
@@ -265,13 +298,13 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if known is None:
             self._count_stranger(peer)
             raise Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED)
-        client = self._client(known[0] or peer)
+        client = self._client(known.name or peer)
         refusal = self._full(client, "")
         if refusal is not None:
             self._forget(client)
             self._count_limit(peer, client, refusal[0])
             raise Refusal(*refusal)
-        self._enter(client, "", known[0])
+        self._enter(client, "", known)
         try:
             yield
         finally:
@@ -284,24 +317,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if known is None:
             if not (self._config.open_health and details.method in HEALTH):
                 return _streams(self._refuse)
-            known = None, None
-        name, digest = known
+            known = Bearer()
         handler = await continuation(details)
-        return None if handler is None else self._guarded(handler, details.method, name, digest)
+        return None if handler is None else self._guarded(handler, details.method, known)
 
-    def _guarded(
-        self, handler: Any, method: str, name: str | None, digest: bytes | None
-    ) -> grpc.RpcMethodHandler:
+    def _guarded(self, handler: Any, method: str, bearer: Bearer) -> grpc.RpcMethodHandler:
         """`handler`, started before the request is read, so that a call counts from its start."""
         codec = handler.request_deserializer, handler.response_serializer
 
         async def one(requests: Any, context: Any) -> Any:
             work = self._one(handler.unary_unary or handler.stream_unary, handler)
-            return await self._run(name, digest, method, work, requests, context)
+            return await self._run(bearer, method, work, requests, context)
 
         async def many(requests: Any, context: Any) -> None:
             work = self._many(handler.unary_stream or handler.stream_stream, handler)
-            await self._run(name, digest, method, work, requests, context)
+            await self._run(bearer, method, work, requests, context)
 
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(many, *codec)
@@ -330,25 +360,19 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # ------------------------------------------------------------ during a call
 
     async def _run(
-        self,
-        name: str | None,
-        digest: bytes | None,
-        method: str,
-        work: Handler,
-        requests: Any,
-        context: Any,
+        self, bearer: Bearer, method: str, work: Handler, requests: Any, context: Any
     ) -> Any:
-        client = self._client(name or _identity(context))
+        client = self._client(bearer.name or _identity(context))
         task = asyncio.current_task()
         assert task is not None
         refusal = self._full(client, method)
         if refusal is not None:
             self._forget(client)
             await self._limit(context, client, *refusal, RETRY_CALLS_MS)
-        call = _Call(client, digest, task)
+        call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
-        self._enter(client, method, name)
+        self._enter(client, method, bearer)
         try:
             return await work(requests, context)
         except asyncio.CancelledError:
@@ -362,15 +386,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _enter(self, client: ClientUsage, method: str, name: str | None) -> None:
+    def _enter(self, client: ClientUsage, method: str, bearer: Bearer) -> None:
         self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD
-        if name is not None:
-            self._metrics.clients[name] += 1
+        if bearer.name is not None:
+            self._metrics.clients[bearer.name] += 1
         # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has
         # one for all of its calls, which come one after the other.
         _caller.set(client)
+        _bearer.set(bearer)
 
     def _ended(self, client: ClientUsage, method: str, _: Any = None) -> None:
         self._open -= 1

@@ -6,6 +6,7 @@ They run on the event loop; large messages are answered in a thread.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from dlm.server.health import ServingState
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
 from dlm.server.refusals import Refusal, of_exception, parse
+from dlm.server.security import models_named
 from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -52,7 +54,9 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
-        self.admission = ShardAdmission(config, self.metrics, self.shard_set, shard.index, clock)
+        self.admission = ShardAdmission(
+            config, self.metrics, shard.manifest.model, self.shard_set, shard.index, clock
+        )
         self.answerer = Answerer(
             shard,
             config.max_queries,
@@ -157,7 +161,8 @@ class ShardService:
         self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
     ) -> Answered:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, work, asked, late)
+        whose = contextvars.copy_context()  # a refusal names only sets that the caller may ask for
+        return await loop.run_in_executor(self._threads, whose.run, work, asked, late)
 
     def count(
         self,
@@ -202,6 +207,7 @@ class ShardService:
 
     def _describe(self, data: bytes) -> bytes:
         request = parse(pb.DescribeRequest(), data)
+        self.admission.require_open()
         if request.shard_set:
             self.admission.require_same(request.shard_set)
         reply = pb.DescribeReply(
@@ -212,7 +218,8 @@ class ShardService:
             max_message_bytes=self.config.max_message_bytes,
             server_version=__version__,
             shard_set=self.shard_set,
-            shard_sets=self.admission.held,
+            shard_sets=self.admission.held(),
+            token_models=models_named(),
         )
         reply.checksum = codec.describe_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -222,6 +229,7 @@ class ShardService:
 
     def _heartbeat(self, data: bytes) -> bytes:
         request = parse(pb.HeartbeatRequest(), data)
+        self.admission.require_open()
         if request.shard_set:
             self.admission.require_same(request.shard_set, request.shard)
         reply = pb.HeartbeatReply(

@@ -22,11 +22,11 @@ from dlm.server.child import Child
 from dlm.server.config import ServerConfig
 from dlm.server.trouble import SharedText
 from dlm.server.watch import FileWatcher
+from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.secret import require_file
 
 logger = EventLog(__name__)
 
-MAX_SETS = 64  # a client asks one server for at most this many
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 
 
@@ -203,9 +203,10 @@ def read_sets(path: Path) -> list[Path]:
         )
     lines = [line.strip() for line in text.splitlines()]
     named = [path.absolute().parent / line for line in lines if line and not line.startswith("#")]
-    if not 0 < len(named) <= MAX_SETS:
+    if not 0 < len(named) <= MAX_SHARD_SETS:
         raise ConfigError(
-            f"{path} lists {len(named)} shard sets; expected 1 to {MAX_SETS}, a folder per line"
+            f"{path} lists {len(named)} shard sets; expected 1 to {MAX_SHARD_SETS}, a folder per "
+            "line"
         )
     for folder in named:
         if named.count(folder) > 1:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hmac
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dlm.errors import ConfigError
+from dlm.wire.ids import check_beginning
 from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read_secret
 
 # Every call is compared with every token, so that timing reveals nothing: 0.1 ms at this many.
 MAX_TOKENS = 1024
 EXPIRES = "expires="  # before the time in which a token ends, after a space
+MODELS = "models="  # before the ids of the models that it may ask for, likewise
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
@@ -27,18 +30,21 @@ class Tokens:
     digests  SHA-256 of each, 32 bytes
     names    the client of each; a name may have several, so that tokens can be rotated
     expires  when each ends, in seconds since 1970; infinity for never
+    models   what each may ask for: the first digits of ids of models or shard sets; () for all
     """
 
     digests: tuple[bytes, ...]
     names: tuple[str, ...]
     expires: tuple[float, ...]
+    models: tuple[tuple[str, ...], ...]
 
     def __repr__(self) -> str:
         return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
 
-    def valid(self, now: float) -> set[bytes]:
-        """The digests of the tokens that have not expired."""
-        return {one for one, end in zip(self.digests, self.expires, strict=True) if now < end}
+    def valid(self, now: float) -> dict[bytes, tuple[str, ...]]:
+        """Of the tokens that have not expired: digest -> the models that it may ask for."""
+        every = zip(self.digests, self.expires, self.models, strict=True)
+        return {one: models for one, end, models in every if now < end}
 
     def find(self, metadata: object, now: float) -> int | None:
         """Number of the token that a call carries; None if it carries no valid one.
@@ -61,17 +67,40 @@ class Tokens:
         return found if right and found >= 0 and now < self.expires[found] else None
 
 
-def parse_expiry(option: str) -> float:
-    """Seconds since 1970 of ``expires=TIME``, in UTC unless it says otherwise; infinity for "".
-
-    Raises  ValueError  it is neither
-    """
-    if not option:
-        return math.inf
-    if not option.startswith(EXPIRES):
-        raise ValueError(option)
-    time = datetime.fromisoformat(option.removeprefix(EXPIRES))
+def parse_expiry(text: str) -> float:
+    """Seconds since 1970 of a time of ISO 8601, in UTC unless it says otherwise; raises
+    `ConfigError`."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is not a time; expected a date or a time of ISO 8601, such as 2027-01-31 or "
+            "2027-01-31T12:00Z"
+        ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def parse_models(text: str) -> tuple[str, ...]:
+    """Ids, or their first digits, with commas between; raises `ConfigError`."""
+    return tuple(check_beginning(one) for one in text.split(","))
+
+
+def _options_of(words: Sequence[str]) -> tuple[float, tuple[str, ...]]:
+    """When a token ends, and the models that it may ask for."""
+    expires = math.inf
+    models: tuple[str, ...] = ()
+    for place, word in enumerate(words):
+        name = next((one for one in (EXPIRES, MODELS) if word.startswith(one)), None)
+        if name is None or any(one.startswith(name) for one in words[:place]):
+            raise ConfigError(
+                f"{word!r} is not expected here; after the token may come {EXPIRES}TIME and "
+                f"{MODELS}ID,ID, once each"
+            )
+        if name == EXPIRES:
+            expires = parse_expiry(word.removeprefix(EXPIRES))
+        else:
+            models = parse_models(word.removeprefix(MODELS))
+    return expires, models
 
 
 def is_name(name: str) -> bool:
@@ -81,7 +110,7 @@ def is_name(name: str) -> bool:
 def read_tokens(path: Path) -> Tokens:
     """The tokens in a file: a line ``NAME:TOKEN`` or ``NAME:SHA256`` each, `#` before a comment.
 
-    After a space, ``expires=TIME`` says when it ends.
+    After a space, ``expires=TIME`` says when it ends, and ``models=ID,ID`` what it may ask for.
 
     Raises
         ConfigError  what is wrong with it, by line; never the contents of the line
@@ -93,11 +122,12 @@ def read_tokens(path: Path) -> Tokens:
     digests: list[bytes] = []
     names: list[str] = []
     expires: list[float] = []
+    models: list[tuple[str, ...]] = []
     for number, line in lines_of(read_secret(path), path):
         if len(digests) == MAX_TOKENS:  # here, since each is compared with all before it
             raise ConfigError(f"{path} has more tokens than expected: at most {MAX_TOKENS}")
         name, colon, rest = line.partition(":")
-        secret, _, option = rest.partition(" ")
+        secret, _, options = rest.partition(" ")
         if not colon or not is_name(name):
             raise ConfigError(
                 f"{path}, line {number}: expected {_FORMAT}, with a name of 1 to 64 characters of "
@@ -120,14 +150,13 @@ def read_tokens(path: Path) -> Tokens:
         digests.append(hashed)
         names.append(name)
         try:
-            expires.append(parse_expiry(option.strip()))
-        except ValueError:
-            raise ConfigError(
-                f"{path}, line {number}: the token of {name} has another end than {EXPIRES}TIME; "
-                "expected a date or a time of ISO 8601, such as 2027-01-31 or 2027-01-31T12:00Z"
-            ) from None
+            end, named = _options_of(options.split())
+        except ConfigError as exc:
+            raise ConfigError(f"{path}, line {number}, the token of {name}: {exc}") from None
+        expires.append(end)
+        models.append(named)
     if not digests:
         raise ConfigError(
             f"{path} contains no token; expected {_FORMAT}. (To let nobody in, stop the server.)"
         )
-    return Tokens(tuple(digests), tuple(names), tuple(expires))
+    return Tokens(tuple(digests), tuple(names), tuple(expires), tuple(models))

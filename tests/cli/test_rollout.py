@@ -17,7 +17,7 @@ import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
 from dlm.client import Client, ClientConfig
 from dlm.errors import DlmError
-from dlm.files import locked
+from dlm.files import locked, write_whole
 from models import random_model
 
 QUICK = ("--watch-for", 1, "--idle", 2, "--longest", 20)
@@ -165,6 +165,29 @@ def test_no_utterance_fails_through_a_roll_out_and_an_undo(tmp_path, environ, ru
 
 
 @pytest.mark.slow
+def test_a_token_that_names_one_of_the_models_rolls_nothing_out(
+    tmp_path, environ, run, pair
+) -> None:
+    """The command refuses before anything changes; with both in the tokens file, it goes on."""
+    old, new = pair
+    tokens, mine = tmp_path / "tokens", tmp_path / "mine"
+    named = ("--models", old.manifest.model)
+    assert run("token", "me", "--tokens", tokens, "--token-file", mine, *named).returncode == 0
+    line = ("cluster", old.directory, "--tokens", tokens, "--token-file", mine)
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready():
+        before = content(tmp_path)
+        rolling = ("rollout", new.directory, "--other-words", *QUICK)
+        done = run(*rolling, cwd=tmp_path)
+        assert (done.returncode, content(tmp_path)) == (1, before)
+        assert new.manifest.model in done.stderr.decode()
+        text = tokens.read_text()
+        write_whole(tokens, f"{text.rstrip()},{new.manifest.model}\n".encode(), mode=0o600)
+        rolled = lambda: run(*rolling, cwd=tmp_path).returncode == 0  # noqa: E731
+        until(rolled)  # once all servers have read the file
+        assert content(tmp_path)[1] == f"{new.directory}\n"
+
+
+@pytest.mark.slow
 def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(tmp_path, environ, run, pair) -> None:
     """kill -9 after a time of its own, then the same command or `--undo`."""
     rng = random.Random(1)
@@ -186,7 +209,9 @@ def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(tmp_path, environ, run,
                 done = run("rollout", "--undo", *QUICK, cwd=tmp_path)
                 if done.returncode and servers == f"{following.directory}\n":
                     # Every server had unloaded the old set already: it only goes forward.
-                    done = run("rollout", following.directory, "--other-words", *QUICK, cwd=tmp_path)
+                    done = run(
+                        "rollout", following.directory, "--other-words", *QUICK, cwd=tmp_path
+                    )
                     serving, following = following, serving
                 assert done.returncode == 0, done.stderr
             else:

@@ -85,6 +85,24 @@ def test_root_adds_a_token_to_the_file_that_its_servers_read_as_a_group(
     assert read_tokens(tokens).names == ("alice", "bob")
 
 
+def test_a_token_may_end_and_name_models(run: Run, tmp_path: Path) -> None:
+    """As the servers read it."""
+    tokens = tmp_path / "tokens"
+    more = ("--expires", "2100-01-31 12:00", "--models", "0123ABcd,4567cdef")
+    assert run("token", "me", "--tokens", tokens, *more).returncode == 0
+    found = read_tokens(tokens)
+    assert found.models == (("0123abcd", "4567cdef"),)
+    assert found.expires == (4105080000.0,)
+
+
+@pytest.mark.parametrize("more", [("--models", "all"), ("--expires", "2001-01-31")])
+def test_what_no_server_takes_is_refused(run: Run, tmp_path: Path, more: tuple[str, str]) -> None:
+    """Nothing is written."""
+    done = run("token", "me", "--tokens", tmp_path / "tokens", *more)
+    assert (done.returncode, more[1].encode() in done.stderr) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "-a", "é", "n" * 65])
 def test_a_name_that_the_file_cannot_hold_is_refused(run: Run, tmp_path: Path, name: str) -> None:
     """Nothing is written."""

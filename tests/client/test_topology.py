@@ -22,11 +22,12 @@ from dlm.client.config.cluster_file import (
     check_model,
     write_cluster_file,
 )
-from dlm.client.deliver.table import MAX_SHARD_SETS, take_census
+from dlm.client.deliver.table import take_census
 from dlm.client.health.membership import NO_LIMIT, Topology
 from dlm.client.plan.census import Census, dedupe_faults
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.ids import MAX_SHARD_SETS
 
 
 def discover(

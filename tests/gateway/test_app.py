@@ -55,6 +55,33 @@ def test_only_a_known_token_is_let_in(opening: Any, tokens: Path) -> None:
         assert gateway.running.metrics.unauthenticated == 9
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_a_token_may_ask_only_for_the_models_that_it_names(
+    opening: Any, tokens: Path, files: ModelFiles, door: str
+) -> None:
+    """By the id of the model, or of the shard set."""
+    model, shard_set = files.manifest.model, files.manifest.shard_set
+    lines = [f"a:{'a' * 32} models={model[:8]},{'0' * 32}", f"b:{'b' * 32} models={shard_set}"]
+    tokens.write_text("\n".join([*lines, f"c:{'c' * 32} models={'0' * 32}\n"]))
+    with ThreadGateway(opening, tokens=str(tokens)) as gateway:
+        for letter in "abc":
+            caller = Caller(gateway, door, letter * 32)
+            for call, request in (
+                ("Score", {"sentences": ["a"]}),
+                ("Rescore", {}),
+                ("NextWords", {}),
+                ("Extend", {"words": ["a"]}),
+                ("Models", {}),
+            ):
+                try:
+                    caller(call, **request)
+                except Refused as refused:
+                    assert (letter, refused.reason) == ("c", "UNAUTHENTICATED")
+                else:
+                    assert letter != "c"
+            caller.close()
+
+
 def test_a_client_cannot_fill_the_gateway(opening: Any, tokens: Path) -> None:
     """Beyond its own calls in flight it is refused, with when to ask again; others are answered."""
     release = asyncio.Event()

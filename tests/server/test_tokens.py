@@ -50,7 +50,7 @@ def test_tokens_are_kept_hashed_whichever_way_they_stand_in_the_file(tmp_path):
 @given(st.text() | st.binary())
 def test_whatever_is_brought_is_refused_and_raises_nothing(value):
     """Odd bytes, surrogates, control characters, nothing."""
-    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,))
+    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,), ((),))
     assert find(tokens, value) is None
     scheme = "Bearer " if isinstance(value, str) else b"Bearer "
     assert find(tokens, scheme + value) is None  # type: ignore[operator]
@@ -58,7 +58,7 @@ def test_whatever_is_brought_is_refused_and_raises_nothing(value):
 
 def test_no_metadata_and_two_tokens_are_no_token():
     """Two are not tried one after the other."""
-    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,))
+    tokens = Tokens((digest(ALICE.encode()),), ("alice",), (inf,), ((),))
     good = ("authorization", f"Bearer {ALICE}")
     assert tokens.find((good,), NOW) == 0
     assert tokens.find((good, good), NOW) is None
@@ -75,7 +75,9 @@ def test_every_digest_is_compared_whatever_was_brought(monkeypatch):
         return asked == good
 
     monkeypatch.setattr("dlm.server.tokens.hmac.compare_digest", compare)
-    tokens = Tokens((digest(ALICE.encode()), digest(BOB.encode())), ("alice", "bob"), (inf, inf))
+    tokens = Tokens(
+        (digest(ALICE.encode()), digest(BOB.encode())), ("alice", "bob"), (inf, inf), ((), ())
+    )
     for brought in (
         (),
         (("authorization", "Bearer nobody"),),
@@ -150,8 +152,28 @@ def test_a_token_is_known_until_it_expires(tmp_path, end, is_known):
     assert (len(tokens.valid(NOW)) == 1) is is_known
 
 
-@pytest.mark.parametrize("end", [" expires=soon", " expire=2100-01-31", " 2100-01-31"])
-def test_an_end_that_is_no_time_is_rejected(tmp_path, end):
+def test_a_token_names_models_by_the_first_digits_of_their_ids(tmp_path):
+    """In any order with its end; a token without such digits may ask for all."""
+    lines = f"alice:{ALICE} models=0123ABcd,{'f' * 32} expires=2100-01-31\nbob:{BOB}\n"
+    tokens = read_tokens(write(tmp_path, lines.encode()))
+    assert tokens.models == (("0123abcd", "f" * 32), ())
+    assert list(tokens.valid(NOW).values()) == list(tokens.models)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        " expires=soon",
+        " expire=2100-01-31",
+        " 2100-01-31",
+        " expires=2100-01-31 expires=2100-01-31",
+        " models=",
+        " models=0123",
+        " models=0123abcd,,",
+        " models=0123abcd models=0123abcd",
+    ],
+)
+def test_what_stands_after_a_token_and_is_not_known_is_rejected(tmp_path, end):
     """By line; the content is not repeated."""
     with pytest.raises(ConfigError, match="line 1") as found:
         read_tokens(write(tmp_path, f"alice:{ALICE}{end}\n".encode()))

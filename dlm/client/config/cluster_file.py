@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from dlm.client.config.settings import ClientConfig
 from dlm.config import nearest, parse_toml
 from dlm.errors import ConfigError
 from dlm.files import write_whole
+from dlm.wire.ids import check_beginning
 from dlm.wire.secret import signature
 
 WRITTEN_BY = "# Written by dlm cluster"
@@ -346,9 +346,4 @@ def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:
 
 def check_model(model: str | None) -> str | None:
     """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
-    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
-        return model and model.lower()
-    raise ConfigError(
-        f"the model {model!r} is not an id; expected the first 6 to 32 hex digits of the id of a "
-        "model or of its shard set, as `dlm info` prints it"
-    )
+    return None if model is None else check_beginning(model)

@@ -31,10 +31,10 @@ from dlm.errors import ConfigError, DeadlineExceeded, DlmError, ProtocolError, S
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.ids import MAX_SHARD_SETS
 
 log = EventLog(__name__)
 
-MAX_SHARD_SETS = 64  # per server; one with more is not a dlm server
 MAX_ASKED = 256  # servers asked at once; each silent one takes its whole timeout
 STAMP_S = 1.0  # how often new utterances check whether cluster.toml has changed, in seconds
 FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started

@@ -99,7 +99,11 @@ def read_description(
 
 
 class Census:
-    """The servers' descriptions, put together."""
+    """The servers' descriptions, put together.
+
+    Attributes  token_models  what the client's token may ask for, where it names models: the first
+                              digits of their ids
+    """
 
     def __init__(self) -> None:
         self.asked = 0
@@ -107,6 +111,7 @@ class Census:
         self.faults: dict[str, str] = {}
         self.errors: list[DlmError] = []
         self.silent: list[Endpoint] = []
+        self.token_models: set[str] = set()
         self._read: dict[bytes, Manifest] = {}
 
     def read(self, address: str, reply: pb.DescribeReply, asked: bytes = b"") -> Manifest:
@@ -126,6 +131,7 @@ class Census:
                 self.silent.append(endpoint)
             return
         manifest = self.read(address, reply)
+        self.token_models.update(plain(one) for one in reply.token_models)
         held = self.held.setdefault(manifest.shard_set, _FoundShardSet(manifest))
         known = held.addresses.get(reply.shard, ())
         if address not in known:
@@ -244,6 +250,8 @@ class Census:
             f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
         )
         message = f"no server holds model {model}; they hold {found}"
+        if self.token_models:
+            message += f" (the token may ask only for {', '.join(sorted(self.token_models))})"
         if self.silent:
             raise ShardDown(f"{message}. Some servers do not answer: {faults}")
         raise ConfigError(f"{message}. Choose one of these, or serve {model}")

@@ -139,7 +139,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, shard_set: _Optional[bytes] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("manifest", "shard", "state", "max_queries", "max_message_bytes", "server_version", "shard_set", "checksum", "shard_sets")
+    __slots__ = ("manifest", "shard", "state", "max_queries", "max_message_bytes", "server_version", "shard_set", "checksum", "shard_sets", "token_models")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class DescribeReply(_message.Message):
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     SHARD_SETS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MODELS_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     shard: int
     state: ServerState
@@ -158,7 +159,8 @@ class DescribeReply(_message.Message):
     shard_set: bytes
     checksum: int
     shard_sets: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, manifest: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., max_queries: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., shard_set: _Optional[bytes] = ..., checksum: _Optional[int] = ..., shard_sets: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    token_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, manifest: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., max_queries: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., shard_set: _Optional[bytes] = ..., checksum: _Optional[int] = ..., shard_sets: _Optional[_Iterable[bytes]] = ..., token_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("shard_set", "file", "offset", "shard")
