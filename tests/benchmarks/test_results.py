@@ -1,0 +1,29 @@
+"""Every recorded table has its figures and its run, and renders."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.results import FOLDER, markdown, rendered, runs
+
+
+def test_every_table_has_a_run_and_renders() -> None:
+    """A file for each row of runs.csv, and a row for each file; no cell is missing."""
+    assert {path.stem for path in FOLDER.glob("*.csv")} == {*runs(), "runs"}
+    for name, run in runs().items():
+        assert all(run.values()), name
+        assert rendered(name).count("\n| ") >= 3, name
+
+
+def test_an_interval_stands_beside_its_value() -> None:
+    """Of a value that has one."""
+    head = ["model", "x", "x low", "x high", "y", "y +-"]
+    rows = [["a", "1", "0", "2", "3", "1"], ["b", "1", "", "", "3", ""]]
+    *_, first, second = markdown(head, rows)
+    assert (first, second) == ("| a | 1 (0 to 2) | 3 ± 1 |", "| b | 1 | 3 |")
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    """Rather than shown in the wrong columns."""
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        list(markdown(["a", "b"], [["1"]]))
