@@ -1,29 +1,22 @@
 """The papers' privacy tables beside what dlm computes from their printed settings, in Markdown.
 
-::
-
-    python tests/benchmarks/privacy_tables.py                    # tables, to standard output
-    python tests/benchmarks/privacy_tables.py --write README.md  # between its two marks
-
+Epsilon is that of exact Gaussian noise, as in the papers; a run reports more, since its noise is
+discrete (dlm/federated/DESIGN.privacy.md). A row alone: `dlm privacy account` or `mechanism`.
 Nothing is trained. Optimised mechanisms are kept in the cache folder; without it BandMF of 2,052
 rounds takes a minute of one free core, all the rest some seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
 from dlm.federated.account.zcdp import gaussian_epsilon, rho_of
 from dlm.federated.noise import gap_from_min_separation, make_mechanism
 from dlm.federated.noise.blt import Blt, nearest_production
 from dlm.federated.noise.participation import most_participations, named_sensitivity
-
-BEGIN, END = "<!-- privacy tables -->", "<!-- end of privacy tables -->"
 
 # (mechanism, settings of make_mechanism, printed first and second loss)
 BLT_3: list[tuple[str, str, dict[str, int], float, float]] = [
@@ -285,29 +278,13 @@ def dpf_tables(pld: bool = True) -> str:
 
 
 def main() -> None:
-    """Prints the tables, or writes them between the marks of a file."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--write", type=Path, help="file with two marks, to write between them")
-    arguments = parser.parse_args()
+    """Prints each table as soon as it is computed."""
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    sections: list[Callable[[], str]] = [
-        lambda: blt_table_3(tell), blt_table_4, gdp_tables, dpf_tables,
-    ]  # fmt: skip
-    parts = []
-    for part in sections:
-        parts.append(part())
-        tell(f"{parts[-1][:40]} ... done")
-    text = "\n\n".join(parts)
-    if arguments.write is None:
-        print(text)
-        return
-    old = arguments.write.read_text(encoding="utf-8")
-    before, rest = old.split(BEGIN)
-    _, after = rest.split(END)
-    arguments.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    for part in (lambda: blt_table_3(tell), blt_table_4, gdp_tables, dpf_tables):
+        print(part(), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python tests/benchmarks/results.py               # names and titles
     python tests/benchmarks/results.py serving fng_en
 
-`results/runs.csv` has one row per table: date, commit, machine and command of its figures.
+`results/runs.csv` has one row per table: machine and command, when and at which commit recorded.
 `results/NAME.csv` has the figures. Columns `X low` and `X high` are the interval of column X, and
 `X +-` is half of one.
 """
@@ -59,7 +59,8 @@ def rendered(name: str) -> str:
     return "\n".join(
         [
             f"**{run['title']}.**",
-            f"`{run['command']}`, {run['machine']}, {run['date']}, commit {run['commit']}.",
+            f"`{run['command']}`, {run['machine']}; "
+            f"recorded {run['date']} at commit {run['commit']}.",
             "",
             *markdown(head, rows),
         ]
