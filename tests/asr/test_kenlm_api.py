@@ -592,7 +592,7 @@ def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path
 
 
 def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_path: Path) -> None:
-    """As written, beside a cluster.toml; and each test that its table names is here."""
+    """As written, beside a cluster.toml; and its table has every name."""
     page = (ROOT / "dlm/asr/README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, re.S)[0]
     design = (ROOT / "dlm/asr/DESIGN.md").read_text(encoding="utf-8")
@@ -603,12 +603,6 @@ def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_p
     assert done.returncode == 0, done.stderr
     total = sum(prob for prob, _, _ in expected(files, "the man is there", True, True))
     assert float(done.stdout.splitlines()[0]) == total
-    tests = {text for name in ("api", "peer") for text in re.findall(
-        r"^def (test_\w+)", (ROOT / f"tests/asr/test_kenlm_{name}.py").read_text(), re.M
-    )}  # fmt: skip
-    named = set(re.findall(r"`(test_\w+)`", table))
-    assert len(named) > 10
-    assert named <= tests
     for name in kenlm.__all__:
         assert name in table or name == "NextStates"
 
