@@ -15,7 +15,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 if TYPE_CHECKING:
     from dlm.client.api.blocks import ContextBlocks
     from dlm.client.api.client import AsyncClient, Client
-    from dlm.client.api.mixture import Mixture
+    from dlm.client.api.mixture import AsyncMixture, Mixture
     from dlm.client.api.phrases import Phrases
     from dlm.client.api.states import Extension, ModelInfo, SentenceScore, State, States
     from dlm.client.api.utterance import AsyncUtterance, Utterance
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncMixture",
     "AsyncUtterance",
     "Client",
     "ClientConfig",
@@ -39,6 +40,7 @@ __all__ = [
 
 _LIES_IN = {
     "AsyncClient": "api.client",
+    "AsyncMixture": "api.mixture",
     "AsyncUtterance": "api.utterance",
     "Client": "api.client",
     "ClientConfig": "config.settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.scripted import Clients, Network
+from client.scripted import Clients, Network, free
 from cluster import Cluster, ModelFiles, build, until
-from dlm.client import Client, Mixture, Utterance
+from dlm.client import AsyncClient, AsyncMixture, Client, Mixture, Utterance
 from dlm.client.api.client import open_local_fallback
 from dlm.client.api.states import LOCAL_MODEL
 from dlm.errors import (
     ConfigError,
+    DeadlineExceeded,
     EstimationError,
     ModelMismatch,
     ModelSwitched,
@@ -68,6 +70,12 @@ def mixed(clients: list[Client], **options: Any) -> Mixture:
     """The mixture of these tests."""
     pairs = zip((client.utterance() for client in clients), WEIGHTS, strict=True)
     return Mixture(list(pairs), **options)
+
+
+def mixed_async(clients: list[Client], **options: Any) -> AsyncMixture:
+    """The same on an event loop."""
+    utterances = (AsyncClient(client._core).utterance(**options) for client in clients)
+    return AsyncMixture(list(zip(utterances, WEIGHTS, strict=True)))
 
 
 def oracle(context: Ngram, word: str, rule: str, weights: tuple[float, ...] = WEIGHTS) -> float:
@@ -168,6 +176,84 @@ def test_all_members_are_asked_before_any_is_waited_for(
             assert not asked.done()
         (found,) = asked.result()
     assert np.array_equal(found.token_source, np.zeros(found.tokens))
+
+
+def test_the_mixture_for_asyncio_gives_the_same_bits(
+    clusters: list[Cluster], connect: Clients
+) -> None:
+    """In every call; its states are those of the other."""
+    opened = [connect(cluster) for cluster in clusters]
+    plain, later = mixed(opened), mixed_async(opened)
+    words, text = ["w5", "w1", "w12", "never-seen"], ["w5 w1 w12", "w6 never-seen"]
+
+    async def ask() -> tuple[Any, ...]:
+        first = await later.extend([later.begin()], words)
+        return (
+            first,
+            await later.extend(first.states.reshape(-1), words),
+            await later.score_sentences(text),
+            await later.next_words(first.states[0, 0], 5),
+            await later.next_distribution(first.states[0, 1]),
+            (await AsyncMixture.tuned(later.members, text)).weights,
+        )
+
+    first, second, scores, likeliest, distribution, weights = asyncio.run(ask())
+    expected = plain.extend([plain.begin()], words)
+    after = plain.extend(expected.states.reshape(-1), words)
+    for found, other in ((first, expected), (second, after)):
+        assert np.array_equal(found.log10_prob, other.log10_prob)
+        assert found.states.keys() == other.states.keys()
+        assert [list(one.reshape(-1)) for one in found.states.parts] == [
+            list(one.reshape(-1)) for one in other.states.parts
+        ]
+    for found, other in zip(scores, plain.score_sentences(text), strict=True):
+        assert np.array_equal(found.token_log10_prob, other.token_log10_prob)
+    assert likeliest == plain.next_words(expected.states[0, 0], 5)
+    assert np.array_equal(distribution, plain.next_distribution(expected.states[0, 1]))
+    assert weights == Mixture.tuned(plain.members, text).weights
+
+
+def test_members_that_were_cancelled_or_too_late_leave_nothing(
+    clusters: list[Cluster], connect: Clients
+) -> None:
+    """On an event loop all members are asked before any is waited for, too; a call that its caller
+    no longer awaits, or that is late, is over for every member, and the next is answered."""
+    networks = [Network(), Network()]
+    opened = [connect(clusters[0].addresses, network, window=1) for network in networks]
+    sentences = [" ".join(["w5", "w6", "w5"] * 4)]
+
+    async def run() -> Any:
+        with pytest.raises(ConfigError, match="await"):
+            mixed_async(opened)
+        for client in opened:
+            await AsyncClient(client._core).utterance()
+        mixture = mixed_async(opened)
+        with networks[0].held(), networks[1].held():
+            asked = [asyncio.create_task(mixture.score_sentences(sentences)) for _ in range(3)]
+            sent = asyncio.to_thread(until, lambda: all(network.requests for network in networks))
+            await sent
+            late = asyncio.create_task(mixture.score_sentences(sentences, deadline_s=0.01))
+            with pytest.raises(DeadlineExceeded):
+                await late
+            for task in asked:
+                task.cancel()
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(one) for one in ended] == [asyncio.CancelledError] * 3
+        for client in opened:
+            await asyncio.to_thread(until, lambda client=client: free(client))
+        return await mixture.score_sentences(sentences)
+
+    (found,) = asyncio.run(run())
+    (expected,) = mixed(opened).score_sentences(sentences)
+    assert np.array_equal(found.token_log10_prob, expected.token_log10_prob)
+
+
+def test_a_mixture_for_asyncio_is_of_utterances_that_have_a_model(clients: list[Client]) -> None:
+    """Neither of those for threads, nor of a copy that has not connected yet."""
+    with pytest.raises(QueryError, match="AsyncUtterance"):
+        AsyncMixture([(clients[0].utterance(), 1.0)])  # type: ignore[list-item]
+    with pytest.raises(QueryError, match="an Utterance"):
+        Mixture([(AsyncClient(clients[0]._core).utterance(), 1.0)])  # type: ignore[list-item]
 
 
 def test_a_member_that_fails_is_an_error_and_no_score(

@@ -51,6 +51,27 @@ def waited(steps: Steps[T]) -> T:
         raise _no_memory(exc) from exc
 
 
+async def awaited(steps: Steps[T]) -> T:
+    """The same on an event loop, which goes on meanwhile."""
+    try:
+        try:
+            while True:
+                wait = next(steps)
+                if isinstance(wait, tuple):
+                    await wait[0].future.wait(wait[1])
+                elif wait is not None:
+                    await asyncio.to_thread(wait)
+                else:
+                    await asyncio.sleep(0)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        finally:
+            steps.close()
+    except MemoryError as exc:
+        raise _no_memory(exc) from exc
+
+
 class Utterance(BaseUtterance):
     """A synchronous handle; made by `Client.utterance`. Any thread may use it.
 
@@ -204,26 +225,9 @@ class AsyncUtterance(BaseUtterance):
     async def _run(
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
-        try:
-            asking = Asking(self, deadline_s)
-            await self._connected(asking)
-            steps = query(asking, *args, **more)
-            try:
-                while True:
-                    wait = next(steps)
-                    if isinstance(wait, tuple):
-                        await wait[0].future.wait(wait[1])
-                    elif wait is not None:
-                        await asyncio.to_thread(wait)
-                    else:
-                        await asyncio.sleep(0)
-            except StopIteration as end:
-                found: T = end.value
-                return found
-            finally:
-                steps.close()
-        except MemoryError as exc:
-            raise _no_memory(exc) from exc
+        asking = Asking(self, deadline_s)
+        await self._connected(asking)
+        return await awaited(query(asking, *args, **more))
 
     async def score(
         self,
