@@ -14,7 +14,11 @@ errors in biased words (of the transcript's rare words: substituted or deleted; 
 list that were inserted) and in the others, without and with phrases, and their changes, with 95 %
 intervals by bootstrap over speakers.
 
-Every decoded utterance is kept in DIR. Cost: some 40 minutes of processor time.
+The second table is of false alarms: the same half with lists of distractors alone, so no listed
+word is said. It has how many listed words are heard per hour of audio, without phrases and with
+`ADVISED` and the tuned bonus, and the errors in all words.
+
+Every decoded utterance is kept in DIR. Cost: some 60 minutes of processor time.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ TEXTS = ("gutenberg.txt.zst", "wikipedia_en.txt.zst")  # which books5 was made o
 COMMON = 5000  # words that are not rare
 DISTRACTORS = (100, 500, 1000)
 BONUSES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+ADVISED = 2.0  # where the listed words are often not said
 SETTINGS = BeamSettings(hypotheses=60)
 
 
@@ -70,11 +75,12 @@ class Study:
         self.tuning = set(speakers[::2])
         self.acoustic = AcousticModel()
         arpa = work / "books5.arpa"
-        if not arpa.exists():
+        if not arpa.exists():  # nor what an earlier run linked to
+            arpa.unlink(missing_ok=True)
             arpa.symlink_to(plain_arpa(ARPA_FILES[0]))
         self.client = Client.local(make_shards(arpa, 1), verify=False)
         self._plain: tuple[PhonemeLexicon, CtcDecoder] | None = None
-        self._lexicon: dict[tuple[str, int], PhonemeLexicon] = {}
+        self._lexicon: dict[tuple[str, int, bool], PhonemeLexicon] = {}
 
     def posteriors(self, one: Spoken) -> NDArray[np.float32]:
         """(T, labels) of an utterance."""
@@ -91,17 +97,18 @@ class Study:
         """The rare words of its transcript."""
         return [word for word in dict.fromkeys(one.words) if word not in self.common]
 
-    def listed(self, one: Spoken, distractors: int) -> list[str]:
-        """Its list: rare words of the transcript, and others; the first of a longer list."""
+    def listed(self, one: Spoken, distractors: int, said: bool = True) -> list[str]:
+        """Its list: rare words of the transcript if `said`, and others; the first of a longer
+        list."""
         rng = np.random.default_rng([*one.name.encode(), 2])
         own = self.wanted(one)
         others = rng.choice(len(self.rare), max(DISTRACTORS) + len(own), replace=False)
         drawn = [self.rare[at] for at in others.tolist() if self.rare[at] not in own]
-        return [*own, *drawn[:distractors]]
+        return [*own, *drawn[:distractors]] if said else drawn[:distractors]
 
-    def lexicon(self, one: Spoken, distractors: int) -> PhonemeLexicon:
+    def lexicon(self, one: Spoken, distractors: int, said: bool) -> PhonemeLexicon:
         """The lexicon with the words of its list, whose bonuses are 1; they scale with others."""
-        phrases = dict.fromkeys(self.listed(one, distractors), 1.0)
+        phrases = dict.fromkeys(self.listed(one, distractors, said), 1.0)
         return model_lexicon(self.client.utterance(phrases=phrases), self.acoustic.labels)
 
     def decoder(self, lexicon: PhonemeLexicon) -> CtcDecoder:
@@ -115,12 +122,12 @@ class Study:
             settings=SETTINGS,
         )
 
-    def decode(self, one: Spoken, distractors: int, bonus: float) -> dict[str, Any]:
+    def decode(self, one: Spoken, distractors: int, bonus: float, said: bool) -> dict[str, Any]:
         """What is heard, and how long the search took."""
         if bonus:
-            phrases = dict.fromkeys(self.listed(one, distractors), bonus)
+            phrases = dict.fromkeys(self.listed(one, distractors, said), bonus)
             utterance = self.client.utterance(phrases=phrases)
-            lexicon = self._last(one, distractors)
+            lexicon = self._last(one, distractors, said)
             assert lexicon.log10_bonus is not None
             lexicon = replace(lexicon, log10_bonus=bonus * lexicon.log10_bonus)
             decoder = self.decoder(lexicon)
@@ -137,16 +144,17 @@ class Study:
         seconds = time.perf_counter() - begun
         return {"text": found[0].text if found else "", "seconds": seconds}
 
-    def _last(self, one: Spoken, distractors: int) -> PhonemeLexicon:
-        key = one.name, distractors
+    def _last(self, one: Spoken, distractors: int, said: bool) -> PhonemeLexicon:
+        key = one.name, distractors, said
         if key not in self._lexicon:
-            self._lexicon = {key: self.lexicon(one, distractors)}
+            self._lexicon = {key: self.lexicon(one, distractors, said)}
         return self._lexicon[key]
 
     def decoded(
-        self, half: str, distractors: int, bonuses: Sequence[float]
+        self, half: str, distractors: int, bonuses: Sequence[float], said: bool = True
     ) -> dict[float, dict[str, Any]]:
-        """What is heard of each utterance of a half, "tuning" or "test", with each bonus."""
+        """What is heard of each utterance of a half, "tuning" or "test", with each bonus; lists
+        have the rare words that are `said`, or only others."""
         found: dict[float, dict[str, Any]] = {bonus: {} for bonus in bonuses}
         say(f"{half}: {distractors} distractors, bonuses {bonuses}")
         for one in self.spoken:
@@ -154,8 +162,9 @@ class Study:
                 continue
             for bonus in bonuses:
                 name = f"{distractors if bonus else 0}-{bonus:g}"
+                name += "" if said or not bonus else "-absent"
                 path = self.work / "decoded" / name / f"{one.name}.json"
-                made = partial(self.decode, one, distractors, bonus)
+                made = partial(self.decode, one, distractors, bonus, said)
                 found[bonus][one.name] = cached(path, made)
         return found
 
@@ -194,11 +203,7 @@ def by_speaker(study: Study, rows: dict[str, Any], distractors: int) -> NDArray[
 
 def compared(before: NDArray[np.int64], after: NDArray[np.int64]) -> dict[str, list[float]]:
     """Shares and changes, each with its interval: [value, low, high]."""
-    speakers = len(before)
-    drawn = np.random.default_rng(1).multinomial(
-        speakers, np.full(speakers, 1.0 / speakers), size=DRAWS
-    )
-    rows = np.concatenate([np.ones((1, speakers), np.int64), drawn])
+    rows = _resampled(len(before))
     old, new = rows @ before, rows @ after
     figures = {
         "biased_before": 100 * old[:, 1] / old[:, 0],
@@ -208,10 +213,60 @@ def compared(before: NDArray[np.int64], after: NDArray[np.int64]) -> dict[str, l
         "others_after": 100 * new[:, 3] / new[:, 2],
         "others_worse": 100 * (new[:, 3] - old[:, 3]) / old[:, 2],
     }
-    return {
-        name: [float(v[0]), *map(float, np.quantile(v[1:], [0.025, 0.975]))]
-        for name, v in figures.items()
-    }
+    return {name: _interval(values) for name, values in figures.items()}
+
+
+def _resampled(speakers: int) -> NDArray[np.int64]:
+    """(1 + DRAWS, speakers): how often each counts; first all once, then by bootstrap."""
+    drawn = np.random.default_rng(1).multinomial(
+        speakers, np.full(speakers, 1.0 / speakers), size=DRAWS
+    )
+    return np.concatenate([np.ones((1, speakers), np.int64), drawn])
+
+
+def _interval(values: NDArray[np.float64]) -> list[float]:
+    return [float(values[0]), *map(float, np.quantile(values[1:], [0.025, 0.975]))]
+
+
+def false_alarms(study: Study, rows: dict[str, Any], distractors: int) -> NDArray[np.float64]:
+    """(speakers, 4): hours of audio, words of a list of distractors that are heard, words, errors
+    in them."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for one in study.spoken:
+        if one.name in rows:
+            listed = set(study.listed(one, distractors, said=False))
+            heard = rows[one.name]["text"].split()
+            alarms = sum(word in listed for word in heard)
+            wrong = sum(operation != MATCH for operation, _, _ in align(one.words, heard))
+            counted = np.array([one.seconds / 3600, alarms, len(one.words), wrong])
+            found[one.speaker] = found.get(one.speaker, np.zeros(4)) + counted
+    return np.array([found[speaker] for speaker in sorted(found)])
+
+
+def print_false_alarms(study: Study, plain: dict[str, Any], bonus: float) -> dict[str, Any]:
+    """Prints the second table; its figures, by distractors and bonus."""
+    figures: dict[str, Any] = {}
+    print("\n| distractors | bonus | heard | per hour | words wrong, % | change, points |")
+    print("| ---: | ---: | ---: | --- | --- | --- |")
+    for distractors in DISTRACTORS:
+        heard = study.decoded("test", distractors, (ADVISED, bonus), said=False)
+        before = false_alarms(study, plain, distractors)
+        for given, rows in {0.0: plain, **heard}.items():
+            after = false_alarms(study, rows, distractors)
+            drawn = _resampled(len(after))
+            old, new = drawn @ before, drawn @ after
+            one = {
+                "per_hour": _interval(new[:, 1] / new[:, 0]),
+                "wrong": _interval(100 * new[:, 3] / new[:, 2]),
+                "worse": _interval(100 * (new[:, 3] - old[:, 3]) / new[:, 2]),
+            }
+            counts = after.sum(axis=0).tolist()
+            figures[f"{distractors}-{given:g}"] = {**one, "counts": counts}
+            cells = [f"{v[0]:.1f} ({v[1]:.1f}..{v[2]:.1f})" for v in one.values()]
+            print(
+                f"| {distractors} | {given:g} | {counts[1]:g} | {' | '.join(cells)} |", flush=True
+            )
+    return figures
 
 
 def main() -> None:
@@ -255,6 +310,7 @@ def main() -> None:
         cells = [f"{v[0]:.1f} ({v[1]:.1f}..{v[2]:.1f})" for v in one.values()]
         cells = [f"{distractors}", *cells[:3], *cells[4:]]
         print(f"| {' | '.join(cells)} |", flush=True)
+    figures["false_alarms"] = print_false_alarms(study, before, chosen)
     if given.json is not None:
         given.json.write_text(json.dumps(figures, indent=1))
 
