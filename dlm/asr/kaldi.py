@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dlm.asr.lattice import NON_WORDS, Lattice, LatticeDraft
 from dlm.asr.lines import described, finite, read_lines, recovered, whole
+from dlm.client.api.splitting import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 
 _NOT_FINAL = "infinity,infinity"
@@ -37,7 +38,7 @@ class SymbolTable:
     def read(cls, path: Path | str) -> SymbolTable:
         words: dict[str, str] = {}
         for line, text in read_lines(path):
-            fields = text.split()
+            fields = split_text(text)
             if not fields:
                 continue
             if len(fields) != 2 or whole(fields[1]) is None:
@@ -71,7 +72,7 @@ def read_kaldi(
 
 
 def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    for is_empty, some in groupby(lines, key=lambda line: not line[1].strip()):
+    for is_empty, some in groupby(lines, key=lambda line: not line[1].strip(SPACES)):
         if not is_empty:
             yield list(some)
 
@@ -94,11 +95,11 @@ class _Reader:
         non_words: Collection[str],
     ) -> None:
         line, text = head
-        if len(text.split()) != 1:
+        if len(split_text(text)) != 1:
             raise LatticeError(
                 "expected only the id of an utterance, before its arcs", path=path, line=line
             )
-        self._draft = LatticeDraft(text.strip(), path, non_words)
+        self._draft = LatticeDraft(text.strip(SPACES), path, non_words)
         self._table = table
         self._line = line
 
@@ -108,7 +109,7 @@ class _Reader:
         last = 0
         for line, text in lines:
             self._line = line
-            fields = text.split()
+            fields = split_text(text)
             source = self._state(fields[0])
             start = source if start is None else start
             last = max(last, source)

@@ -15,6 +15,7 @@ from dlm.asr.lattice import NON_WORDS, Lattice
 from dlm.asr.lines import finite, read_lines, recovered, whole
 from dlm.asr.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
 from dlm.asr.slf import read_slf, slf_text
+from dlm.client.api.splitting import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 from dlm.files import Replacement, naming, write_whole
 from dlm.ngram.vocab import as_bytes
@@ -78,14 +79,14 @@ class LatticeFiles:
 
 
 def _format_of(path: Path) -> str:
-    lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip()]
-    if lines and lines[0].lstrip()[0] == "{":
+    lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip(SPACES)]
+    if lines and lines[0].lstrip(SPACES)[0] == "{":
         return NBEST
     if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
         return SLF
     if not lines:
         raise LatticeError("the file is empty; expected lattices or n-best lists", path=str(path))
-    fields = [line.split() for line in lines[:2]]
+    fields = [split_text(line) for line in lines[:2]]
     if (
         len(fields) == 2
         and len(fields[0]) == 1

@@ -8,7 +8,8 @@ Text has one hypothesis per line, with those of an utterance together:
 
     a1 -12.5 -7.25 the man
 
-Scores are natural logarithms, not scaled; higher is better.
+Scores are natural logarithms, not scaled; higher is better. Words are split as those of the model
+are: at spaces, tabs and line ends, not at other spaces of Unicode.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, TypeAlias
 
 from dlm.asr.lattice import Lattice, LatticeDraft, OraclePath, Scales
 from dlm.asr.lines import finite, read_lines, recovered
+from dlm.client.api.splitting import SPACES, split_text
 from dlm.errors import ConfigError, LatticeError
 
 
@@ -85,15 +87,15 @@ def read_nbest(
             skip  called with the error of each malformed list, which is then left out
     Raises  OSError, LatticeError
     """
-    lines = ((number, text) for number, text in read_lines(path) if text.strip())
+    lines = ((number, text) for number, text in read_lines(path) if text.strip(SPACES))
     for first in lines:
         every = chain([first], lines)
-        if first[1].lstrip()[0] == "{":
+        if first[1].lstrip(SPACES)[0] == "{":
             for number, text in every:
                 yield from recovered(partial(_json_list, number, text, str(path)), skip)
         else:
             seen: set[str] = set()
-            for name, some in groupby(every, key=lambda line: line[1].split(None, 1)[0]):
+            for name, some in groupby(every, key=lambda line: split_text(line[1])[0]):
                 rows = list(some)
                 yield from recovered(partial(_text_list, name, rows, str(path), seen), skip)
 
@@ -135,7 +137,7 @@ def _hypothesis(found: Any, where: str) -> Hypothesis:
         ):
             raise LatticeError(f"{name} of {where} is not a finite number")
         scores.append(float(value))
-    return Hypothesis(tuple(found["words"].split()), *scores)
+    return Hypothesis(tuple(split_text(found["words"])), *scores)
 
 
 def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]) -> NbestList:
@@ -148,7 +150,7 @@ def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]
     seen.add(name)
     hypotheses = []
     for number, text in rows:
-        fields = text.split()[1:]
+        fields = split_text(text)[1:]
         acoustic, lm = [*map(finite, fields[:2]), None, None][:2]
         if acoustic is None or lm is None:
             raise LatticeError(
@@ -179,7 +181,7 @@ def nbest_json(found: NbestList) -> str:
 
 def nbest_text(found: NbestList) -> str:
     """The list as lines of text; ConfigError if the id has a space."""
-    if found.id.split() != [found.id]:
+    if split_text(found.id) != [found.id]:
         raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a .jsonl file")
     return "".join(
         " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"

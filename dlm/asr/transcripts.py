@@ -11,6 +11,7 @@ from typing import Any
 
 from dlm.asr.lines import finite
 from dlm.asr.nbest import read_nbest
+from dlm.client.api.splitting import split_text
 from dlm.errors import TextError
 from dlm.units import counted
 
@@ -106,7 +107,7 @@ def _is_nbest(lines: list[str]) -> bool:
 
 def _has_scores(line: str) -> bool:
     """Whether an id and two scores come first; words can be whole numbers, but not scores."""
-    scores = line.split()[1:3]
+    scores = split_text(line)[1:3]
     return len(scores) == 2 and all(
         not score.isdigit() and finite(score) is not None for score in scores
     )

@@ -33,6 +33,15 @@ def test_text_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(read_nbest(path)) == lists
 
 
+def test_words_are_split_where_those_of_the_model_are(tmp_path: Path) -> None:
+    """Not at a no-break space, say, which may be part of a word or of a phrase."""
+    lists = [NbestList("a\u3000b", (Hypothesis(("dr\u00a0no", "x\x0cy"), -1.0, -2.0),))]
+    for name, write in (("a.txt", nbest_text), ("a.jsonl", nbest_json)):
+        path = tmp_path / name
+        path.write_text("".join(map(write, lists)), encoding="utf-8")
+        assert list(read_nbest(path)) == lists
+
+
 def test_an_id_with_a_space_is_refused_in_text() -> None:
     """It would be read as another id and a score."""
     with pytest.raises(ConfigError, match=r"'b 2' .*JSON"):
