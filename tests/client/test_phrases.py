@@ -14,6 +14,7 @@ import pytest
 from cluster import ModelFiles, build
 from dlm.client import AsyncClient, Client, Phrases, Utterance
 from dlm.errors import ModelMismatch, QueryError
+from dlm.ngram.vocab import as_text, is_mark
 from models import random_model
 
 NEW = ["strangelove", "kubrick"]  # words that the model lacks
@@ -239,3 +240,35 @@ def test_nothing_shows_a_phrase(local: Client) -> None:
     utterance = local.utterance(phrases=phrases)
     shown = repr([phrases, utterance, utterance.begin(), utterance.phrases])
     assert "strangelove" not in shown and phrases.digest not in shown
+
+
+@pytest.mark.parametrize("kind", ["probing", "trie", "quant-array"])
+def test_a_kenlm_file_has_phrases_as_a_shard_set_has(kind: str) -> None:
+    """In calls, in blocks and in sentences; the scores beside them are those without."""
+    path = Path(__file__).parents[1] / f"kenlm_files/golden/demo.{kind}.binary"
+    with Client.local(path) as client:
+        known = [as_text(w) for w in client.vocabulary.words if not is_mark(w)][:3]
+        first, second, third = known
+        phrases = {f"{first} {second}": 1.5, f"{second} {NEW[0]}": 2.25, first: -0.5, third: 0.75}
+        ours, plain = client.utterance(phrases=phrases), client.utterance()
+        words = [*known, *NEW]
+        said: list[tuple[str, ...]] = [()]
+        states, others, total = [ours.begin()], [plain.begin()], np.zeros(1)
+        for _ in range(3):
+            found, alone = ours.extend(states, words), plain.extend(others, words)
+            blocks = ours.context_blocks(states).extend(words)
+            assert found.bonus is not None
+            for one in (alone, blocks):
+                assert np.array_equal(found.log10_prob, one.log10_prob)
+                assert np.array_equal(found.oov, one.oov)
+            assert np.array_equal(found.bonus, blocks.bonus)
+            assert found.states.keys() == blocks.states.keys()
+            said = [(*one, word) for one in said for word in words]
+            total = (total[:, None] + found.bonus).reshape(-1)
+            states, others = list(found.states.reshape(-1)), list(alone.states.reshape(-1))
+            ended = [t + ours.finish(s) for t, s in zip(total, states, strict=True)]
+            assert ended == [expected(one, phrases) for one in said]
+        assert [(one.log10_prob, one.bonus) for one in ours.score_sentences(said)] == [
+            (one.log10_prob, expected(words, phrases))
+            for one, words in zip(plain.score_sentences(said), said, strict=True)
+        ]
