@@ -2,7 +2,7 @@
 
 A field carries its meaning, unit and bounds (`setting`). From it follow the key in a TOML file, the
 variable ``DLM_<SECTION>_<FIELD>``, the command's option (`cli/options.py`), the check (`check`),
-the text of its error and a row of the reference page, `SETTINGS.md` beside the part.
+the text of its error and a row of the reference (`cli/reference.py`).
 
 Flags override the environment, the environment overrides a TOML file, and the file overrides the
 default. A value is checked once, when its dataclass is constructed.
@@ -43,7 +43,7 @@ class Setting(NamedTuple):
     low, high     bounds, both allowed; a number must be finite, unless `high` is infinity
     above, below  bounds, not allowed themselves
     one_of        the strings allowed; those of a Literal need not be repeated
-    why           reasons for the default and the bounds; only on the reference page
+    why           reasons for the default and the bounds; only in the reference
     name          in files, variables and options, if the field's own name differs
     kind          the type without None
     optional      whether None is allowed

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 _NEEDS_QUOTES = re.compile(r'[\s="]|^$')
 
@@ -25,6 +25,13 @@ def line_of(name: str, fields: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if _NEEDS_QUOTES.search(text) else text
+
+
+class DeclaredEvent(NamedTuple):
+    """When an event is logged, and the fields that its line may have."""
+
+    meaning: str
+    fields: tuple[str, ...] = ()
 
 
 class EventLog(logging.LoggerAdapter[logging.Logger]):

@@ -20,6 +20,7 @@ import forked
 from dlm.cli.main import app
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
+from dlm.families import Family
 from dlm.index.making import build_shard_set
 from models import PlainModel
 
@@ -261,7 +262,7 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
     ],
 )
 def test_the_page_lists_every_metric_with_its_labels(
-    page: str, families: dict[str, tuple[str, ...]], of_all: tuple[str, ...]
+    page: str, families: dict[str, Family], of_all: tuple[str, ...]
 ) -> None:
     """In its table; buckets (`le`), and labels that all families have, are not repeated there."""
     table = "".join(re.findall(r"^\| `dlm_.*? \|", read(page), re.M))
@@ -269,7 +270,7 @@ def test_the_page_lists_every_metric_with_its_labels(
         name: set(labels.split(",")) - {""}
         for name, labels in re.findall(r"`(dlm_\w+)(?:\{([\w,]*)\})?`", table)
     }
-    assert listed == {name: set(labels) - {*of_all, "le"} for name, labels in families.items()}
+    assert listed == {name: set(one.labels) - {*of_all, "le"} for name, one in families.items()}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from client.questions import queries_to, submit
 from client.scripted import Clients, Network
 from cluster import WAIT_S, Cluster, build, until
+from dlm.cli.reference import is_named
 from dlm.cli.serve import JsonLines
+from dlm.client.events import EVENTS as client_events
 from dlm.errors import DlmError, QueryError
+from dlm.gateway.events import EVENTS as gateway_events
 from dlm.logs import EventLog
 from dlm.ngram.query import QueryGroups
 from dlm.server.collector import Served, ServerCollector
+from dlm.server.events import EVENTS as server_events
 from dlm.wire import codec
 from models import PlainModel
 from parsed import tree_of
@@ -84,6 +89,59 @@ def test_every_event_has_a_name_and_fields(part: str) -> None:
                 wrong.append(f"{place} has no fields")
     assert wrong == []
     assert seen >= 3
+
+
+def template(node: ast.expr) -> str:
+    """A name as a pattern: what varies is a word."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(p.value) if isinstance(p, ast.Constant) else "%s" for p in node.values)
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def logged(part: str) -> Iterator[tuple[str, set[str]]]:
+    """(pattern of the name, fields that stand in the code) of each event that a part logs."""
+    for file in sorted((ROOT / "dlm" / part).rglob("*.py")):
+        tree = tree_of(file)
+        assigned: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign):
+                target = node.targets[0]
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                for name, value in pairs:
+                    assigned.setdefault(ast.unparse(name), []).append(value)
+        for call in filter(is_log_call, ast.walk(tree)):
+            assert isinstance(call, ast.Call)
+            first = call.args[0]
+            values = assigned[first.id] if isinstance(first, ast.Name) else [first]
+            names = [
+                template(one)
+                for value in values
+                for one in (
+                    (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+                )
+            ]
+            (extra,) = (one.value for one in call.keywords if one.arg == "extra")
+            found = extra.keys if isinstance(extra, ast.Dict) else []
+            fields = {str(key.value) for key in found if isinstance(key, ast.Constant)}
+            yield from ((name, fields) for name in names if name.startswith(f"{part}."))
+
+
+def test_every_event_that_is_logged_is_declared_with_its_fields() -> None:
+    """And every declared one is logged: what `dlm explain events` lists is all there is."""
+    declared = {**client_events, **server_events, **gateway_events}
+    seen: set[str] = set()
+    for part in ("client", "server", "gateway"):
+        for name, fields in logged(part):
+            pattern = re.compile(re.escape(name).replace("%s", r"[\w*]+"))
+            fitting = {one for one in declared if one == name or pattern.fullmatch(one)}
+            fitting = fitting or {one for one in declared if is_named(one, name)}
+            assert fitting, f"{name} is not declared in dlm/{part}/events.py"
+            seen |= fitting
+            for one in fitting if "%s" not in name else []:
+                assert fields <= set(declared[one].fields), name
+    assert seen == declared.keys()
 
 
 def test_every_part_logs_events_by_the_one_logger() -> None:

@@ -1,4 +1,4 @@
-"""Settings are said once: the check, the option, the file and the page follow from the fields."""
+"""Settings are said once: the check, the option and the file follow from the fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import typer
 from dlm.cli.options import option
 from dlm.config import about, check, resolve, setting
 from dlm.errors import ConfigError
-from settings_page import PAGES, PIPELINE, ROOT, text_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,6 @@ def test_an_option_has_the_name_and_the_help_of_its_field(name: str, flag: str, 
     made: Any = option(Example, name, "-x")
     assert isinstance(made, typer.models.OptionInfo)
     assert (made.default, made.param_decls, made.help) == (flag, ("-x",), text)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_has_what_the_fields_say(page: str) -> None:
-    """Otherwise run python tests/settings_page.py."""
-    if page in ("dlm/federated/SETTINGS.md", PIPELINE):
-        pytest.importorskip("jax", reason="pip install -e '.[train]'")
-    assert (ROOT / page).read_text(encoding="utf-8") == text_of(page)
 
 
 # The files of settings that commands import for their help.

@@ -27,6 +27,7 @@ from dlm.signals import end_signals
 COMMANDS = {
     "demo": ("demo", "demo"),
     "compile": ("compile", "compile_"),
+    "explain": ("explain", "explain"),
     "shard": ("shard", "shard"),
     "reshard": ("reshard", "reshard"),
     "serve": ("serve", "serve"),
@@ -69,8 +70,8 @@ HEADINGS = {
 
 # Commands that answer at once or run until they are stopped, and options that ask for silence.
 OWN_WORDS = {
-    *("cluster", "compile", "demo", "gateway", "info", "rollout", "score", "serve", "status"),
-    "token",
+    *("cluster", "compile", "demo", "explain", "gateway", "info", "rollout", "score", "serve"),
+    *("status", "token"),
 }
 MUTE = {"-q", "--quiet", "--help"}
 

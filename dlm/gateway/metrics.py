@@ -8,32 +8,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dlm import __version__
+from dlm.families import Family, family
 from dlm.histogram import SECONDS, Histogram
 from dlm.server.health import ServingState
 from dlm.wire.status import Reason
 
 OK = "ok"
 ABANDONED = "abandoned"
-# Every metric family of a gateway, and its labels. DO NOT CHANGE: dashboards and alerts name them.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "dlm_gateway_calls_total": ("call", "door", "result"),
-    "dlm_gateway_queries_total": (),
-    "dlm_gateway_call_seconds": ("call", "door", "le"),
-    "dlm_gateway_refused_total": ("reason",),
-    "dlm_gateway_in_flight": (),
-    "dlm_gateway_connections": (),
-    "dlm_gateway_state": ("state",),
-    "dlm_gateway_info": ("version",),
+# Every family that a gateway shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+FAMILIES: dict[str, Family] = {
+    "dlm_gateway_calls_total": Family(
+        "Calls by result: ok, abandoned, or the reason of a refusal.", ("call", "door", "result")
+    ),
+    "dlm_gateway_queries_total": Family("Words scored."),
+    "dlm_gateway_call_seconds": Family("Seconds per answered call.", ("call", "door", "le")),
+    "dlm_gateway_refused_total": Family(
+        "Calls refused before they were read: for load, or for their token.", ("reason",)
+    ),
+    "dlm_gateway_in_flight": Family("Calls being answered."),
+    "dlm_gateway_connections": Family("Open connections by HTTP."),
+    "dlm_gateway_state": Family("1 for the state the gateway is in.", ("state",)),
+    "dlm_gateway_info": Family("Always 1.", ("version",)),
 }
 
 
@@ -90,25 +91,15 @@ class GatewayCollector(Collector):
 
     def _own(self) -> Iterator[Metric]:
         counts = self._metrics
-        calls = CounterMetricFamily(
-            "dlm_gateway_calls",
-            "Calls by result: ok, abandoned, or the reason of a refusal.",
-            labels=("call", "door", "result"),
-        )
+        calls = _family("calls_total")
         for key, number in sorted(counts.calls.items()):
             calls.add_metric(key, number)
         yield calls
-        seconds = HistogramMetricFamily(
-            "dlm_gateway_call_seconds", "Seconds per answered call.", labels=("call", "door")
-        )
+        seconds = _family("call_seconds")
         for pair, histogram in sorted(counts.seconds.items()):
             seconds.add_metric(pair, histogram.cumulative(), histogram.total)
         yield seconds
-        refused = CounterMetricFamily(
-            "dlm_gateway_refused",
-            "Calls refused before they were read: for load, or for their token.",
-            labels=("reason",),
-        )
+        refused = _family("refused_total")
         early = counts.refusals + Counter(
             {
                 Reason.UNAUTHENTICATED: counts.unauthenticated,
@@ -118,20 +109,22 @@ class GatewayCollector(Collector):
         for reason in Reason:
             refused.add_metric((reason.value,), early[reason])
         yield refused
-        queries = CounterMetricFamily("dlm_gateway_queries", "Words scored.")
-        queries.add_metric((), counts.queries)
-        yield queries
-        for name, documentation, number in (
-            ("in_flight", "Calls being answered.", counts.in_flight),
-            ("connections", "Open connections by HTTP.", counts.connections),
+        for name, number in (
+            ("queries_total", counts.queries),
+            ("in_flight", counts.in_flight),
+            ("connections", counts.connections),
         ):
-            yield GaugeMetricFamily(f"dlm_gateway_{name}", documentation, value=number)
-        state = GaugeMetricFamily(
-            "dlm_gateway_state", "1 for the state the gateway is in.", labels=("state",)
-        )
+            plain = _family(name)
+            plain.add_metric((), number)
+            yield plain
+        state = _family("state")
         for known in ServingState:
             state.add_metric((known.name.lower(),), known is self._state())
         yield state
-        info = GaugeMetricFamily("dlm_gateway_info", "Always 1.", labels=("version",))
+        info = _family("info")
         info.add_metric((__version__,), 1)
         yield info
+
+
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_gateway_{name}")

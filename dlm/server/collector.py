@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dlm import __version__
+from dlm.families import family
 from dlm.index.layout import Manifest
 from dlm.server.health import ServingState
-from dlm.server.metrics import LABELS, ServerMetrics
+from dlm.server.metrics import FAMILIES, LABELS, ServerMetrics
 from dlm.server.process import Process
 from dlm.wire.status import Reason
 
@@ -84,54 +81,28 @@ class ServerCollector(Collector):
         labelled = [(s.labels(self._process.worker), s) for s in served]
         yield from _requests(labelled)
         yield from _histograms(labelled)
-        for name, documentation in (
-            ("in_flight", "Score requests in progress."),
-            ("streams", "Open Exchange streams."),
-            ("downloads", "Open Download streams."),
-        ):
-            gauge = GaugeMetricFamily(f"dlm_server_{name}", documentation, labels=LABELS)
+        for name in ("in_flight", "streams", "downloads"):
+            gauge = _family(name)
             for labels, s in labelled:
                 gauge.add_metric(labels, getattr(s.metrics, name))
             yield gauge
-        state = GaugeMetricFamily(
-            "dlm_server_state", "1 for the state the server is in.", labels=(*LABELS, "state")
-        )
+        state = _family("state")
         for labels, s in labelled:
             now = s.state()
             for known in ServingState:
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
-        shards = GaugeMetricFamily(
-            "dlm_server_shards", "Shards in the shard set, on all servers.", labels=LABELS
-        )
+        shards = _family("shards")
         for labels, s in labelled:
             shards.add_metric(labels, s.shards)
         yield shards
-        memory = GaugeMetricFamily(
-            "dlm_server_memory_bytes",
-            "Private memory of the process, without pages shared with other processes.",
-            labels=LABELS,
-        )
-        restarts = CounterMetricFamily(
-            "dlm_server_worker_restarts", "Times this worker was restarted.", labels=LABELS
-        )
-        open_files = GaugeMetricFamily(
-            "dlm_server_open_files", "Open files and connections of the process.", labels=LABELS
-        )
-        max_files = GaugeMetricFamily(
-            "dlm_server_max_files", "Limit of open files of the process.", labels=LABELS
-        )
-        trouble = GaugeMetricFamily(
-            "dlm_server_not_ready",
-            "1 for each cause that makes the server not ready although it answers.",
-            labels=(*LABELS, "cause"),
-        )
-        rejected = GaugeMetricFamily(
-            "dlm_server_sets_rejected",
-            "1 while the list of shard sets differs from what is served, since it was rejected.",
-            labels=LABELS,
-        )
-        info = GaugeMetricFamily("dlm_server_info", "Always 1.", labels=(*LABELS, "version"))
+        memory = _family("memory_bytes")
+        restarts = _family("worker_restarts_total")
+        open_files = _family("open_files")
+        max_files = _family("max_files")
+        trouble = _family("not_ready")
+        rejected = _family("sets_rejected")
+        info = _family("info")
         for labels, _ in labelled[:1]:
             memory.add_metric(labels, self._process.memory.bytes())
             restarts.add_metric(labels, self._process.restarts)
@@ -150,25 +121,18 @@ class ServerCollector(Collector):
         yield info
 
 
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_server_{name}")
+
+
 Labelled = list[tuple[tuple[str, str, str, str], Served]]
 
 
 def _requests(labelled: Labelled) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        "dlm_server_requests",
-        "Score requests by result (ok, the reason of a refusal, or abandoned), and calls of any "
-        "kind refused before they were read.",
-        labels=(*LABELS, "result"),
-    )
-    queries = CounterMetricFamily("dlm_server_queries", "Queries answered.", labels=LABELS)
-    blocks = CounterMetricFamily(
-        "dlm_server_context_blocks", "Contexts whose stored words were sent.", labels=LABELS
-    )
-    orders = CounterMetricFamily(
-        "dlm_server_matched_order",
-        "Queries answered, by the order of the longest n-gram found.",
-        labels=(*LABELS, "order"),
-    )
+    requests = _family("requests_total")
+    queries = _family("queries_total")
+    blocks = _family("context_blocks_total")
+    orders = _family("matched_order_total")
     for labels, s in labelled:
         counts = s.metrics
         requests.add_metric((*labels, "ok"), counts.messages)
@@ -188,12 +152,8 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
 
 
 def _histograms(labelled: Labelled) -> Iterator[Metric]:
-    batch = HistogramMetricFamily(
-        "dlm_server_batch_queries", "Queries per Score request.", labels=LABELS
-    )
-    stages = HistogramMetricFamily(
-        "dlm_server_stage_seconds", "Seconds per stage of a request.", labels=(*LABELS, "stage")
-    )
+    batch = _family("batch_queries")
+    stages = _family("stage_seconds")
     for labels, s in labelled:
         sizes = s.metrics.batch_queries
         batch.add_metric(labels, sizes.cumulative(), sizes.total)

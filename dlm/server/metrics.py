@@ -9,32 +9,51 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.families import Family
 from dlm.histogram import SECONDS, SIZES, Histogram
 from dlm.index.layout import MAX_ORDER
 from dlm.ngram.partition import SLOTS
 from dlm.wire.status import Reason
 
 LABELS = ("model", "shard_set", "shard", "worker")
-# Every metric family of a server, and its labels. DO NOT CHANGE: dashboards and alerts name them.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "dlm_server_requests_total": (*LABELS, "result"),
-    "dlm_server_queries_total": LABELS,
-    "dlm_server_context_blocks_total": LABELS,
-    "dlm_server_matched_order_total": (*LABELS, "order"),
-    "dlm_server_batch_queries": (*LABELS, "le"),
-    "dlm_server_stage_seconds": (*LABELS, "stage", "le"),
-    "dlm_server_in_flight": LABELS,
-    "dlm_server_streams": LABELS,
-    "dlm_server_downloads": LABELS,
-    "dlm_server_state": (*LABELS, "state"),
-    "dlm_server_shards": LABELS,
-    "dlm_server_memory_bytes": LABELS,
-    "dlm_server_worker_restarts_total": LABELS,
-    "dlm_server_open_files": LABELS,
-    "dlm_server_max_files": LABELS,
-    "dlm_server_not_ready": (*LABELS, "cause"),
-    "dlm_server_sets_rejected": LABELS,
-    "dlm_server_info": (*LABELS, "version"),
+# Every family that a server shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+FAMILIES: dict[str, Family] = {
+    "dlm_server_requests_total": Family(
+        "Score and ContextBlock requests by result: ok, abandoned, or the reason of the refusal. "
+        "UNAUTHENTICATED, CLIENT_LIMIT and OVERLOADED include calls of any kind, refused unread.",
+        (*LABELS, "result"),
+    ),
+    "dlm_server_queries_total": Family("Queries answered.", LABELS),
+    "dlm_server_context_blocks_total": Family(
+        "Contexts whose stored words were sent; each word counts as a query, too.", LABELS
+    ),
+    "dlm_server_matched_order_total": Family(
+        "Queries answered, by the order of the longest n-gram found.", (*LABELS, "order")
+    ),
+    "dlm_server_batch_queries": Family("Queries per request.", (*LABELS, "le")),
+    "dlm_server_stage_seconds": Family(
+        "Seconds per stage of a request: queue (until work begins), decode, search, encode, write "
+        "(to a stream).",
+        (*LABELS, "stage", "le"),
+    ),
+    "dlm_server_in_flight": Family("Score requests in progress.", LABELS),
+    "dlm_server_streams": Family("Open Exchange streams.", LABELS),
+    "dlm_server_downloads": Family("Open Download streams.", LABELS),
+    "dlm_server_state": Family("1 for the state the server is in.", (*LABELS, "state")),
+    "dlm_server_shards": Family("Shards in the shard set, on all servers.", LABELS),
+    "dlm_server_memory_bytes": Family(
+        "Private memory of the process, without pages shared with other processes.", LABELS
+    ),
+    "dlm_server_worker_restarts_total": Family("Times this worker was restarted.", LABELS),
+    "dlm_server_open_files": Family("Open files and connections of the process.", LABELS),
+    "dlm_server_max_files": Family("Limit of open files of the process.", LABELS),
+    "dlm_server_not_ready": Family(
+        "1 for each cause that makes the server not ready although it answers.", (*LABELS, "cause")
+    ),
+    "dlm_server_sets_rejected": Family(
+        "1 while the list of shard sets differs from what is served, since it was rejected.", LABELS
+    ),
+    "dlm_server_info": Family("Always 1.", (*LABELS, "version")),
 }
 
 

@@ -77,7 +77,7 @@ def test_the_families_are_those_that_are_declared(cluster, connect, files) -> No
         for sample in model_info.samples:
             name = model_info.name if model_info.type == "histogram" else sample.name
             found.setdefault(name, set()).update(sample.labels)
-    assert found == {name: set(labels) for name, labels in FAMILIES.items()}
+    assert found == {name: set(one.labels) for name, one in FAMILIES.items()}
 
 
 def test_whether_there_is_a_small_model_is_shown(cluster, connect, files) -> None:

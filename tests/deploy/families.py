@@ -15,7 +15,7 @@ OWN = {"up": frozenset[str]()}
 def series() -> dict[str, frozenset[str]]:
     """Every series by its name in queries, and its labels; a histogram is three."""
     families: dict[str, tuple[str, ...]] = {}
-    for name, labels in (server.FAMILIES | client.FAMILIES).items():
+    for name, (_, labels) in (server.FAMILIES | client.FAMILIES).items():
         for ending in HISTOGRAM if "le" in labels else ("",):
             extra = ("le",) if ending == "_bucket" else ()
             families[name + ending] = (*(x for x in labels if x != "le"), *extra)

@@ -479,7 +479,7 @@ def test_the_families_are_those_that_are_declared(shown) -> None:
         for sample in family.samples:
             name = family.name if family.type == "histogram" else sample.name
             found.setdefault(name, set()).update(sample.labels)
-    assert found == {name: set(labels) for name, labels in FAMILIES.items()}
+    assert found == {name: set(one.labels) for name, one in FAMILIES.items()}
 
 
 def test_two_models_on_one_port_are_told_apart() -> None:

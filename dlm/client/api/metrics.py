@@ -11,14 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol, cast
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dlm import __version__
@@ -26,25 +21,38 @@ from dlm.client.deliver.counts import FAILED, OK, ClientMetrics, Stats
 from dlm.client.health.cascade import CascadeMonitor
 from dlm.client.health.membership import Liveness
 from dlm.client.health.modes import Mode
+from dlm.families import Family, family
 
-# Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "dlm_client_queries_total": ("answered_by",),
-    "dlm_client_calls_total": ("result",),
-    "dlm_client_messages_total": ("result",),
-    "dlm_client_hedges_total": ("result",),
-    "dlm_client_message_queries": ("le",),
-    "dlm_client_coalesced_calls": ("le",),
-    "dlm_client_stage_seconds": ("stage", "le"),
-    "dlm_client_in_flight": ("shard",),
-    "dlm_client_queue_depth": ("shard",),
-    "dlm_client_servers": ("health",),
-    "dlm_client_mode": ("mode",),
-    "dlm_client_mode_switches_total": ("mode", "reason"),
-    "dlm_client_probes_total": ("result",),
-    "dlm_client_local_fallback": (),
-    "dlm_client_cache_bytes": (),
-    "dlm_client_info": ("version",),
+# Every family that a client shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
+FAMILIES: dict[str, Family] = {
+    "dlm_client_queries_total": Family(
+        "Queries by source of the answer. shard: distinct queries sent; bigram_fallback: the low "
+        "orders only, because no shard answered in time; local_fallback: the client's local model.",
+        ("answered_by",),
+    ),
+    "dlm_client_calls_total": Family("Calls by result.", ("result",)),
+    "dlm_client_messages_total": Family("Messages by result.", ("result",)),
+    "dlm_client_hedges_total": Family(
+        "Late messages sent to a second server too; won: the second server answered first.",
+        ("result",),
+    ),
+    "dlm_client_message_queries": Family("Distinct queries per message.", ("le",)),
+    "dlm_client_coalesced_calls": Family("Calls that share a message.", ("le",)),
+    "dlm_client_stage_seconds": Family(
+        "Seconds in each stage: plan is measured per call, the others per message.",
+        ("stage", "le"),
+    ),
+    "dlm_client_in_flight": Family("Messages in flight, by shard.", ("shard",)),
+    "dlm_client_queue_depth": Family("Parts of calls waiting to be sent, by shard.", ("shard",)),
+    "dlm_client_servers": Family(
+        "Servers of the model by health, as heartbeats report it.", ("health",)
+    ),
+    "dlm_client_mode": Family("1 for the model that new utterances use.", ("mode",)),
+    "dlm_client_mode_switches_total": Family("Switches to each mode.", ("mode", "reason")),
+    "dlm_client_probes_total": Family("Probes by result; ok: every shard answered.", ("result",)),
+    "dlm_client_local_fallback": Family("1 if there is a local fallback to switch to, else 0."),
+    "dlm_client_cache_bytes": Family("Bytes of the vocabulary and low orders of the model in use."),
+    "dlm_client_info": Family("Always 1.", ("version",)),
 }
 
 
@@ -89,103 +97,67 @@ class ClientCollector(Collector):
         core = self._core
         counts, stats = core.counts, core.stats
         yield _queries(stats, 0 if self._fallback is None else self._fallback.stats.queries)
-        yield _counter("calls", "Calls by result.", "result", counts.calls)
-        yield _counter("messages", "Messages by result.", "result", counts.messages)
-        yield _counter(
-            "hedges",
-            "Late messages sent to a second server too; won: the second server answered first.",
-            "result",
-            {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won},
-        )
-        for name, documentation, sizes in (
-            ("message_queries", "Distinct queries per message.", counts.message_queries),
-            ("coalesced_calls", "Calls that share a message.", counts.gathered_calls),
+        yield _labelled("calls_total", counts.calls)
+        yield _labelled("messages_total", counts.messages)
+        hedges = {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won}
+        yield _labelled("hedges_total", hedges)
+        for name, sizes in (
+            ("message_queries", counts.message_queries),
+            ("coalesced_calls", counts.gathered_calls),
         ):
-            yield HistogramMetricFamily(
-                f"dlm_client_{name}",
-                documentation,
-                buckets=sizes.cumulative(),
-                sum_value=sizes.total,
-            )
-        stages = HistogramMetricFamily(
-            "dlm_client_stage_seconds",
-            "Seconds in each stage: plan is measured per call, the others per message.",
-            labels=("stage",),
-        )
+            histogram = _family(name)
+            histogram.add_metric((), sizes.cumulative(), sizes.total)
+            yield histogram
+        stages = _family("stage_seconds")
         for stage, seconds in counts.stages.items():
             stages.add_metric((stage,), seconds.cumulative(), seconds.total)
         yield stages
         load = sorted(core.load().items())
-        in_flight = {str(shard): sent for shard, (sent, _) in load}
-        waiting = {str(shard): queued for shard, (_, queued) in load}
-        yield _gauge("in_flight", "Messages in flight, by shard.", "shard", in_flight)
-        yield _gauge(
-            "queue_depth", "Parts of calls waiting to be sent, by shard.", "shard", waiting
-        )
+        yield _labelled("in_flight", {str(shard): sent for shard, (sent, _) in load})
+        yield _labelled("queue_depth", {str(shard): queued for shard, (_, queued) in load})
         if watch := core.watch():  # without heartbeats, nothing is known of servers
             yield from _cascade(watch)
-        yield GaugeMetricFamily(
-            "dlm_client_local_fallback",
-            "1 if there is a local fallback to switch to, else 0.",
-            value=int(self._fallback is not None),
-        )
-        yield GaugeMetricFamily(
-            "dlm_client_cache_bytes",
-            "Bytes of the vocabulary and low orders of the model in use.",
-            value=core.cache_bytes(),
-        )
-        yield _gauge("info", "Always 1.", "version", {__version__: 1})
+        for name, value in (
+            ("local_fallback", int(self._fallback is not None)),
+            ("cache_bytes", core.cache_bytes()),
+        ):
+            gauge = _family(name)
+            gauge.add_metric((), value)
+            yield gauge
+        yield _labelled("info", {__version__: 1})
+
+
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_client_{name}")
+
+
+def _labelled(name: str, values: Mapping[str, float]) -> Metric:
+    """A family of one label, with a number for each of its values."""
+    out = _family(name)
+    for value, number in dict(values).items():
+        out.add_metric((value,), number)
+    return cast("Metric", out)
 
 
 def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
     status = watch.status()
     servers = Counter(one.health for one in status.servers)
-    yield _gauge(
-        "servers",
-        "Servers of the model by health, as heartbeats report it.",
-        "health",
-        {health: servers[health] for health in Liveness},
-    )
-    yield _gauge(
-        "mode",
-        "1 for the model that new utterances use.",
-        "mode",
-        {mode: int(status.mode is mode) for mode in Mode},
-    )
-    switches = CounterMetricFamily(
-        "dlm_client_mode_switches", "Switches to each mode.", labels=("mode", "reason")
-    )
+    yield _labelled("servers", {health: servers[health] for health in Liveness})
+    yield _labelled("mode", {mode: int(status.mode is mode) for mode in Mode})
+    switches = _family("mode_switches_total")
     for (to, reason), times in sorted(status.switches.items()):
         switches.add_metric((to, reason), times)
     yield switches
     probes = {OK: watch.probes[True], FAILED: watch.probes[False]}
-    yield _counter("probes", "Probes by result; ok: every shard answered.", "result", probes)
-
-
-def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
-    model_info = GaugeMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
-    for value, number in values.items():
-        model_info.add_metric((value,), number)
-    return model_info
-
-
-def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int]) -> Metric:
-    model_info = CounterMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
-    for value, count in dict(counts).items():
-        model_info.add_metric((value,), count)
-    return model_info
+    yield _labelled("probes_total", probes)
 
 
 def _queries(stats: Stats, fallback: int) -> Metric:
     """All but the fallbacks add up to the queries to the full model, once none is in progress,
     unless some were sent again or refused unsent; `bigram_fallback` ones were mostly sent before.
     """
-    return _counter(
-        "queries",
-        "Queries by source of the answer; shard: distinct queries sent; "
-        "bigram_fallback: the low orders only, because no shard answered in time; "
-        "local_fallback: the client's local model.",
-        "answered_by",
+    return _labelled(
+        "queries_total",
         {
             "local": stats.local_hits,
             "shard": stats.sent_queries,

@@ -1,4 +1,4 @@
-"""Settings of the client; `SETTINGS.md` in the folder above lists them."""
+"""Settings of the client; `dlm explain client` lists them."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class FailoverConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Settings of a client, each with its default; `SETTINGS.md` in the folder above lists them.
+    """Settings of a client, each with its default; `dlm explain client` lists them.
 
     Credentials take precedence over cluster.toml. Without any, calls are plaintext.
     """

@@ -1,0 +1,251 @@
+"""What can be looked up: settings, events, metrics and errors, from where each is declared."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from dlm.config import Setting, kind_name, number, settings_of
+
+
+class ReferenceEntry(NamedTuple):
+    """A setting, an event, a metric or an error: facts as the topic's `facts` names them."""
+
+    name: str
+    facts: tuple[str, ...]
+    meaning: str
+
+
+class Topic(NamedTuple):
+    """Entries under headings.
+
+    about   what is true of all of them
+    kind    what an entry is called
+    facts   the names of its facts
+    """
+
+    title: str
+    about: str
+    kind: str
+    facts: tuple[str, ...]
+    tables: dict[str, list[ReferenceEntry]]
+
+
+# Settings: topic -> title, what is true of all of them, and heading -> dataclass, imported on use:
+# some need the packages of an extra.
+SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "server": (
+        "Settings of a server",
+        "A setting comes from an option of `dlm serve` (`--port`), else from a variable "
+        "(`DLM_SERVER_PORT`), else from the table `[server]` of the file that `--config` "
+        "names, else it has its default. `dlm serve --help` lists those that are options.",
+        {"[server]": "dlm.server.config:ServerConfig"},
+    ),
+    "gateway": (
+        "Settings of a gateway",
+        "A setting comes from an option of `dlm gateway` (`--http-port`), else from a variable "
+        "(`DLM_GATEWAY_HTTP_PORT`), else from the table `[gateway]` of the file that `--config` "
+        "names, else it has its default. `dlm gateway --help` lists those that are options.",
+        {"[gateway]": "dlm.gateway.config:GatewayConfig"},
+    ),
+    "client": (
+        "Settings of a client",
+        "These are arguments of `ClientConfig`. Credentials that are not given come from "
+        "`cluster.toml`.",
+        {
+            "ClientConfig": "dlm.client.config.settings:ClientConfig",
+            "HeartbeatConfig": "dlm.client.config.settings:HeartbeatConfig",
+            "FailoverConfig": "dlm.client.config.settings:FailoverConfig",
+        },
+    ),
+    "rollout": (
+        "Settings of a roll-out",
+        "A setting comes from an option of `dlm rollout` (`--share`), else from a variable "
+        "(`DLM_ROLLOUT_SHARE`), else it has its default. `dlm rollout --help` lists those that are "
+        "options.",
+        {"[rollout]": "dlm.cluster.rollout:Rules"},
+    ),
+    "federate": (
+        "Settings of federated training",
+        "These are the tables of the file that `dlm federate --config` reads; paths are relative "
+        "to it. A variable (`DLM_FEDERATE_PRIVACY_GAP`) overrides a setting of the file. In a "
+        "pipeline they stand below `[federate]`, and no variable changes them.",
+        {
+            "[run]": "dlm.federated.settings:RunSettings",
+            "[data]": "dlm.federated.settings:DataSettings",
+            "[model]": "dlm.federated.settings:ModelSettings",
+            "[local]": "dlm.federated.local:LocalConfig",
+            "[server]": "dlm.federated.rounds:OptimizerConfig",
+            "[privacy]": "dlm.federated.settings:PrivacySettings",
+            "[sampling]": "dlm.federated.settings:SamplingSettings",
+            "[aggregation]": "dlm.federated.settings:AggregationSettings",
+            "[pretrain]": "dlm.federated.settings:PretrainSettings",
+        },
+    ),
+    "pipeline": (
+        "Settings of a pipeline",
+        "These are the tables of the file that `dlm pipeline` reads. No variable changes them, and "
+        "paths are relative to the file. Those below `[federate]` are those of `dlm federate`. In "
+        "`[unigrams]`, `max_participations` is 1 unless `poisson` is given, and with noise, "
+        "`delta` is 1e-6.",
+        {
+            "[run]": "dlm.pipeline.tables:FolderSettings",
+            "[inputs]": "dlm.pipeline.tables:InputSettings",
+            "[unigrams]": "dlm.federated.unigram_settings:CollectionSettings",
+            "[pieces]": "dlm.federated.piece_settings:PieceSettings",
+            "[estimate]": "dlm.estimate.settings:EstimateOptions",
+            "[distill]": "dlm.distill.settings:DistillSettings",
+            "[prune]": "dlm.estimate.goal:PruneSettings",
+            "[shard]": "dlm.index.settings:ShardSettings",
+        },
+    ),
+}
+
+
+def settings(name: str) -> Topic:
+    """The settings of one part.
+
+    Raises  ModuleNotFoundError  they need the packages of an extra
+    """
+    title, about, tables = SETTINGS[name]
+    found = {}
+    for heading, kind in tables.items():
+        declared: Iterable[Setting] = settings_of(pkgutil.resolve_name(kind))
+        if name == "pipeline":
+            declared = _in_a_pipeline(heading.strip("[]"), declared)
+        found[heading] = [
+            ReferenceEntry(
+                one.name,
+                (one.expected or kind_name(one.kind), _default(one)),
+                f"{one.meaning} {one.why}".strip(),
+            )
+            for one in declared
+        ]
+    return Topic(title, about, "setting", ("values", "default"), found)
+
+
+def _default(one: Setting) -> str:
+    """The default as a file has it; "" for none."""
+    if one.required:
+        return "required"
+    if one.default is None or one.default == "":
+        return ""
+    if isinstance(one.default, bool):
+        return str(one.default).lower()
+    if one.default == ():
+        return "[]"
+    return number(one.default) if isinstance(one.default, (int, float)) else str(one.default)
+
+
+def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
+    """The settings of a command with the pipeline's own defaults, without what it sets itself."""
+    from dlm.pipeline.settings import DEFAULTS, SET_HERE
+
+    defaults = DEFAULTS.get(table, {})
+    return [
+        one._replace(default=defaults[one.name], required=False) if one.name in defaults else one
+        for one in declared
+        if one.name not in SET_HERE.get(table, {})
+    ]
+
+
+def events() -> Topic:
+    """What servers, gateways and clients log."""
+    from dlm.client.events import EVENTS as client
+    from dlm.gateway.events import EVENTS as gateway
+    from dlm.server.events import EVENTS as server
+
+    return Topic(
+        "Events",
+        "Servers and gateways log JSON lines on standard error; a client logs to the loggers "
+        "below `dlm.client`. The name stands first, then the fields that are known. No field has "
+        "a word of a query.",
+        "event",
+        ("fields",),
+        {
+            part: [
+                ReferenceEntry(name, (", ".join(e.fields),), e.meaning) for name, e in found.items()
+            ]
+            for part, found in (("Client", client), ("Server", server), ("Gateway", gateway))
+        },
+    )
+
+
+def metrics() -> Topic:
+    """What servers, gateways and clients count."""
+    from dlm.client.api.metrics import FAMILIES as client
+    from dlm.gateway.metrics import FAMILIES as gateway
+    from dlm.server.metrics import FAMILIES as server
+
+    return Topic(
+        "Metrics",
+        "Servers and gateways answer `/metrics` on their metrics port; a client is registered by "
+        "`prometheus_client.REGISTRY.register(client.metrics)`. Those with the label `le` are "
+        "histograms. No label has a word of a query.",
+        "metric",
+        ("labels",),
+        {
+            part: [
+                ReferenceEntry(name, (", ".join(f.labels),), f.meaning) for name, f in found.items()
+            ]
+            for part, found in (("Client", client), ("Server", server), ("Gateway", gateway))
+        },
+    )
+
+
+def errors() -> Topic:
+    """What dlm raises on purpose."""
+    import dlm.errors
+
+    found = [
+        ReferenceEntry(name, (one.__bases__[0].__name__,), _paragraphs(one))
+        for name, one in vars(dlm.errors).items()
+        if inspect.isclass(one) and one.__module__ == dlm.errors.__name__
+    ]
+    return Topic(
+        "Errors",
+        "All are classes of `dlm.errors`. A command prints the message of an error on one line and "
+        "exits with 1.",
+        "error",
+        ("a kind of",),
+        {"dlm.errors": found},
+    )
+
+
+def _paragraphs(kind: type) -> str:
+    """A docstring without its list of attributes, on one line."""
+    parts = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    return " ".join(" ".join(part.split()) for part in parts if "  " not in part)
+
+
+TOPICS: dict[str, Callable[[], Topic]] = {
+    **{name: lambda name=name: settings(name) for name in SETTINGS},  # type: ignore[misc]
+    "events": events,
+    "metrics": metrics,
+    "errors": errors,
+}
+
+
+def entries(name: str) -> Iterator[tuple[str, Topic, str, ReferenceEntry]]:
+    """(topic's name, topic, heading, entry) of all that have that name; topics whose packages are
+    not installed are left out."""
+    for topic_name, make in TOPICS.items():
+        try:
+            topic = make()
+        except ModuleNotFoundError:
+            continue
+        for heading, found in topic.tables.items():
+            for entry in found:
+                if is_named(entry.name, name):
+                    yield topic_name, topic, heading, entry
+
+
+def is_named(known: str, name: str) -> bool:
+    """Whether a name is meant: `client.*.failed` is also `client.loop.failed`."""
+    before, star, after = known.partition("*")
+    if not star:
+        return known == name
+    is_long = len(name) > len(before) + len(after)
+    return known == name or (is_long and name.startswith(before) and name.endswith(after))
