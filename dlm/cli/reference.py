@@ -153,9 +153,15 @@ def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
 
 def events() -> Topic:
     """What servers, gateways and clients log."""
-    from dlm.client.events import EVENTS as client
-    from dlm.gateway.events import EVENTS as gateway
-    from dlm.server.events import EVENTS as server
+    import dlm.client.events
+    import dlm.gateway.events
+    import dlm.server.events
+
+    parts = {
+        "Client": dlm.client.events.EVENTS,
+        "Server": dlm.server.events.EVENTS,
+        "Gateway": dlm.gateway.events.EVENTS,
+    }
 
     return Topic(
         "Events",
@@ -168,16 +174,22 @@ def events() -> Topic:
             part: [
                 ReferenceEntry(name, (", ".join(e.fields),), e.meaning) for name, e in found.items()
             ]
-            for part, found in (("Client", client), ("Server", server), ("Gateway", gateway))
+            for part, found in parts.items()
         },
     )
 
 
 def metrics() -> Topic:
     """What servers, gateways and clients count."""
-    from dlm.client.api.metrics import FAMILIES as client
-    from dlm.gateway.metrics import FAMILIES as gateway
-    from dlm.server.metrics import FAMILIES as server
+    import dlm.client.api.metrics
+    import dlm.gateway.metrics
+    import dlm.server.metrics
+
+    parts = {
+        "Client": dlm.client.api.metrics.FAMILIES,
+        "Server": dlm.server.metrics.FAMILIES,
+        "Gateway": dlm.gateway.metrics.FAMILIES,
+    }
 
     return Topic(
         "Metrics",
@@ -190,7 +202,7 @@ def metrics() -> Topic:
             part: [
                 ReferenceEntry(name, (", ".join(f.labels),), f.meaning) for name, f in found.items()
             ]
-            for part, found in (("Client", client), ("Server", server), ("Gateway", gateway))
+            for part, found in parts.items()
         },
     )
 
