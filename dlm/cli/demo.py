@@ -29,6 +29,10 @@ def demo(
             help="Text to score instead of the built-in sentences, one sentence per line.",
         ),
     ] = None,
+    kill: Annotated[
+        bool,
+        typer.Option("--kill", help="Start two servers per shard, and kill one while they score."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Shard a small real model, serve it, and check every score.
@@ -37,6 +41,7 @@ def demo(
 
     Examples:
         dlm demo
+        dlm demo --kill
         dlm demo --shards 2
     """
     from rich.console import Console
@@ -69,8 +74,9 @@ def demo(
         tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
         manifest = build_shard_set(arpa, folder, shards)
         counts = " + ".join(f"{c:,}" for c in manifest.counts)
-        tell(f"{counts} n-grams; starting {counted(shards, 'server')}")
-        with running_servers([folder]) as servers:
+        replicas = 2 if kill else 1
+        tell(f"{counts} n-grams; starting {counted(shards * replicas, 'server')}")
+        with running_servers([folder], replicas=replicas) as servers:
             addresses = [server.endpoint.address for server in servers]
             tell("serving at " + ", ".join(addresses))
             config = ClientConfig(deadline_s=DEADLINE_S, cache_dir=Path(scratch) / "cache")
@@ -81,6 +87,9 @@ def demo(
                 lines = [line for line in raw.splitlines() if line.strip()]
                 tell(f"scoring {counted(len(lines), 'sentence')}, then rescoring as a decoder does")
                 sentences, sentence_stats = check_sentences(client, oracle, lines)
+                if kill:
+                    servers[0].process.kill()
+                    tell(f"killed a server of shard 0 ({addresses.pop(0)}); scoring goes on")
                 rescoring, rescoring_stats = check_rescoring(client, oracle, lines[:22])
                 served = counted_by_servers(client, addresses, DEADLINE_S)
                 tell("checked every score; stopping the servers")

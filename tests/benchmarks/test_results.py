@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks.chart import drawn
 from benchmarks.results import FOLDER, markdown, rendered, runs
 
 
@@ -27,3 +30,9 @@ def test_a_row_of_another_length_is_refused() -> None:
     """Rather than shown in the wrong columns."""
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         list(markdown(["a", "b"], [["1"]]))
+
+
+def test_the_chart_of_the_front_page_is_that_of_the_figures() -> None:
+    """Otherwise run python tests/benchmarks/chart.py .github/speed.svg."""
+    picture = Path(__file__).parents[2] / ".github/speed.svg"
+    assert picture.read_text(encoding="utf-8") == drawn()
