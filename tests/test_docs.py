@@ -49,9 +49,9 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_readme_has_at_most_900_words() -> None:
+def test_readme_has_at_most_650_words() -> None:
     """It is the front door; what is longer has a page."""
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 650
 
 
 def test_every_command_stands_on_a_page_for_users() -> None:
@@ -116,7 +116,7 @@ def runs_and_prints(line: str, below: list[str], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "at_least"),
     [
-        ("README.md", 5),
+        ("README.md", 1),
         pytest.param("dlm/estimate/README.md", 8, marks=pytest.mark.slow),
         pytest.param("dlm/index/README.md", 4, marks=pytest.mark.slow),
     ],
@@ -162,12 +162,12 @@ def test_the_training_on_the_page_runs_from_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "private.arpa").exists()
 
 
-def test_the_first_two_blocks_are_the_two_commands() -> None:
+def test_the_two_commands_stand_below_their_names() -> None:
     """What .ci/run takes from the README: one line each."""
-    first, second = re.findall(r"```sh\n(.*?)\n```", README, re.S)[:2]
-    assert "\n" not in first + second
-    assert first.endswith("dlm demo")
-    assert " -m pytest" in second
+    (demo,) = re.findall(r"<!-- run: demo -->\n```sh\n(.*)\n```", README)
+    (tests,) = re.findall(r"<!-- run: tests -->\n```sh\n(.*)\n```", README)
+    assert demo.endswith("dlm demo")
+    assert " -m pytest" in tests
 
 
 def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
@@ -276,7 +276,7 @@ def test_the_page_lists_every_metric_with_its_labels(
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
-        ("README.md", "["),
+        ("README.md", "-"),
         pytest.param("dlm/client/README.md", "Stats(queries=", marks=pytest.mark.slow),
         pytest.param("dlm/index/README.md", "[", marks=pytest.mark.slow),
     ],

@@ -88,12 +88,12 @@ def test_the_committed_page_is_that_of_the_committed_results() -> None:
     assert RESULTS.stat().st_size + RESULTS.with_suffix(".html").stat().st_size < 1_000_000
 
 
-def test_the_readme_quotes_the_committed_results() -> None:
+def test_the_page_quotes_the_committed_results() -> None:
     """Messages and time of dlm, A and B on four servers; batching, balance, 64 servers."""
     found = {
         one["result"]["name"]: one["result"]["rows"] for one in read_results(RESULTS)["experiments"]
     }
-    quoted = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    quoted = " ".join((ROOT / "loadtest/README.md").read_text(encoding="utf-8").split())
     four = {
         row["system"]: row
         for row in found["figure-7"]
