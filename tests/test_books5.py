@@ -173,6 +173,7 @@ def test_sentences_agree_with_kenlm(
                 assert bool(oov) == bool(ours), line
 
 
+@pytest.mark.promise("states_as_kenlm")
 def test_states_of_a_real_model_are_equal_exactly_when_kenlms_are(
     served: tuple[Client, list[str]], kenlm_model: tuple[Any, Any]
 ) -> None:

@@ -253,6 +253,7 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
         assert name in found[0].read_text(encoding="utf-8"), f"{page}: no {name} in {path}"
 
 
+@pytest.mark.promise("metrics_listed")
 @pytest.mark.parametrize(
     ("page", "families", "of_all"),
     [

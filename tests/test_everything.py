@@ -249,6 +249,7 @@ def test_every_model_made_by_hand_has_expectations() -> None:
     assert sorted(EXPECTATIONS) == sorted(HAND_MADE)
 
 
+@pytest.mark.promise("exact")
 @pytest.mark.parametrize("way", ["dict", "shard", "server", "client"])
 def test_every_way_gives_the_scores_summed_by_hand(hand_made, way: str) -> None:
     """Exactly; a server is asked what servers answer, which the dictionary says for the rest."""
@@ -292,6 +293,7 @@ def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
     assert_all_agree(ways, [(c, w) for c in sorted(contexts) for w in range(size)])
 
 
+@pytest.mark.promise("exact")
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 20),
@@ -331,6 +333,7 @@ def test_every_way_agrees_on_random_models(
         assert_all_agree(ways, random_queries(oracle, seed, 300))
 
 
+@pytest.mark.promise("compact")
 @pytest.mark.parametrize("bits", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(HAND_MADE))
 def test_every_way_agrees_on_quantised_models(name: str, bits: int, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.promise("no_half_files")
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     """Nothing shows before the end; an error leaves what was there, and nothing beside it."""
     place = tmp_path / "a.txt"

@@ -215,6 +215,7 @@ def files(tmp_path_factory):
     return build(PlainModel(4, ngrams), tmp_path_factory.mktemp("marked"), 2)
 
 
+@pytest.mark.promise("nothing_logged")
 def test_no_word_of_a_query_is_logged_counted_or_traced(files, tmp_path, caplog) -> None:
     """At debug level, through answers, refusals, faults inside, and servers that are gone."""
     pytest.importorskip("opentelemetry.sdk.trace", reason="the extra `test` has the SDK")

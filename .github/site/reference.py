@@ -187,6 +187,20 @@ def alerts() -> Iterator[str]:
             )
 
 
+def promised() -> Iterator[str]:
+    """What each page promises, and the tests that check it."""
+    from promises import marked, promises
+
+    tests: dict[str, list[str]] = {}
+    for one in marked():
+        text = f"`{one.file}::{one.test}`" + " *slow*" * one.slow
+        tests.setdefault(one.promise, []).append(text)
+    for page, found in promises().items():
+        yield from (f"## [{page.removesuffix('/README.md')}](/{page})", "")
+        for name, sentence in found.items():
+            yield from (f"{sentence}", "", *(f"- {test}" for test in tests[name]), "")
+
+
 WRITERS: dict[str, Callable[[], Iterator[str]]] = {
     "index": lambda: iter([(HERE / "contents.md").read_text(encoding="utf-8")]),
     "reference/commands": command_line,
@@ -196,6 +210,7 @@ WRITERS: dict[str, Callable[[], Iterator[str]]] = {
     "reference/events": partial(looked_up, "events"),
     "reference/metrics": partial(looked_up, "metrics"),
     "reference/alerts": alerts,
+    "reference/promises": promised,
 }
 
 

@@ -52,6 +52,7 @@ def sentences(count: int) -> list[list[str]]:
     return [[LEXICON[i] for i in rng.integers(0, len(LEXICON), 6)] for _ in range(count)]
 
 
+@pytest.mark.promise("same_hypotheses")
 def test_hypotheses_are_those_of_kenlm(files: ModelFiles, local: Client) -> None:
     """The whole n-best list; scores but for KenLM's last bit, as it adds weights otherwise."""
     theirs, ours = kenlm_of(files), DlmLM(local.utterance(), LEXICON)
@@ -85,6 +86,7 @@ def test_a_context_is_fetched_once_and_kept(files: ModelFiles) -> None:
         assert small.counts.contexts > after.contexts
 
 
+@pytest.mark.promise("beam_goes_on")
 def test_a_decoder_goes_on_without_servers_where_it_may(files: ModelFiles) -> None:
     """On the 2-grams, and on the whole model once a server is back, in the next sentence."""
     said = posteriors(sentences(1)[0], 1)

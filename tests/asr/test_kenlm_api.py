@@ -533,6 +533,7 @@ def test_threads_share_a_model(model: kenlm.Model, files: ModelFiles) -> None:
     assert wrong == []
 
 
+@pytest.mark.promise("beam_goes_on")
 def test_a_beam_search_goes_on_where_servers_die(files: ModelFiles, tmp_path: Path) -> None:
     """2-grams answer, which is counted and not remembered."""
     with Cluster(files) as cluster:
@@ -571,6 +572,7 @@ print(repr(model.BaseScore(state, "w1", out)), sys.argv[2:], __name__)
 """
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.slow
 def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path: Path) -> None:
     """`python -m dlm.asr.kenlm` before its name, as a file or as a module."""

@@ -127,6 +127,7 @@ def compare_sentences(mine: Any, theirs: Any, texts: list[str]) -> None:
             assert (word in mine) == (word in theirs)
 
 
+@pytest.mark.promise("kenlm_api")
 def test_public_names_are_those_of_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the module, and of each of its classes."""
     names = {name for name in dir(peer) if not name.startswith("_")} - {"os"}  # which it imports
@@ -175,6 +176,7 @@ def test_the_examples_of_kenlm_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert after == null
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])
 @pytest.mark.parametrize("name", [name for name, model in HAND_MADE.items() if model.order > 1])
 def test_hand_made_models_answer_as_kenlm(
@@ -255,6 +257,7 @@ def text_of(words: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.slow
 @pytest.mark.skipif(not (ARPA.exists() and TEXT.exists()), reason=f"no {ARPA} or {TEXT}")
 @pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])

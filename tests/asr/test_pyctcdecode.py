@@ -59,6 +59,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
     assert [one[1:] for one in found] == [pytest.approx(one[1:], rel=1e-6) for one in expected]
 
 
+@pytest.mark.promise("same_hypotheses")
 @pytest.mark.parametrize("boundary", [True, False])
 def test_hypotheses_are_those_of_kenlm(files: ModelFiles, cluster: Cluster, boundary: bool) -> None:
     """By both decoders, with servers and without; sharp and flattened, cut off in a word."""

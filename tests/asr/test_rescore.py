@@ -199,6 +199,7 @@ def test_an_nbest_list_has_the_scores_of_its_sentences(
     }
 
 
+@pytest.mark.promise("rescoring_messages")
 def test_a_position_costs_at_most_a_message_per_shard(files: ModelFiles, tmp_path: Path) -> None:
     """Counted by the servers; the unigrams of a beam need none. What was asked is seen as it goes
     out, whoever carries it there."""

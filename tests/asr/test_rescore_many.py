@@ -49,6 +49,7 @@ def test_utterances_come_back_in_their_order_and_share_messages(
         assert one.audio_s == 1.75
 
 
+@pytest.mark.promise("no_utterance_lost")
 def test_when_a_shard_dies_in_the_middle_no_utterance_is_lost(
     files: ModelFiles, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_words_of_phrases_are_heard_whatever_the_lexicon_has(
     assert (printed["text"], printed["hyps"][0]["bonus"]) == (found.text, round(6 * LN_10, 4))
 
 
+@pytest.mark.promise("no_utterance_lost")
 def test_where_servers_die_in_the_middle_the_rest_is_on_the_2_grams(cluster: Cluster) -> None:
     """And each segment says so; times go on from the first."""
     with connect(cluster, bigram_fallback=True) as client:
@@ -179,6 +180,7 @@ def test_without_a_fallback_it_raises_and_what_came_before_stands(cluster: Clust
     assert "model_info" not in str(caught.value)
 
 
+@pytest.mark.promise("words_unlogged")
 def test_nothing_that_was_said_is_logged_or_shown(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ def groups(rng: np.random.Generator, count: int, rate: float) -> list[WordErrors
     return [WordErrors(int(n), int(rng.binomial(n, rate))) for n in words]
 
 
+@pytest.mark.promise("wer_intervals")
 def test_an_interval_holds_the_true_rate_as_often_as_it_says() -> None:
     """About 95 of 100 samples; never far from it with this seed."""
     rng = np.random.default_rng(5)

@@ -66,6 +66,7 @@ STAGE = {
 NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
 
 
+@pytest.mark.promise("distilled_record")
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -107,6 +107,7 @@ def test_samples_of_an_arpa_file_come_near_its_expected_counts(home: Path) -> No
     )
 
 
+@pytest.mark.promise("counting_resumes")
 def test_parts_of_several_workers_become_one_model(home: Path) -> None:
     """As one process that has all samples makes of them, within their spread."""
     args = ("distill", "big.arpa", "--topology", "top.arpa")

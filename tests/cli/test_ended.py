@@ -116,6 +116,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in (folder / "out").iterdir()}
 
 
+@pytest.mark.promise("no_half_files")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_command_that_is_ended_leaves_nothing(kind: str, inputs: Path) -> None:
     """SIGKILL: the next run removes what lies there. SIGTERM: nothing lies there."""
@@ -134,6 +135,7 @@ def test_a_command_that_is_ended_leaves_nothing(kind: str, inputs: Path) -> None
     assert left(inputs) == set()
 
 
+@pytest.mark.promise("exit_statuses")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_signal_is_an_exit_status_and_the_second_does_not_stop_the_removal(
     number: signal.Signals, inputs: Path
@@ -248,6 +250,7 @@ main.main()
 """
 
 
+@pytest.mark.promise("exit_statuses")
 def test_the_second_signal_always_ends_the_command(tmp_path: Path) -> None:
     """Where code swallowed the first; what was half written is removed all the same."""
     line = [sys.executable, "-c", DEAF]

@@ -96,6 +96,7 @@ def test_skipped_lines_are_told_and_stand_in_the_model(tmp_path: Path) -> None:
     assert about["text"]["empty_lines"] == 1
 
 
+@pytest.mark.promise("estimate_memory")
 @pytest.mark.slow
 def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
     """With a text that would take more: runs and columns go to disk."""

@@ -30,6 +30,7 @@ def test_the_page_has_every_status_that_is_tested() -> None:
     assert documented() == {0, 1, 2, 3, 128 + 1, 128 + 2, 128 + 15}
 
 
+@pytest.mark.promise("exit_statuses")
 @pytest.mark.parametrize(
     ("arguments", "status", "stream", "says"),
     [
@@ -84,6 +85,7 @@ def on_terminal(arguments: list[object], folder: Path, environ: dict[str, str]) 
     return bytes(out)
 
 
+@pytest.mark.promise("json")
 def test_no_color_means_no_colour(cluster: Path, environ: dict[str, str]) -> None:
     """On a terminal that has colours, as without the variable; in a pipe there are none."""
     arguments: list[object] = ["status", "--cluster", cluster, "--interval", 0.05]

@@ -225,6 +225,7 @@ def test_the_script_for_a_shell_is_printed(tmp_path: Path, environ: dict[str, st
     assert "_DLM_COMPLETE=complete_bash" in script.stdout
 
 
+@pytest.mark.promise("json")
 def test_json_is_everywhere_where_facts_are_printed() -> None:
     """One option with one name; the commands without it print none."""
     lacking = {

@@ -45,6 +45,7 @@ COMMANDS = {  # alternately of hash tables and of a trie
 }
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize(
     ("command", "model"),
     [
@@ -69,6 +70,7 @@ def test_a_command_makes_the_same_of_a_kenlm_file(
         assert ours[ngram] == pytest.approx(values, abs=1e-5)
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize("model", [pytest.param(BINARIES[0], marks=pytest.mark.slow), BINARIES[1]])
 def test_a_shard_set_of_a_kenlm_file_is_that_of_its_ngrams(
     model: str, home: Path, run: Run, tmp_path: Path

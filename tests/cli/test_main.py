@@ -85,6 +85,7 @@ def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:
     assert "No such command 'scroe'" in imported("scroe")
 
 
+@pytest.mark.promise("exit_statuses")
 @pytest.mark.parametrize("command", ["serve x --shard 0", "status"])
 def test_a_low_limit_of_open_files_is_refused_with_what_to_do(command: str, tmp_path: Path) -> None:
     """gRPC ends a process that has too few by a signal, without a word."""

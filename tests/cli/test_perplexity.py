@@ -57,6 +57,7 @@ def test_a_file_a_folder_and_servers_give_the_same(
     assert sum(summary["hits"]) == summary["tokens"] == 26 + 9
 
 
+@pytest.mark.promise("perplexity")
 def test_perplexities_are_those_of_kenlm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def account(
     )  # fmt: skip
 
 
+@pytest.mark.promise("account")
 @pytest.mark.parametrize(
     ("mechanism", "settings", "rho", "epsilon"),
     [

@@ -27,6 +27,7 @@ def _wait_gone(pids: list[int]) -> None:
     until(lambda: all(map(gone, pids)))
 
 
+@pytest.mark.promise("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_stops_every_server_and_removes_the_file(
     folder: Path, tmp_path: Path, environ: dict[str, str], number: signal.Signals
@@ -127,6 +128,7 @@ def test_of_two_clusters_started_at_once_one_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("ctrl_c")
 def test_no_server_outlives_a_cluster_that_was_killed(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -225,6 +227,7 @@ def two_free_ports() -> int:
             return port
 
 
+@pytest.mark.promise("metrics_listed")
 def test_metrics_of_shards_are_on_ports_side_by_side(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -239,6 +242,7 @@ def test_metrics_of_shards_are_on_ports_side_by_side(
             assert set(re.findall(r'shard="(\d+)"', text)) == {str(shard)}
 
 
+@pytest.mark.promise("exact")
 @pytest.mark.slow  # the README's first command is the same
 @pytest.mark.parametrize("more", [[], ["--kill"]], ids=["", "kill"])
 def test_the_demo_ends_with_every_score_equal(

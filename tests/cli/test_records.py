@@ -27,6 +27,7 @@ def privacy(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["privacy", *map(str, arguments)])
 
 
+@pytest.mark.promise("records")
 def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> None:
     """0, 3, 1; and what the record says. Without a record there is nothing to sign."""
     key, public, counts = (tmp_path / name for name in ("key.pem", "key.pub", "counts.tsv"))

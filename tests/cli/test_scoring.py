@@ -118,6 +118,7 @@ def test_parquet_is_scored_row_by_row(said: Say, tmp_path: Path) -> None:
     assert hits[:6] == found[-6:]
 
 
+@pytest.mark.promise("faulty_lines")
 @pytest.mark.parametrize("form", [{}, {"words": True}, {"as_json": True}])
 def test_a_line_left_out_has_a_row_in_its_place(
     form: dict[str, bool], said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

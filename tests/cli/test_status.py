@@ -139,6 +139,7 @@ def test_a_line_says_how_many_servers_are_ready_and_which_shards_lack_some() -> 
     assert ready(none) == (expected, "red")
 
 
+@pytest.mark.promise("exit_statuses")
 def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     """With its error; the shard is named."""
     address = dead_address()

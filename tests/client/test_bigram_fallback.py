@@ -57,6 +57,7 @@ def ask(client, queries, **more) -> Answers:
     return client.utterance().score([c for c, _ in queries], [w for _, w in queries], **more)
 
 
+@pytest.mark.promise("bigram_fallback")
 @pytest.mark.parametrize(
     "error",
     [

@@ -51,6 +51,7 @@ def assert_answers(blocks: ContextBlocks, utterance: Utterance, states: Sequence
         )
 
 
+@pytest.mark.promise("blocks")
 def test_blocks_answer_as_servers_do(files: ModelFiles, cluster: Cluster, connect: Clients) -> None:
     """From servers, here and asynchronously; afterwards without a message."""
     network = Network()

@@ -74,6 +74,7 @@ def on(handle, queries):
     return handle.score([c for c, _ in queries], [w for _, w in queries])
 
 
+@pytest.mark.promise("local_fallback")
 def test_new_utterances_go_to_the_small_model_and_come_back(
     cluster, connect, files, small, caplog
 ) -> None:
@@ -131,6 +132,7 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     assert (came.to, came.reason) == ("full", "recovered")
 
 
+@pytest.mark.promise("local_fallback")
 @pytest.mark.parametrize(
     ("every", "switches"),
     [(1250, {}), (800, {(Mode.LOCAL_FALLBACK, "failures"): 1})],
@@ -212,6 +214,7 @@ def test_while_on_the_small_model_probes_alone_are_sent(cluster, connect, files,
     assert mode_is(client, Mode.LOCAL_FALLBACK)
 
 
+@pytest.mark.promise("one_model_per_utterance")
 def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, small) -> None:
     """Its next call raises, until the full model is back; other utterances go on."""
     network = Network()
@@ -233,6 +236,7 @@ def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, s
         client.utterance(on_switch="mix")
 
 
+@pytest.mark.promise("local_fallback")
 @pytest.mark.slow
 def test_a_client_that_finds_no_server_begins_on_the_small_model(
     files, small, cache_dir, tmp_path

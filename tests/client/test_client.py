@@ -135,6 +135,7 @@ def test_a_string_with_a_space_is_one_word_and_marked_as_unknown(served) -> None
     assert utterance.extend([begin], []).oov.shape == (1, 0)
 
 
+@pytest.mark.promise("states_as_kenlm")
 def test_states_are_equal_exactly_where_the_oracle_says_so(served) -> None:
     """Random histories; equal states hash alike."""
     oracle, utterance = served.oracle, served.client.utterance()
@@ -170,6 +171,7 @@ def test_the_likeliest_next_words_are_those_of_the_whole_vocabulary(served) -> N
             assert [p.tobytes() for _, p in found] == [scores[i].tobytes() for i in expected[:k]]
 
 
+@pytest.mark.promise("local_as_client")
 def test_the_asyncio_face_gives_the_same(served) -> None:
     """Each method, awaited."""
     utterance, other = served.client.utterance(), served.async_client.utterance()
@@ -203,6 +205,7 @@ def stored_pairs(oracle) -> set[tuple[int, ...]]:
     }
 
 
+@pytest.mark.promise("one_message")
 def test_a_query_costs_one_message_at_most_and_none_where_nothing_is_stored(served) -> None:
     """Counted by the servers, one query at a time."""
     oracle, utterance = served.oracle, served.client.utterance()
@@ -401,6 +404,7 @@ def test_states_hash_copy_and_pickle(client) -> None:
     assert c.log10_prob.tobytes() == b.log10_prob.tobytes()
 
 
+@pytest.mark.promise("states_as_kenlm")
 def test_a_state_of_another_family_is_a_type_error(client, connect, files, other_files) -> None:
     """Of another model, or of another sharding of the same: never a score."""
     utterance = client.utterance()
@@ -423,6 +427,7 @@ def test_a_state_of_another_family_is_a_type_error(client, connect, files, other
 # ---------------------------------------------------------------- many at once
 
 
+@pytest.mark.promise("shared_clients")
 def test_many_threads_each_get_their_own_answers(cluster, connect, files) -> None:
     """A window of 1 and few queries a message, so that calls wait, merge and split all the time."""
     client = connect(cluster, window=1, max_queries=50)
@@ -536,6 +541,7 @@ def test_no_message_is_larger_than_the_servers_take(files, connect) -> None:
 # ---------------------------------------------------------------- life
 
 
+@pytest.mark.promise("shared_clients")
 def test_a_client_pickles_into_one_that_connects_by_itself(client, files) -> None:
     """Of both faces; the copy has its own connections and counters."""
     queries = random_queries(files.oracle, 31, 50)

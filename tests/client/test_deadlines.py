@@ -145,6 +145,7 @@ class Fated(Scripted):
         reply(*came[0])
 
 
+@pytest.mark.promise("deadline")
 @pytest.mark.parametrize("seed", range(12))
 def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
     cluster, files, cache_dir, seed: int

@@ -43,6 +43,7 @@ def test_the_package_itself_has_what_a_decoder_needs() -> None:
         dlm.Cleint  # noqa: B018
 
 
+@pytest.mark.promise("local_as_client")
 def test_a_local_client_gives_the_bits_of_the_oracle_and_of_servers(
     files: ModelFiles, local: Client, client: Client
 ) -> None:

@@ -104,6 +104,7 @@ def test_without_a_server_and_without_a_cache_the_error_is_typed(files, cache) -
         fetched(files.manifest, [], cache)
 
 
+@pytest.mark.promise("downloads")
 @pytest.mark.parametrize("kind", ["vocabulary", "low_orders"])
 def test_an_interrupted_download_goes_on_at_the_byte_where_it_stopped(
     files, server, cache, kind: str

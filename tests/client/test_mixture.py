@@ -96,6 +96,7 @@ def oracle(context: Ngram, word: str, rule: str, weights: tuple[float, ...] = WE
     return total
 
 
+@pytest.mark.promise("mixture")
 @pytest.mark.parametrize("rule", RULES)
 def test_a_mixture_is_the_weighted_sum_of_its_members(clients: list[Client], rule: str) -> None:
     """After random paths, of words that both, one or none knows; all words together have 1."""
@@ -161,6 +162,7 @@ def test_one_members_phrases_count_for_the_mixture(clients: list[Client]) -> Non
         Mixture(both)
 
 
+@pytest.mark.promise("mixture")
 def test_all_members_are_asked_before_any_is_waited_for(
     clusters: list[Cluster], connect: Clients
 ) -> None:
@@ -178,6 +180,7 @@ def test_all_members_are_asked_before_any_is_waited_for(
     assert np.array_equal(found.token_source, np.zeros(found.tokens))
 
 
+@pytest.mark.promise("mixture")
 def test_the_mixture_for_asyncio_gives_the_same_bits(
     clusters: list[Cluster], connect: Clients
 ) -> None:
@@ -213,6 +216,7 @@ def test_the_mixture_for_asyncio_gives_the_same_bits(
     assert weights == Mixture.tuned(plain.members, text).weights
 
 
+@pytest.mark.promise("mixture")
 def test_members_that_were_cancelled_or_too_late_leave_nothing(
     clusters: list[Cluster], connect: Clients
 ) -> None:
@@ -256,6 +260,7 @@ def test_a_mixture_for_asyncio_is_of_utterances_that_have_a_model(clients: list[
         Mixture([(AsyncClient(clients[0]._core).utterance(), 1.0)])  # type: ignore[list-item]
 
 
+@pytest.mark.promise("mixture")
 def test_a_member_that_fails_is_an_error_and_no_score(
     built: list[ModelFiles], clusters: list[Cluster], connect: Clients
 ) -> None:

@@ -158,6 +158,7 @@ def is_on(client: Client, files: ModelFiles) -> bool:
     return client.utterance().model_info.model == files.manifest.model
 
 
+@pytest.mark.promise("default_model")
 @pytest.mark.parametrize(
     "how",
     [

@@ -62,6 +62,7 @@ def paths(
         yield said, states, bonus
 
 
+@pytest.mark.promise("phrases")
 @pytest.mark.parametrize("count", [3000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_bonuses_are_the_phrases_that_a_path_has(local: Client, count: int) -> None:
     """At every length, however the words were asked; equal states have one future."""
@@ -82,6 +83,7 @@ def test_bonuses_are_the_phrases_that_a_path_has(local: Client, count: int) -> N
         seed += 1
 
 
+@pytest.mark.promise("phrases")
 def test_the_models_scores_and_messages_are_those_without_phrases(
     files: ModelFiles, client: Client
 ) -> None:
@@ -234,6 +236,7 @@ def test_phrases_that_cannot_be_are_refused(local: Client, phrases: Any, fact: s
     assert "w1" not in str(caught.value)
 
 
+@pytest.mark.promise("phrases")
 def test_nothing_shows_a_phrase(local: Client) -> None:
     """Neither the phrases nor what has them."""
     phrases = Phrases({"doctor strangelove": 1.0})

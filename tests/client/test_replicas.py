@@ -178,6 +178,7 @@ class Line:
         return submit(self.utterance, self.query, limit_s)
 
 
+@pytest.mark.promise("deadline")
 @pytest.mark.parametrize("hedging", [True, False])
 @pytest.mark.parametrize("limit_s", [0.3, 1.0])
 def test_a_stopped_server_keeps_a_message_for_half_of_its_time(

@@ -54,6 +54,7 @@ def test_settings_that_do_not_fit_are_refused(settings, fault):
     assert TOKEN not in str(caught.value)
 
 
+@pytest.mark.promise("secret_tokens")
 @pytest.mark.parametrize(
     ("address", "local"),
     [
@@ -110,6 +111,7 @@ def test_a_token_leaves_this_machine_over_tls_alone(tmp_path, address, local):
     GrpcConnection(address, security=PLAIN).close()
 
 
+@pytest.mark.promise("secret_tokens")
 @pytest.mark.parametrize("which", ["token", "token_file"])
 def test_a_token_is_shown_nowhere(tmp_path, which):
     """Nor pickled, where it is named by its file."""

@@ -17,6 +17,7 @@ from dlm.errors import UnavailableError
 from models import random_model
 
 
+@pytest.mark.promise("certificates")
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on PATH")
 def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: Path) -> None:
     """With a server of ours, found by the name and by the address in its certificate; a client that

@@ -319,6 +319,7 @@ def test_a_server_takes_the_settings_that_compose_gives() -> None:
         )
 
 
+@pytest.mark.promise("secrets_refused")
 @pytest.mark.parametrize("name", sorted(texts()))
 def test_no_file_holds_a_secret(name: str) -> None:
     """No key, and nothing that looks like a token or a password with a value."""

@@ -84,6 +84,7 @@ def test_the_values_keep_to_the_schema(chart: Chart) -> None:
     assert SCHEMA["properties"].keys() - {"global"} == chart.values.keys()
 
 
+@pytest.mark.promise("helm")
 @pytest.mark.parametrize(
     "given",
     [
@@ -256,6 +257,7 @@ def test_a_chart_that_lets_everybody_in_is_refused(given: dict[str, Any], chart:
         chart.render(given)
 
 
+@pytest.mark.promise("helm")
 def test_sizes_come_from_the_files_of_the_shard_set(chart: Chart) -> None:
     """`dlm info --helm`: values that the schema takes, and memory for all that is mapped."""
     for workers in (1, 4):

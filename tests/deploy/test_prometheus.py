@@ -128,6 +128,7 @@ def test_every_recorded_series_is_used() -> None:
     assert RECORDED.keys() <= used, RECORDED.keys() - used
 
 
+@pytest.mark.promise("runbook")
 def test_every_alert_says_what_it_means_and_where_to_read_on() -> None:
     """A summary, a description, how bad, and a section of the runbook."""
     headings = {h.lower() for h in re.findall(r"^## (\w+)$", texts()["runbook.md"], re.M)}

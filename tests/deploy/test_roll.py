@@ -197,6 +197,7 @@ def rolled(tmp_path: Path) -> Iterator[tuple[Operator, dict[str, DictModel]]]:
             machine.kill()
 
 
+@pytest.mark.promise("rolls")
 def test_the_runbooks_rolls_lose_no_call(rolled, tmp_path: Path) -> None:
     """Every server started anew, a new model, another number of shards: eight callers without a
     pause, no call fails, and every score is its model's."""

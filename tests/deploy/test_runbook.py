@@ -58,6 +58,7 @@ def test_a_command_line_that_does_not_parse_is_found(line: str) -> None:
     assert fault_of(tuple(line.split())) is not None
 
 
+@pytest.mark.promise("runbook")
 @pytest.mark.parametrize("reason", Reason)
 def test_every_refusal_has_a_section_that_says_what_to_do(reason: Reason) -> None:
     """In runbook.md, under its name."""

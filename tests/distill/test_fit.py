@@ -203,6 +203,7 @@ def test_a_model_on_its_own_topology_is_found_again(tmp_path: Path, seed: int, o
     assert abs(kept - found.ln_likelihood) / counts.words < 1e-6
 
 
+@pytest.mark.promise("nearest")
 @pytest.mark.parametrize("seed", range(4))
 def test_no_model_on_the_topology_is_nearer_to_the_source(tmp_path: Path, seed: int) -> None:
     """Weights moved at random, and the weights of the model whose topology it is, lose more."""
@@ -414,6 +415,7 @@ class Rows:
         return PlainModel(2, ngrams)
 
 
+@pytest.mark.promise("nearest")
 @pytest.mark.parametrize("kind", ["asked", "walked"])
 @pytest.mark.parametrize("unk", [0.0, 1e-12])
 @pytest.mark.parametrize("prior", [None, 0.0])
@@ -471,6 +473,7 @@ def test_a_word_of_almost_no_probability_leaves_the_others_at_the_optimum(
     assert found.perplexity == pytest.approx(math.exp(lost / visits.total()), rel=1e-5)
 
 
+@pytest.mark.promise("nearest")
 @pytest.mark.parametrize("seed", range(2))
 def test_the_best_model_gains_at_most_the_excess(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def counted(
     return [array.copy() for array in counting.sums()]
 
 
+@pytest.mark.promise("counting_resumes")
 @pytest.mark.parametrize("kind", ["backoff", "protocol"])
 @pytest.mark.parametrize("given", ["samples", "text"])
 def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
@@ -130,6 +131,7 @@ def test_sentences_are_collected_again_from_where_it_was_killed(tmp_path: Path, 
     np.testing.assert_array_equal(collect_sentences(source, sampling, folder=tmp_path), whole)
 
 
+@pytest.mark.promise("counting_resumes")
 def test_another_source_topology_or_seed_is_refused_by_name(tmp_path: Path) -> None:
     """And so are a damaged file, and one of something else."""
     source, topology = a_pair(3, tmp_path, "backoff")

@@ -55,6 +55,7 @@ def test_probabilities_sum_to_one_in_every_context() -> None:
     assert models > 30
 
 
+@pytest.mark.promise("as_lmplz")
 @needs_lmplz
 def test_the_plain_model_is_that_of_lmplz(tmp_path: Path) -> None:
     """200 random small texts: the same n-grams, values within 2e-5, the same refusals."""

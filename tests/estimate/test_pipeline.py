@@ -58,6 +58,7 @@ def assert_alike(mine: Values, other: Values, about: object) -> None:
         assert mine[ngram] == pytest.approx(values, abs=2e-6), (about, ngram)
 
 
+@pytest.mark.promise("as_lmplz")
 @pytest.mark.parametrize(
     "seeds", [range(60), pytest.param(range(60, 200), marks=pytest.mark.slow)], ids=["some", "more"]
 )
@@ -98,6 +99,7 @@ def all_on_disk(self: pipeline._Estimation, trie: Trie) -> tuple[int, int, int]:
     return 60_000, 2049, 513
 
 
+@pytest.mark.promise("estimate_memory")
 @pytest.mark.parametrize(
     ("order", "prune"), [(1, ()), (2, (0, 1)), (3, ()), (5, (0, 0, 1, 2)), (8, (1,))]
 )

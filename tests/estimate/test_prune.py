@@ -116,6 +116,7 @@ def test_a_threshold_keeps_what_brute_force_keeps(
         assert kept == pruned_plainly(plain, threshold, keep_suffixes)
 
 
+@pytest.mark.promise("prune")
 @pytest.mark.parametrize(("kind", "seed"), CASES)
 def test_every_context_of_a_pruned_model_sums_to_one(kind: str, seed: int, tmp_path: Path) -> None:
     """Read back from its file; prefixes are there, and probabilities are those of before."""
@@ -169,6 +170,7 @@ def test_a_threshold_of_nothing_keeps_the_model_to_the_bit(name: str, tmp_path: 
             assert getattr(before, column).tobytes() == getattr(after, column).tobytes()
 
 
+@pytest.mark.promise("prune")
 @pytest.mark.parametrize("keep_suffixes", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_number_asked_for_is_met_exactly(kind: str, keep_suffixes: bool, tmp_path: Path) -> None:

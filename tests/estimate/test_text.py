@@ -118,6 +118,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.promise("faulty_lines")
 @pytest.mark.parametrize("fault", FAULTY)
 @pytest.mark.parametrize("block_bytes", [7, 1 << 20])
 def test_a_faulty_line_is_told_with_its_place(

@@ -65,6 +65,7 @@ print(int(peak) << 10, spilled)
 """
 
 
+@pytest.mark.promise("memory_and_reshard")
 @pytest.mark.slow
 def test_memory_stays_within_the_limit(tmp_path: Path) -> None:
     """Of a model that would take several times as much; and the bytes are the same."""

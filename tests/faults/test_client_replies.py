@@ -53,6 +53,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.promise("damaged_replies")
 @pytest.mark.parametrize(
     "damage",
     [lambda data, at: flipped(data, at, at % 8), lambda data, at: data[:at]],
@@ -115,6 +116,7 @@ def test_no_forged_reply_becomes_a_score(
     ask(utterance, files.oracle, queries_to(files, 0)[:3])
 
 
+@pytest.mark.promise("damaged_replies")
 @pytest.mark.parametrize("shard", [0, 1])
 def test_the_reply_to_another_request_becomes_no_score(
     client: Client, network: Network, files, shard: int

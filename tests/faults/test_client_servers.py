@@ -34,6 +34,7 @@ def answers_again(client: Client, files: ModelFiles, queries) -> bool:
     return True
 
 
+@pytest.mark.promise("deadline")
 def test_a_stopped_server_costs_its_callers_the_deadline_and_no_more(
     files, cluster, connect
 ) -> None:
@@ -259,6 +260,7 @@ print("done")
 """
 
 
+@pytest.mark.promise("shared_clients")
 @pytest.mark.parametrize("heartbeats", ["beats", "none"])
 def test_a_client_survives_fork_while_calls_are_in_flight(
     files, cluster, connect, tmp_path: Path, heartbeats: str

@@ -103,6 +103,7 @@ def site(old: Cluster, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path)
         yield Site(old, path, network, client, utterance)
 
 
+@pytest.mark.promise("stale_tables")
 def test_another_sharding_is_taken_up_within_the_call(site: Site, old, new) -> None:
     """One refusal a shard, one fresh table, right answers; the utterance and its states go on."""
     oracle = old.files.oracle
@@ -324,6 +325,7 @@ def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
         ask(client.utterance(), foreign.files.oracle, random_queries(foreign.files.oracle, 2, 50))
 
 
+@pytest.mark.promise("errors")
 @pytest.mark.parametrize("heartbeats", [True, False])
 def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
     site: Site, old, tmp_path_factory, monkeypatch, heartbeats: bool
@@ -346,6 +348,7 @@ def test_a_call_whose_last_server_died_looks_for_another_before_it_fails(
         ask(client.utterance(), old.files.oracle, queries)
 
 
+@pytest.mark.promise("one_model_per_utterance")
 def test_threads_never_get_scores_of_the_model_that_came(site: Site, old, foreign) -> None:
     """Utterances of both models ask while the servers change for good."""
     first, second = old.files.oracle, foreign.files.oracle

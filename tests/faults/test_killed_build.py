@@ -84,6 +84,7 @@ def lines_until_killed(build: subprocess.Popen[str], stage: int, rng: random.Ran
     return said
 
 
+@pytest.mark.promise("whole_or_none")
 def test_a_killed_build_leaves_no_set_or_a_whole_one(model: Path, tmp_path: Path) -> None:
     """Killed at every kind of stage, in memory; the next build succeeds and gives the same."""
     build_shard_set(model, tmp_path / "expected", SHARDS)
@@ -127,6 +128,7 @@ def killed_until_done(
     return died, resumed
 
 
+@pytest.mark.promise("whole_or_none")
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_build_killed_again_and_again_ends_in_the_same_bytes(
     kills: int, model: Path, tmp_path: Path

@@ -213,6 +213,7 @@ CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.promise("false_claims")
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_manifest_that_contradicts_itself_is_a_protocol_error(liar, tmp_path, name) -> None:
     """Before anything is fetched; the message shows no control character."""
@@ -494,6 +495,7 @@ def test_words_that_the_manifest_does_not_count_are_a_protocol_error(liar, tmp_p
     assert kept(tmp_path) == 0
 
 
+@pytest.mark.promise("false_claims")
 @pytest.mark.parametrize("how", ["details", "refusal", "reason"])
 def test_text_of_a_server_reaches_no_terminal_as_it_is(liar, files, tmp_path, how) -> None:
     """Neither escapes nor controls of either set, line ends, or what turns the direction of text;

@@ -21,6 +21,7 @@ def twice(files: ModelFiles) -> Iterator[tuple[Cluster, Cluster]]:
         cluster.end()
 
 
+@pytest.mark.promise("replica_killed")
 def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect) -> None:
     """In the midst of traffic, of any shard, and as it comes back."""
     client = connect([a for c in twice for a in c.addresses])
@@ -61,6 +62,7 @@ def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool)
     ask(client.utterance(), files.oracle, queries)
 
 
+@pytest.mark.promise("deadline")
 @pytest.mark.slow
 @pytest.mark.parametrize("hedging", [True, False])
 def test_a_stopped_replica_fails_no_call_that_has_a_second(
@@ -84,6 +86,7 @@ def test_a_stopped_replica_fails_no_call_that_has_a_second(
         load.goes_on()
 
 
+@pytest.mark.promise("rolls")
 @pytest.mark.parametrize(
     ("drain_grace_s", "order"),
     [(0.0, (0, 2)), *(pytest.param(s, (0, 2, 0, 2), marks=pytest.mark.slow) for s in (0.0, 3.0))],

@@ -142,6 +142,7 @@ def test_a_client_whose_token_is_removed_is_refused_and_comes_back_with_another(
     until(lambda: not refused())
 
 
+@pytest.mark.promise("token_changes")
 @pytest.mark.slow
 @pytest.mark.parametrize("settle_s", [0.0, transport.TOKEN_SETTLE_S])
 def test_a_token_changes_under_load_without_a_call_that_fails(
@@ -347,6 +348,7 @@ def proxy(monkeypatch) -> Iterator[ConnectProxy]:
         yield running
 
 
+@pytest.mark.promise("secret_tokens")
 def test_the_environments_proxy_is_not_used(serve, connect, files, proxy, tmp_path) -> None:
     """Neither by calls nor by streams; so nobody there reads a token that goes in the clear."""
     cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))

@@ -138,6 +138,7 @@ def flips(path: Path) -> Iterator[tuple[int, bytes]]:
         yield at, bytes(flipped)
 
 
+@pytest.mark.promise("damaged_files")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_file_with_a_byte_flipped_is_refused(step: int, good: Path, folder: Path) -> None:
     """Every byte of the headers and footers, and a sample of the data: the checksum tells."""
@@ -153,6 +154,7 @@ def test_a_file_with_a_byte_flipped_is_refused(step: int, good: Path, folder: Pa
         path.write_bytes((good / entry.name).read_bytes())
 
 
+@pytest.mark.promise("damaged_files")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_flipped_header_under_a_right_checksum_never_changes_a_score(
     step: int, good: Path, folder: Path

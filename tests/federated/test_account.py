@@ -64,6 +64,7 @@ def test_epsilon_and_delta_of_a_gaussian_are_inverse(rho: float, log10_delta: fl
         assert gaussian_delta(rho, epsilon) == pytest.approx(delta, rel=1e-3)
 
 
+@pytest.mark.promise("account")
 @pytest.mark.parametrize(
     ("rho", "epsilon"),
     [(0.25, 4.49), (0.32, 5.13), (0.61, 7.31), (0.89, 9.01), (0.99, 9.56), (1.86, 13.69)],

@@ -37,6 +37,7 @@ def law(deviation: float, reach: int) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum())
 
 
+@pytest.mark.promise("noise")
 @pytest.mark.parametrize("deviation", [1, 2, 3, 5, 8, 16, 48])
 def test_draws_have_the_law_of_the_definition(deviation: int) -> None:
     """Chi-squared over all numbers that are expected 20 times; the law next to it is told apart."""

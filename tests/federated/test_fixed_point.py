@@ -66,6 +66,7 @@ def test_sums_of_floats_can_be_moved_by_more_than_the_clip_norm() -> None:
     assert moved > 1.58
 
 
+@pytest.mark.promise("clip")
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_the_engines_sum_is_moved_by_the_clip_norm_and_no_more(at_once: int) -> None:
     """The same users, through the loop that training runs."""
@@ -73,6 +74,7 @@ def test_the_engines_sum_is_moved_by_the_clip_norm_and_no_more(at_once: int) -> 
     assert moved == 1.0
 
 
+@pytest.mark.promise("clip")
 def test_counts_are_moved_by_lambda_and_no_more() -> None:
     """In float64 the same attack is 2^29 times weaker, and here it moves nothing at all."""
     others = [(np.array([0]), np.array([n])) for n in np.random.default_rng(1).random(5000) * 3]

@@ -207,6 +207,7 @@ CLAIMS: dict[str, Callable[[int], NDArray[np.float64]]] = {
 }
 
 
+@pytest.mark.promise("noise")
 def test_sampled_noise_has_its_covariance_and_no_other() -> None:
     """Accepts each mechanism, rejects another order, restart, or sigma."""
     rounds = 12

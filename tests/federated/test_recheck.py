@@ -138,6 +138,7 @@ def test_a_sampled_stage_is_recomputed() -> None:
     assert recheck(stated(made, epsilon=0.1)).follows is False
 
 
+@pytest.mark.promise("records")
 @each_stage
 def test_an_edited_sensitivity_is_refused_even_if_epsilon_follows_from_it(
     stage: StageRecord,

@@ -308,6 +308,7 @@ def test_a_raw_stage_before_a_noised_one_voids_both(compose: Any) -> None:
     assert both.provenance.guarantee.rho == pytest.approx(0.25)
 
 
+@pytest.mark.promise("keys")
 def test_keys_of_a_seed_make_it_a_simulation(compose: Any) -> None:
     """The figures are told as such, and are no guarantee."""
     book = ledger()

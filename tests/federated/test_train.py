@@ -160,6 +160,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.promise("rounds_once")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_that_was_stopped_goes_on_to_the_bit(
     name: str, folder: Path, users: UserDataset, tmp_path: Path
@@ -219,6 +220,7 @@ def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
         assert [line["round"] for line in lines] == list(range(6))
 
 
+@pytest.mark.promise("keys")
 def test_no_key_is_in_any_file_of_a_run_that_is_no_simulation(
     folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +364,7 @@ def test_the_checkpoint_alone_does_not_hold_the_noise(
         assert row.astype("<i8").tobytes()[:64] in private.read_bytes()
 
 
+@pytest.mark.promise("keys")
 @pytest.mark.parametrize(
     "mechanism",
     ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "bandfhu"))],
@@ -484,6 +487,7 @@ def test_noise_or_ledger_of_another_time_is_refused(
         assert training.rounds_done == 2
 
 
+@pytest.mark.promise("rounds_once")
 def test_a_round_that_was_released_is_not_done_again(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
@@ -880,6 +884,7 @@ def test_the_record_of_another_checkpoint_is_refused(
     )
 
 
+@pytest.mark.promise("public_text")
 def test_a_real_run_is_refused_where_nobody_says_whose_text_its_inputs_are(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
@@ -958,6 +963,7 @@ def test_two_processes_do_not_share_a_folder(folder: Path, users: UserDataset, b
         Training(settings(folder), users, begun)
 
 
+@pytest.mark.promise("participations")
 def test_participation_is_bounded_as_it_is_accounted_for(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:

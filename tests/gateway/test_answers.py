@@ -27,6 +27,7 @@ def bits(values: Any) -> bytes:
     return np.array(values, np.float32).tobytes()
 
 
+@pytest.mark.promise("gateway_exact")
 @every_door
 def test_sentences_have_the_oracles_bits(
     callers: dict[str, Caller], files: ModelFiles, door: str
@@ -47,6 +48,7 @@ def test_sentences_have_the_oracles_bits(
         assert found.log10_prob == sum(float(np.float32(one)) for one in found.log10_probs)
 
 
+@pytest.mark.promise("gateway_exact")
 @every_door
 def test_a_beam_goes_on_through_states(
     callers: dict[str, Caller], files: ModelFiles, door: str
@@ -81,6 +83,7 @@ def test_each_state_may_have_its_own_words(callers: dict[str, Caller], door: str
     assert not own.states
 
 
+@pytest.mark.promise("gateway_exact")
 def test_a_state_is_good_on_another_gateway(callers: dict[str, Caller], files: ModelFiles) -> None:
     """One that asks a shard set in its own process; by any door."""
     states = callers["grpc"]("Extend", word_ids=range(20)).states

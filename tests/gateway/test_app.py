@@ -109,6 +109,7 @@ def test_a_client_cannot_fill_the_gateway(opening: Any, tokens: Path) -> None:
             caller.close()
 
 
+@pytest.mark.promise("gateway_private")
 def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -> None:
     """It is no longer ready at once, but ends only when nobody has asked for a second."""
     (port,) = free_ports(1)
@@ -128,6 +129,7 @@ def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -
     caller.close()
 
 
+@pytest.mark.promise("gateway_private")
 def test_metrics_are_the_families_of_the_page(opening: Any, tokens: Path) -> None:
     """And the client's; no label has what was asked."""
     (port,) = free_ports(1)
@@ -151,6 +153,7 @@ def test_metrics_are_the_families_of_the_page(opening: Any, tokens: Path) -> Non
     assert "private" not in text
 
 
+@pytest.mark.promise("gateway_private")
 def test_nothing_that_was_asked_is_logged(opening: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever goes wrong, a bug of the gateway included."""
     caplog.set_level(logging.DEBUG)

@@ -29,6 +29,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return folder / "shards", DictModel.from_arpa(arpa)
 
 
+@pytest.mark.promise("gateway_exact")
 @pytest.mark.parametrize("door", DOORS)
 def test_the_demos_scores_are_the_oracles_by_every_door(demo: Any, door: str) -> None:
     """Its sentences, and a beam along each: more than 40,000 scores, bit for bit."""

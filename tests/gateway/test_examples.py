@@ -75,6 +75,7 @@ def test_fetch_prints_the_scores(local: ThreadGateway, expected: tuple) -> None:
     assert [line.split(None, 1)[1] for line in beam] == [said for _, said in expected[1]]
 
 
+@pytest.mark.promise("gateway_exact")
 @pytest.mark.slow
 def test_cpp_prints_the_scores(local: ThreadGateway, expected: tuple, tmp_path: Path) -> None:
     """Built with the commands of the page, from the proto file alone."""

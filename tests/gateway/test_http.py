@@ -111,6 +111,7 @@ def test_a_connection_takes_request_after_request(connect: Any) -> None:
     assert raw.reply()[2] == first
 
 
+@pytest.mark.promise("gateway_bounds")
 @pytest.mark.parametrize(
     ("target", "method", "headers", "status"),
     [
@@ -168,6 +169,7 @@ def test_what_is_no_request_is_refused(connect: Any, body: bytes) -> None:
     assert raw.request().reply()[0] == 200
 
 
+@pytest.mark.promise("gateway_bounds")
 def test_a_large_body_is_refused_unread(connect: Any) -> None:
     """One that says so, one that does not, and one that waits to be asked for it."""
     raw = connect()
@@ -205,6 +207,7 @@ def test_what_is_not_http_ends_its_connection(connect: Any, data: bytes) -> None
     assert connect().request().reply()[0] == 200
 
 
+@pytest.mark.promise("gateway_bounds")
 def test_a_head_that_never_ends_is_not_waited_for(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

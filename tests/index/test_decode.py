@@ -56,6 +56,7 @@ def test_decoded_shards_are_the_ngrams_of_the_model(
         assert rows.tolist() == sorted(rows.tolist())
 
 
+@pytest.mark.promise("export")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_exported_file_reads_back_as_the_same_model(name: str, suffix: str, tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_exported_file_reads_back_as_the_same_model(name: str, suffix: str, tmp_
     assert rebuilt.model == exported.manifest.model
 
 
+@pytest.mark.promise("compact")
 @pytest.mark.parametrize("bits", [3, 8])
 @pytest.mark.parametrize("name", ["missing_suffixes", "unknown_word_in_longer_ngrams", "random 3"])
 def test_an_exported_quantised_model_is_the_model_that_was_served(

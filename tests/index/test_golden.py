@@ -74,6 +74,7 @@ def kind_of(name: str) -> tuple[str, int | None]:
     return name.removesuffix(".arrow"), None
 
 
+@pytest.mark.promise("same_bytes")
 def test_the_example_of_the_document_is_true() -> None:
     """Every number in it comes from the files."""
     assert (SHARDS / "tiny/example.txt").read_text(encoding="utf-8") == example()
@@ -113,6 +114,7 @@ def test_the_golden_set_keeps_every_rule() -> None:
     assert report.ok, report.violations
 
 
+@pytest.mark.promise("same_bytes")
 def test_building_the_golden_set_again_gives_the_same(tmp_path: Path) -> None:
     """The columns always; the bytes with the same Arrow library."""
     built = build_shard_set(ARPA, tmp_path / "exact-2", 2)

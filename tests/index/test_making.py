@@ -25,6 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.promise("same_bytes")
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     """Nothing of the clock, the machine or the order of a hash table gets in."""
     model = random_model(3, per_order=80).write(tmp_path / "model.arpa")
@@ -125,6 +126,7 @@ def test_what_the_manifest_says_of_the_model_and_its_source(tmp_path: Path) -> N
     assert read_manifest(tmp_path / "set").text == manifest.text
 
 
+@pytest.mark.promise("bounds_of_models")
 @pytest.mark.parametrize("shards", [0, -1, 4097])
 def test_a_number_of_shards_that_cannot_be_is_refused(shards: int, tmp_path: Path) -> None:
     """One slot a shard at most."""
@@ -190,6 +192,7 @@ def test_an_ngram_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> 
     assert (caught.value.order, caught.value.line) == (3, line)
 
 
+@pytest.mark.promise("bounds_of_models")
 def test_an_order_that_no_state_length_can_say_is_refused(tmp_path: Path) -> None:
     """Sixteen does not fit four bits."""
     with pytest.raises(ArpaError, match=r"order 16; .*order 15"):
@@ -204,6 +207,7 @@ def test_a_missing_prefix_is_refused_with_advice(tmp_path: Path) -> None:
     assert "'d c b'" in str(caught.value)
 
 
+@pytest.mark.promise("malformed_arpa")
 def test_repair_adds_prefixes_and_changes_no_score(tmp_path: Path) -> None:
     """Each prefix gets the probability that back-off gave it (here exact in binary)."""
     manifest = read_manifest(build(MISSING_PREFIX, tmp_path, repair=True))

@@ -74,6 +74,7 @@ def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path:
         check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
 
 
+@pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
 @pytest.mark.parametrize("name", quickly(MODELS, *HAND_MADE, "closed"))
 @pytest.mark.usefixtures("spilling")

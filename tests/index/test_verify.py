@@ -369,6 +369,7 @@ def compact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(random_model(7, words=8, per_order=60), folder, encoding="compact", bits=32)
 
 
+@pytest.mark.promise("verify")
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_violation_is_told_by_its_rule(planted: str, good: Path, tmp_path: Path) -> None:
     """Checksums and sizes fit, so that only the rule itself can catch it."""
@@ -533,6 +534,7 @@ def test_the_same_ngrams_in_two_shards_are_told(good: Path, tmp_path: Path) -> N
 # --------------------------------------------------------------------- manifest and other files
 
 
+@pytest.mark.promise("versions")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -604,6 +606,7 @@ def test_what_is_said_of_the_source_counts_for_the_check_alone(good: Path, tmp_p
     assert content["check"] != before
 
 
+@pytest.mark.promise("versions")
 def test_a_field_that_is_not_known_is_left_alone(good: Path, tmp_path: Path) -> None:
     """A later writer may add what a reader can do without; it still counts for the id."""
     content = json.loads((good / layout.MANIFEST).read_bytes())
@@ -665,6 +668,7 @@ def test_a_folder_that_is_no_shard_set_is_told(tmp_path: Path) -> None:
 # -------------------------------------------------------------------- comparison with an ARPA file
 
 
+@pytest.mark.promise("verify")
 def test_differences_from_an_arpa_file_are_named(tmp_path: Path) -> None:
     """An n-gram more, one fewer, another value, another word."""
     model = HAND_MADE["missing_suffixes"]

@@ -54,6 +54,7 @@ def opened(name: str, tmp_path: Path, **options: object) -> KenlmReader:
     return open_ngrams(GOLDEN / name, vocab=listed, **options)
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize("name", FILES)
 def test_all_ngrams_come_back_with_their_bits(name: str, tmp_path: Path) -> None:
     """Those of the ARPA file, and blanks, which have no weight and are at most suffixes."""
@@ -72,6 +73,7 @@ def test_all_ngrams_come_back_with_their_bits(name: str, tmp_path: Path) -> None
         assert sum(reader.blanks) == len(blanks)
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize("name", FILES)
 def test_exported_ngrams_score_as_the_file(name: str, tmp_path: Path) -> None:
     """Blanks and quantised values too, to the last bits of float32."""
@@ -89,6 +91,7 @@ def test_exported_ngrams_score_as_the_file(name: str, tmp_path: Path) -> None:
         assert ours == pytest.approx([score[0] for score in scores], abs=1e-5)
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize("name", ["tiny.probing.binary", "demo.quant.binary", "demo.rest.binary"])
 def test_provenance_says_what_the_file_does_not_hold(name: str, tmp_path: Path) -> None:
     """Blanks by order where they are known; values before quantisation; rest costs."""
@@ -107,6 +110,7 @@ def test_provenance_says_what_the_file_does_not_hold(name: str, tmp_path: Path) 
     assert len(said) == 1
 
 
+@pytest.mark.promise("kenlm_damaged")
 @pytest.mark.parametrize("name", ["demo.probing.binary", "tiny.rest.binary"])
 def test_arrays_beyond_the_memory_limit_are_files(name: str, tmp_path: Path) -> None:
     """The same n-grams in the same order; below what must be memory, it is refused."""
@@ -124,6 +128,7 @@ def test_arrays_beyond_the_memory_limit_are_files(name: str, tmp_path: Path) -> 
         ngrams_of(open_ngrams(GOLDEN / name, memory_bytes=least - 1))
 
 
+@pytest.mark.promise("kenlm_damaged")
 def test_a_search_beyond_the_limit_of_time_is_refused() -> None:
     """After an estimate; without a limit it goes on."""
     path = GOLDEN / "demo.probing.binary"
@@ -186,6 +191,7 @@ def ones(data: bytearray, path: Path) -> None:
     data[level.at : level.at + size] = b"\xff" * size
 
 
+@pytest.mark.promise("kenlm_damaged")
 @pytest.mark.parametrize(
     ("name", "damage", "section"),
     [
@@ -215,6 +221,7 @@ def test_a_damaged_file_is_refused(
     assert output.read_text() == "before"
 
 
+@pytest.mark.promise("kenlm_damaged")
 @pytest.mark.parametrize("name", ["tiny.probing.binary", "demo.quant-array.binary"])
 def test_no_flipped_byte_does_more_than_change_ngrams(name: str, tmp_path: Path) -> None:
     """Any single byte: a model, or an error of ours."""

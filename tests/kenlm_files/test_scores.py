@@ -41,6 +41,7 @@ def expected_of(name: str) -> dict[str, Any]:
     return EXPECTED[name.split(".")[0] + (".quantised" if "quant" in name else ".exact")]
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("name", FILES)
 def test_the_kenlm_api_gives_kenlms_scores_lengths_and_states(name: str) -> None:
     """Sums too, which KenLM adds in float32; and states are equal where KenLM's are."""
@@ -66,6 +67,7 @@ def test_the_kenlm_api_gives_kenlms_scores_lengths_and_states(name: str) -> None
     assert numbers == expected["states"]
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_client_of_a_file_gives_the_same_scores(name: str) -> None:
     """Sentences, extended states, blocks, distributions, and after it was pickled."""
@@ -200,6 +202,7 @@ def ask_everything(file: KenlmFile, rng: random.Random) -> None:
     assert answers.state_length.max() < file.order
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("name", [name for name in FILES if "-v" not in name])
 def test_damaged_files_are_refused_or_score_without_a_read_outside(name: str) -> None:
     """No crash and no endless probe: pages around the file cannot be read."""

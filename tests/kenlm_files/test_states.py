@@ -58,6 +58,7 @@ UNKNOWN: dict[str, Steps] = {
 }
 
 
+@pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("name", [*FILES, "states.arpa", "nounk.arpa"])
 def test_scores_lengths_and_states_are_those_of_the_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

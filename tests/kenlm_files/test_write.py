@@ -38,6 +38,7 @@ def sections(path: Path) -> list[bytes]:
     return [*found, data[first : layout.levels[0].at].tobytes(), data[layout.words_at :].tobytes()]
 
 
+@pytest.mark.promise("kenlm_ngrams")
 @pytest.mark.parametrize(("name", "multiplier"), [("demo", 1.5), ("tiny", 3.0)])
 def test_the_file_is_that_of_build_binary(name: str, multiplier: float, tmp_path: Path) -> None:
     """Byte for byte; blanks, which KenLM enters between other n-grams, may lie in other buckets."""

@@ -60,6 +60,7 @@ def test_a_report_is_not_worse_than_itself_or_a_little_worse() -> None:
     assert not p99.is_worse
 
 
+@pytest.mark.promise("compare")
 def test_what_is_surely_beyond_the_threshold_is_worse() -> None:
     """Each figure; less is better, and never worse."""
     worse = compare(made(1.0, 1), made(1.3, 2), 0.1)
@@ -114,6 +115,7 @@ def test_what_else_differs_is_said() -> None:
     assert len(told) == 5
 
 
+@pytest.mark.promise("compare")
 def test_the_command_ends_with_one_where_something_got_worse(tmp_path: Path) -> None:
     """And prints every figure."""
     pytest.importorskip("hdrh")

@@ -142,6 +142,7 @@ def run_replay(
     return records, stall.sent
 
 
+@pytest.mark.promise("planned_time")
 def test_a_stall_is_in_p99_of_the_open_loop_and_a_closed_loop_hides_it(
     servers: Cluster, trace: Trace, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_stall_is_in_p99_of_the_open_loop_and_a_closed_loop_hides_it(
     assert latency.facts()["max_ms"] > 500 * STALL_S  # type: ignore[operator]
 
 
+@pytest.mark.promise("planned_time")
 def test_latency_counts_from_the_planned_time(trace: Trace) -> None:
     """Of a client whose first answer holds the process up, the later requests are late, and say
     so; windows are those of the planned times."""
@@ -346,6 +348,7 @@ def test_decisions_about_the_end() -> None:
     assert not is_stable([good, good, idle], 10.0)
 
 
+@pytest.mark.promise("report_after_kill")
 def test_ctrl_c_makes_a_report_of_what_was_measured(
     servers: Cluster, trace_file: Path, tmp_path: Path
 ) -> None:

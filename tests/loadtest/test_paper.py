@@ -88,6 +88,7 @@ def test_the_committed_page_is_that_of_the_committed_results() -> None:
     assert RESULTS.stat().st_size + RESULTS.with_suffix(".html").stat().st_size < 1_000_000
 
 
+@pytest.mark.promise("paper_figures")
 def test_the_page_quotes_the_committed_results() -> None:
     """Messages and time of dlm, A and B on four servers; batching, balance, 64 servers."""
     found = {

@@ -122,6 +122,7 @@ def test_chromium_draws_the_page(results: Path, drawn: Callable[[Path], str]) ->
     assert drawn(results / "report.html").count("<path") >= 8
 
 
+@pytest.mark.promise("report_after_kill")
 def test_a_killed_run_is_reported_from_its_records(
     report: dict[str, Any], results: Path, tmp_path: Path
 ) -> None:

@@ -518,6 +518,7 @@ ROW_FAULTS: dict[str, tuple[bytes, bytes, int, bytes, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("malformed_arpa")
 @pytest.mark.parametrize("kind", ROW_FAULTS)
 @pytest.mark.parametrize("rows", [1, 3, 65536])
 def test_faulty_row_is_refused_with_its_place(tmp_path: Path, kind: str, rows: int) -> None:

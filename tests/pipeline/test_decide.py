@@ -75,6 +75,7 @@ def test_a_stage_that_was_stopped_goes_on_begins_anew_or_is_done() -> None:
     assert next_action(STAGES, journal, found) == NextAction("begin", "distill", ("distill",))
 
 
+@pytest.mark.promise("changed_stage")
 @pytest.mark.parametrize(("stage", "done"), list(product(STAGES, (True, False))))
 def test_other_settings_are_refused_by_name(stage: StagePlan, done: bool) -> None:
     """With what they were, what they are, and what to do; of a run that was stopped, too."""

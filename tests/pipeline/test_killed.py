@@ -43,6 +43,7 @@ KILLED = [
 ]
 
 
+@pytest.mark.promise("pipeline_resumes")
 def test_killed_anywhere_it_ends_in_the_same_bytes(tmp_path: Path, dlm: Run) -> None:
     """A simulation, killed eleven times, and then done anew as a whole, which only a simulation may
     be: model, manifest and report are the same, and nobody takes them for private."""

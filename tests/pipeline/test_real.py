@@ -56,6 +56,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, dlm: Run) -> Path:
     return folder
 
 
+@pytest.mark.promise("one_command")
 def test_users_become_answers_over_grpc(real: Path, dlm: Run) -> None:
     """The served model is the ARPA file, to the bit; record, report and manifest say the same."""
     out = real / "out"
@@ -115,6 +116,7 @@ def test_the_folder_stands_for_its_model_and_its_report(real: Path) -> None:
     assert "together: (epsilon = " in composed.output
 
 
+@pytest.mark.promise("records")
 def test_one_signing_verifies_the_shard_set_and_the_stages_before_it(
     tmp_path: Path, real: Path
 ) -> None:
@@ -200,6 +202,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.promise("changed_stage")
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
@@ -332,6 +335,7 @@ def test_a_network_that_diverges_leaves_no_copy_of_users_text(tmp_path: Path) ->
         assert not list(folder.rglob("users.store"))
 
 
+@pytest.mark.promise("no_guarantee")
 def test_an_input_without_a_record_voids_the_guarantee_and_an_edited_one_is_refused(
     tmp_path: Path, real: Path, dlm: Run
 ) -> None:

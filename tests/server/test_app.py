@@ -99,6 +99,7 @@ def big(sharded, rng: np.random.Generator, shard: int) -> Asked:
     return Asked([], data, checksum)
 
 
+@pytest.mark.promise("sigterm")
 def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
     """Each message sent before and after is answered or refused as UNAVAILABLE; exit status 0."""
     server = start(0, threads=1, inline_queries=0, shutdown_timeout_s=60.0).ready()

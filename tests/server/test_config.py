@@ -19,6 +19,7 @@ def test_defaults_are_valid_and_local():
     assert config.verify
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize(
     ("host", "local"),
     [

@@ -368,6 +368,7 @@ def test_whatever_connections_do_nothing_is_written_to_standard_error(start, sha
     assert events == []
 
 
+@pytest.mark.promise("not_ready")
 @pytest.mark.slow
 def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
     """In the log once, on the metrics port, and to health checks; and is ready again afterwards."""

@@ -91,6 +91,7 @@ def beat(channel: grpc.Channel) -> Outcome:
 # ------------------------------------------------------------------------------------- tokens
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "metadata",
@@ -121,6 +122,7 @@ def test_without_a_good_token_every_call_ends_alike(gated, tokens, channels, met
     assert error.initial_metadata() is None or not list(error.initial_metadata())
 
 
+@pytest.mark.promise("authentication")
 def test_a_call_is_refused_before_its_request_is_there(gated, tokens):
     """The headers alone are answered; no byte of a message was sent, or ever will be."""
     _, server, _ = gated(tokens=str(tokens))
@@ -170,6 +172,7 @@ def test_metadata_above_the_bound_is_refused_and_the_server_lives(gated, tokens,
     assert beat(channels(server.address, ALICE)).code is grpc.StatusCode.OK
 
 
+@pytest.mark.promise("token_changes")
 def test_streams_end_when_their_token_is_removed_and_others_stay(gated, tokens, channels, sharded):
     """Bob's calls and his connection go on; alice comes back with her new token."""
     _, server, _ = gated(tokens=str(tokens))
@@ -254,6 +257,7 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
     assert beat(channels(server.address, BOB)).code is grpc.StatusCode.OK
 
 
+@pytest.mark.promise("token_changes")
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
@@ -297,6 +301,7 @@ def test_refusals_are_logged_now_and_then_without_tokens(gated, tokens, channels
 # ------------------------------------------------------------------------------------- limits
 
 
+@pytest.mark.promise("client_limits")
 def test_one_client_above_its_streams_is_refused_and_others_are_not(gated, tokens, channels):
     """With the time after which to try again; what ends makes room."""
     _, server, _ = gated(tokens=str(tokens), client_streams=3)
@@ -522,6 +527,7 @@ def test_certificates_of_clients_are_asked_for_and_name_them(gated, tmp_path, ch
     watch.cancel()
 
 
+@pytest.mark.promise("token_changes")
 def test_certificates_are_changed_under_a_running_server(gated, tmp_path, channels, caplog):
     """New connections get the new one, the old connection goes on; a bad file changes nothing."""
     old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")

@@ -227,6 +227,7 @@ def mutants(sharded, seed: int, count: int) -> Iterator[bytes]:
         yield seal(message)
 
 
+@pytest.mark.promise("every_input")
 @pytest.mark.parametrize("times", [1000, pytest.param(4000, marks=pytest.mark.slow)])
 def test_fuzzed_messages_get_typed_refusals_or_right_answers(sharded, callers, times):
     """Thousands of broken messages: a code with a reason, or the oracle's answer; it lives on."""
@@ -307,6 +308,7 @@ def test_message_beyond_max_in_flight_is_refused_as_overload(sharded, gated):
     assert beat.queries == 2 * len(asked.queries)
 
 
+@pytest.mark.promise("late_work")
 def test_work_whose_deadline_has_passed_is_not_begun(sharded, gated):
     """A clock that leaps an hour at each look: the deadline is over before the kernel's turn."""
     now = [0.0]

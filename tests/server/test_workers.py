@@ -130,6 +130,7 @@ def test_workers_share_a_port_and_tell_themselves_apart(sharded, two):
     assert two.printed == f"{two.port}\n"
 
 
+@pytest.mark.promise("workers_replaced")
 def test_a_killed_worker_is_replaced_while_the_others_answer(sharded, two):
     """kill -9 under load: right answers or UNAVAILABLE, the other worker goes on, and a new process
     answers for the one that is gone."""
@@ -388,6 +389,7 @@ def ask_until(address: str, data: bytes, holds: Callable[[], bool]) -> None:
     until(asked)
 
 
+@pytest.mark.promise("not_ready")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shard", "low_orders"])
 def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
@@ -608,6 +610,7 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody():
     assert rest(process) == (0, "")
 
 
+@pytest.mark.promise("workers_replaced")
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_is_replaced():
     """Stopped, it keeps its connections and would answer nobody; the other one is left alone."""

@@ -76,6 +76,7 @@ def read(path: Path) -> tuple[str, int]:
         return reader.text_xxh3, reader.text_bytes
 
 
+@pytest.mark.promise("spark")
 @pytest.mark.parametrize(
     ("order", "prune", "half", "fallback"),
     [

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xxhash
 
 from dlm.ngram.partition import hash_pairs, slots_of
@@ -24,6 +25,7 @@ def example(name: str) -> bytes:
     return bytes.fromhex("".join(line[1] for line in lines if line))
 
 
+@pytest.mark.promise("worked_example")
 def test_request_of_the_example_is_what_the_codec_writes_and_reads():
     """Byte for byte, in both directions."""
     groups = QueryGroups(

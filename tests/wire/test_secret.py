@@ -44,6 +44,7 @@ def owner(monkeypatch):
     return set_owner
 
 
+@pytest.mark.promise("secrets_refused")
 @pytest.mark.parametrize(
     ("mode", "fine"),
     [(0o600, True), (0o400, True), (0o640, False), (0o604, False), (0o620, False), (0o644, False)],

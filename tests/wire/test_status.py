@@ -80,6 +80,7 @@ def test_every_grpc_code_becomes_a_dlm_error(code):
     assert "it said why" in str(error)
 
 
+@pytest.mark.promise("errors")
 @pytest.mark.parametrize(
     ("said", "after_s"),
     [("50", 0.05), ("1000", 1.0), ("0", None), ("-1", None), ("soon", None), (None, None)],
@@ -111,6 +112,7 @@ def test_stale_reasons_are_those_that_become_stale_shard_set():
         assert (ERROR_OF[CODE_OF[reason]] is StaleShardSet) == (reason in STALE_REASONS)
 
 
+@pytest.mark.promise("errors")
 def test_only_what_may_pass_is_unavailable():
     """Faults of the message are ProtocolError: asking again gives the same."""
     for reason in Reason:
@@ -185,6 +187,7 @@ def test_a_connection_that_was_not_made_comes_with_advice():
     assert advice_on("Socket closed") is None
 
 
+@pytest.mark.promise("worked_example")
 def test_readme_lists_every_reason_with_its_code():
     """The table of errors in proto/README.md is this table."""
     rows = {}

@@ -82,6 +82,7 @@ def check(arpa: Path, folder: Path, encoding: str, bits: int | None) -> None:
 CODINGS = [("exact", None), ("compact", 3)]
 
 
+@pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize(("encoding", "bits"), CODINGS)
 def test_the_bytes_are_those_of_a_build(encoding: str, bits: int | None, tmp_path: Path) -> None:
     """Blanks, quantised values, and a slot with nothing in it."""
@@ -98,6 +99,7 @@ def test_so_they_are_of_all_kinds_of_models(
     check(MODELS[name].write(tmp_path / "m.arpa"), tmp_path, encoding, bits)
 
 
+@pytest.mark.promise("memory_and_reshard")
 @pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "bits"), [("exact", None), ("compact", None)])
 @pytest.mark.parametrize("arpa", [BOOKS20K, BOOKS5], ids=["books20k", "books5"])
@@ -139,6 +141,7 @@ def test_the_weight_of_slots_is_what_a_build_balances_by(small: Path) -> None:
     assert (balanced_slot_table(source.slot_bytes(), 4) == source.manifest.slots).all()
 
 
+@pytest.mark.promise("memory_and_reshard")
 def test_only_shards_whose_slots_change_are_made(small: Path, tmp_path: Path) -> None:
     """The others are the old files, under the numbers that they have now."""
     source = SourceSet.open(small)
@@ -162,6 +165,7 @@ def stop_at(words: str) -> Any:
     return progress
 
 
+@pytest.mark.promise("memory_and_reshard")
 def test_an_interrupted_run_goes_on_after_the_last_finished_file(
     small: Path, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def plainly(table: list[int], weight: list[int], shards: int, gone: list[int]) -
 WEIGHTS = st.one_of(st.integers(0, 9), st.integers(0, 1000), st.just(5000))
 
 
+@pytest.mark.promise("memory_and_reshard")
 @given(st.data())
 @settings(
     deadline=None,
@@ -115,6 +116,7 @@ def test_a_removed_shard_gives_its_number_to_the_last_one() -> None:
     assert len(found.moved) == SLOTS // 4
 
 
+@pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize("shards", [4, 128])
 def test_a_slot_with_a_fifth_of_all_queries_gets_the_others_out_of_its_way(shards: int) -> None:
     """On few servers the others make room; on many its shard keeps nothing else, and replicas."""
