@@ -79,6 +79,10 @@ class Peer:
     ) -> None:
         """A call with one message, of less than a frame; it is the last where `end` says so."""
         self.open_calls(method, 1, metadata)
+        self.ask_more(message, end=end)
+
+    def ask_more(self, message: bytes, *, end: bool = False) -> None:
+        """Another message in the last call, of less than a frame."""
         payload = b"\0" + len(message).to_bytes(4, "big") + message
         self.socket.sendall(frame(DATA, END_STREAM * end, self._next - 2, payload))
 

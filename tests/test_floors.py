@@ -103,7 +103,9 @@ def may_import(package: str, path: Path) -> bool:
     if package == "grpc_tools":
         return path == Path("wire/generate.py")
     if package.startswith("grpc"):
-        return is_below(path, "server", "client/deliver", "gateway", "wire/status.py")
+        return is_below(
+            path, "server", "client/deliver", "gateway", "wire/status.py", "wire/pairs.py"
+        )
     if package == "prometheus_client":
         return is_below(path, "families.py", "server", "client/api", "gateway", "cli")
     if package == "h11":

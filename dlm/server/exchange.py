@@ -16,16 +16,22 @@ from dlm.logs import EventLog
 from dlm.server.admission import Clock, ShardAdmission
 from dlm.server.answers import Answered, Answerer, Located
 from dlm.server.config import ServerConfig
+from dlm.server.health import ServingState
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal, too_late
 from dlm.server.replies import Replies
-from dlm.wire import codec
+from dlm.wire import codec, pairs
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
+
+# The largest reply that is sent with the operation that receives the next message. gRPC does not
+# say whether the client has read it, so it does not count as in flight. It is less than an idle
+# stream takes; the limits of streams bound how many there are.
+PAIRED_BYTES = 8192
 
 
 class Model(Protocol):
@@ -70,6 +76,7 @@ class ExchangeStream:
     ) -> None:
         self._find, self._metrics = find, metrics
         self._context, self._replies = context, replies
+        self._call, self._loop = pairs.call_of(context), asyncio.get_running_loop()
         self._lateness = Lateness()
         self._large: set[asyncio.Task[None]] = set()
 
@@ -86,12 +93,20 @@ class ExchangeStream:
                 task.cancel()
 
     async def _read_all(self) -> None:
-        read, end = self._context.read, grpc.aio.EOF
-        while (data := await read()) is not end:
-            await self._take(data)
+        data = await self._context.read()
+        while data is not grpc.aio.EOF:
+            reply = await self._take(data)
+            data = None
+            if reply is not None:
+                data = await pairs.send_and_receive(self._call, reply, self._loop)
+            if data is None:
+                data = await self._context.read()
 
-    async def _take(self, data: bytes) -> None:
-        """One message. Nothing here may outlive it: an idle stream must not hold its last model."""
+    async def _take(self, data: bytes) -> bytes | None:
+        """Answers one message; returns the reply if it is to be sent with the next read.
+
+        Nothing here may outlive it: an idle stream must not hold its last model.
+        """
         arrived, replies = time.perf_counter(), self._replies
         replies.check()
         try:
@@ -104,7 +119,7 @@ class ExchangeStream:
         if overload is not None:
             # Bounded as any other: a client that does not read replies is not read either.
             await replies.put(self._refuse(model, message, overload), model.metrics.wrote)
-            return
+            return None
         admission.enter()
         located = posted = None
         try:
@@ -119,13 +134,28 @@ class ExchangeStream:
                 answered = model.answerer.score(message, late) if small else None
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
             await replies.put(self._refuse(model, message, exc), model.written)
-            return
+            return None
         if answered is None:
             large = self._answer_large(model, message, located, arrived, late, waited_s)
             self._begin(large, model)
-        else:
-            model.count(answered, arrived, waited_s, posted)
-            await replies.put(answered.data, model.written)
+            return None
+        model.count(answered, arrived, waited_s, posted)
+        if self._goes_with_next(answered.data, admission):
+            admission.leave()
+            return answered.data
+        await replies.put(answered.data, model.written)
+        return None
+
+    def _goes_with_next(self, reply: bytes, admission: ShardAdmission) -> bool:
+        """Not the first, with which gRPC sends its metadata; not while others are on their way, or
+        the server has to know what is unread."""
+        return (
+            self._call is not None
+            and len(reply) <= PAIRED_BYTES
+            and self._replies.is_idle
+            and not self._large
+            and admission.state is ServingState.READY
+        )
 
     def _begin(self, large: Coroutine[Any, Any, None], model: Model) -> None:
         task = asyncio.create_task(large)

@@ -88,6 +88,11 @@ class Replies:
             # send a status then, and with it what was sent, in vain, with the first write.
             raise asyncio.CancelledError
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether gRPC has every reply that was put, and there was one."""
+        return self._writer is not None and not self._waiting and not self._ended
+
     def check(self) -> None:
         if self._unread:
             raise Unread(WRITE_S)

@@ -31,6 +31,7 @@ from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
+from dlm.server.models import Models
 from dlm.server.service import ShardService
 from dlm.wire import codec
 
@@ -121,11 +122,12 @@ async def measure(directory: Path, sizes: list[int], rounds: int) -> None:
     contexts, words = groups_of_shard(shards, 1_000)
     service = ShardService(shard, ServerConfig(inline_queries=1 << 16))
     service.admission.state = ServingState.READY
+    exchange = Models([service]).exchange
     asked = {size: messages(shards, size, contexts, words) for size in sizes}
     least: dict[tuple[int, str], NDArray[np.float64]] = {}
     for _, size in itertools.product(range(rounds), sizes):
         stream = Stream([data for _, data in asked[size]])
-        await service.exchange(None, stream)
+        await exchange(None, stream)
         assert stream.replies == len(asked[size])
         searched = search_times(shard, [groups for groups, _ in asked[size]])
         for name, times in (("message", stream.times), ("search", searched)):

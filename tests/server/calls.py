@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from cluster import WAIT_S
+from cluster import WAIT_S, until
 from dlm.client.config.credentials import Metadata, certificates_of, read_token
 from dlm.client.config.security import ClientSecurity
 from dlm.index.search.shard import FoundBlocks
@@ -21,6 +21,7 @@ from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
+from http2 import Peer
 
 
 class GatedShard:
@@ -162,6 +163,19 @@ class Stream:
     def end(self) -> None:
         """Sends no more."""
         self._out.put(None)
+
+
+def unread_reply(sharded: Any, server: Any, metadata: Metadata = ()) -> tuple[Peer, Asked]:
+    """A stream whose second reply waits to be read, in one operation with the next read."""
+    metrics = server.server.service.metrics
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    peer = Peer(server.address, window=10 * len(asked.queries))  # a query of a reply takes 7
+    peer.ask("/dlm.v1.Shard/Exchange", asked.data, metadata, end=False)
+    until(lambda: metrics.write_s.count == 1)
+    peer.ask_more(asked.data)
+    until(lambda: metrics.messages == 2)
+    assert (metrics.in_flight, metrics.write_s.count) == (0, 1)
+    return peer, asked
 
 
 def outcome(call: Callable[..., Any], data: bytes, timeout: float = WAIT_S) -> Outcome:

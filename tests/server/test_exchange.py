@@ -11,11 +11,11 @@ import pytest
 from cluster import WAIT_S, until
 from dlm.server import replies
 from dlm.server.health import Event, ServingState
-from dlm.wire import codec
+from dlm.wire import codec, pairs
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
 from http2 import Peer, wait_ended
-from server.calls import Stream
+from server.calls import Stream, unread_reply
 
 UNREAD = ("server.stream.unread", "server.reply.undelivered")
 
@@ -42,6 +42,39 @@ def test_every_message_gets_the_oracles_answers_under_its_sequence(
         assert message.reason == ""
         sharded.questions.verify(0, asked.pop(message.sequence), data)
     assert not asked
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_every_message_sent_after_a_reply_gets_its_answers(
+    sharded, stream, monkeypatch, paired: bool
+) -> None:
+    """Small ones between large ones, whether or not gRPC sends a reply with the next read."""
+    if not paired:
+        monkeypatch.setattr(pairs, "AVAILABLE", False)
+    rng = np.random.default_rng(8)
+    for sequence, contexts in enumerate([3, 3, 700, 3, 500, 3, 3, 3]):
+        asked = sharded.questions.ask(rng, 0, contexts)
+        stream.put(asked.data, sequence)
+        message, data = stream.take()
+        assert message.sequence == sequence
+        sharded.questions.verify(0, asked, data)
+
+
+def test_a_small_reply_that_nobody_reads_is_no_load_and_is_not_followed(sharded, gated) -> None:
+    """gRPC has it, and reads no further message of that stream until it is read."""
+    _, server, caller = gated()
+    metrics = server.server.service.metrics
+    peer, asked = unread_reply(sharded, server)
+    peer.ask_more(asked.data)
+    other = Stream(caller)
+    other.put(asked.data, 1)
+    sharded.questions.verify(0, asked, other.take()[1])
+    until(lambda: metrics.in_flight == 0)
+    assert metrics.messages == 3
+    peer.let_come(1 << 20)
+    until(lambda: metrics.messages == 4)
+    peer.close()
+    other.end()
 
 
 def test_a_refusal_names_its_message_and_the_stream_goes_on(sharded, stream) -> None:

@@ -23,7 +23,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import PUSHBACK_KEY, REASON_KEY, Reason, reason_of
 from http2 import Peer, wait_ended
-from server.calls import Outcome, open_channel, outcome, outcome_of
+from server.calls import Outcome, open_channel, outcome, outcome_of, unread_reply
 
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
 METHODS = (
@@ -240,6 +240,23 @@ def test_a_stream_that_is_not_read_is_told_of_its_removed_token_when_it_is(gated
     wait_ended([peer], 1)
     assert metrics.unauthenticated == 1
     until(lambda: guard._open == 0)
+    peer.close()
+
+
+def test_a_reply_that_waits_with_the_next_read_ends_with_its_token_when_it_is_read(
+    gated, tokens, sharded
+):
+    """The client is told after the reply."""
+    _, server, _ = gated(tokens=str(tokens))
+    guard, metrics = server.server.guard, server.server.service.metrics
+    peer, asked = unread_reply(sharded, server, metadata_of(ALICE))
+    peer.ask_more(asked.data)
+    write_tokens(tokens, f"bob:{BOB}")
+    until(lambda: metrics.unauthenticated == 1)
+    peer.let_come(1 << 20)
+    wait_ended([peer], 1)
+    until(lambda: guard._open == 0)
+    assert metrics.messages == 2
     peer.close()
 
 

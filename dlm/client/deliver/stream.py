@@ -1,10 +1,5 @@
 """A gRPC call of many messages each way, of which each is sent with the operation that receives its
-reply.
-
-grpc.aio reports each write as it does each reply: by a byte from its own thread to the loop. gRPC
-also takes both as one operation, and reports it when the reply has come: so a message wakes the
-loop once, not twice. grpc.aio has no public method for that.
-"""
+reply (`wire/pairs.py`)."""
 
 from __future__ import annotations
 
@@ -14,12 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc
 
-_NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation", "execute_batch"
-# False for a version of gRPC that is built otherwise: then they are two operations.
-PAIRS = all(hasattr(cygrpc, name) for name in _NAMES)
-_NO_FLAGS = 0
+from dlm.wire import pairs
 
 
 class Stream:
@@ -33,7 +24,7 @@ class Stream:
         self.connected = False
         self._call = call
         self._loop = asyncio.get_running_loop()
-        if PAIRS:
+        if pairs.AVAILABLE:
             # The public method makes a reference cycle, which keeps gRPC's threads.
             call._cython_call.add_done_callback(ended)
         else:
@@ -55,13 +46,10 @@ class Stream:
 
     async def ask(self, data: bytes) -> Any:
         """Sends a message; returns and raises as `read`, which must not be waiting."""
-        if PAIRS:
-            receive = cygrpc.ReceiveMessageOperation(_NO_FLAGS)
-            both = cygrpc.SendMessageOperation(data, _NO_FLAGS), receive
-            with contextlib.suppress(cygrpc.ExecuteBatchError):
-                await cygrpc.execute_batch(self._call._cython_call, both, self._loop)
-                if (message := receive.message()) is not None:
-                    return message
+        if pairs.AVAILABLE:
+            call = self._call._cython_call
+            if (message := await pairs.send_and_receive(call, data, self._loop)) is not None:
+                return message
         else:
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                 await self._call.write(data)
@@ -73,7 +61,7 @@ class Stream:
         await self._call.read()
 
     def cancel(self) -> None:
-        if not PAIRS:
+        if not pairs.AVAILABLE:
             self._call.cancel()
         elif not self._call.done():
             # The public method also cancels a task of gRPC's that has an operation.
