@@ -39,6 +39,7 @@ def gateway(
     port: Annotated[int | None, option(GatewayConfig, "port")] = None,
     http_port: Annotated[int | None, option(GatewayConfig, "http_port")] = None,
     host: Annotated[str | None, option(GatewayConfig, "host")] = None,
+    workers: Annotated[int | None, option(GatewayConfig, "workers")] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
@@ -81,6 +82,7 @@ def gateway(
         dlm gateway --local shards/model --http-port 8080
         dlm gateway --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --tokens t
     """
+    import dlm.server.poller  # noqa: F401 - before anything else imports gRPC
     from dlm.cli.paths import check_reads, check_writes
     from dlm.cli.serve import check_log_level, log_to_stderr
     from dlm.client import AsyncClient, ClientConfig
@@ -95,6 +97,7 @@ def gateway(
         "port": port,
         "http_port": http_port,
         "host": host,
+        "workers": workers,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "tls_client_ca": tls_client_ca,

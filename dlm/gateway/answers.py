@@ -1,6 +1,6 @@
 """Requests to answers: what each call of dlm.v1.LanguageModel asks of the client.
 
-Knows nothing of doors: gRPC and HTTP hand in a message, and get one back or a `Refusal`.
+Knows nothing of doors: gRPC and HTTP hand in a message, and get the bytes of one or a `Refusal`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dlm.client.api.splitting import split_words
 from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig
+from dlm.gateway.packed import extend_reply
 from dlm.ngram.query import FULL
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
@@ -47,7 +48,7 @@ class LanguageModel:
         self._config = config
         self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
 
-    async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[Any, int]:
+    async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[bytes, int]:
         """A SentencesReply, and how many words were scored."""
         if request.sentences and request.ids:
             raise _malformed("sentences and ids are both given; expected one of them")
@@ -70,9 +71,9 @@ class LanguageModel:
                 oov=one.token_oov.tolist(),
                 sources=_sources(one.token_source),
             )
-        return reply, sum(one.tokens for one in scores)
+        return reply.SerializeToString(), sum(one.tokens for one in scores)
 
-    async def extend(self, request: pb.ExtendRequest, left_s: float) -> tuple[Any, int]:
+    async def extend(self, request: pb.ExtendRequest, left_s: float) -> tuple[bytes, int]:
         """An ExtendReply, and how many words were scored."""
         if request.words and request.word_ids:
             raise _malformed("words and word_ids are both given; expected one of them")
@@ -90,18 +91,11 @@ class LanguageModel:
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
         utterance, states = self._states(request.states)
         found = await utterance.extend(states, words, deadline_s=left_s)
-        reply = pb.ExtendReply(
-            log10_probs=found.log10_prob.ravel().tolist(),
-            matched_orders=found.matched_order.ravel().tolist(),
-            oov=found.oov.ravel().tolist(),
-            sources=_sources(found.source.ravel()),
-            model=utterance.model_info.model,
-        )
-        if not request.without_states:
-            reply.states.extend(found.states.to_bytes())
+        model = utterance.model_info.model
+        reply = extend_reply(found, model, states=not request.without_states)
         return reply, found.log10_prob.size
 
-    async def next_words(self, request: pb.NextWordsRequest, left_s: float) -> tuple[Any, int]:
+    async def next_words(self, request: pb.NextWordsRequest, left_s: float) -> tuple[bytes, int]:
         """A NextWordsReply; the words of a whole vocabulary count as one."""
         count = request.count or DEFAULT_COUNT
         self._check_queries(count)
@@ -114,9 +108,9 @@ class LanguageModel:
         for word_id, log10_prob in found:
             word = words[word_id].decode("utf-8", "replace")
             reply.words.add(word=word, id=word_id, log10_prob=log10_prob)
-        return reply, 1
+        return reply.SerializeToString(), 1
 
-    async def rescore(self, request: pb.RescoreRequest, left_s: float) -> tuple[Any, int]:
+    async def rescore(self, request: pb.RescoreRequest, left_s: float) -> tuple[bytes, int]:
         """A RescoreReply, and how many words were scored."""
         self._check_count(len(request.hypotheses), "hypotheses")
         scales = Scales(
@@ -142,9 +136,9 @@ class LanguageModel:
             ranked.append(pb.Rescored(index=index, total=total, lm=lm, fallback=fallback))
         ranked.sort(key=lambda one: -one.total)
         reply = pb.RescoreReply(hypotheses=ranked, model=utterance.model_info.model)
-        return reply, sum(one.tokens for one in scores)
+        return reply.SerializeToString(), sum(one.tokens for one in scores)
 
-    async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[Any, int]:
+    async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[bytes, int]:
         """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
@@ -171,7 +165,7 @@ class LanguageModel:
             reply.servers.add(
                 shard=one.shard, state=str(one.health), ready=one.ready, delay_ms=delay_ms
             )
-        return reply, 0
+        return reply.SerializeToString(), 0
 
     # ------------------------------------------------------------------ states
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from dlm.client import AsyncClient
+from dlm.client.deliver import loop
+from dlm.client.deliver.warm import KERNELS
 from dlm.errors import ConfigError
 from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import Dispatcher
@@ -22,7 +23,9 @@ from dlm.gateway.http import HttpDoor
 from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
 from dlm.gateway.pages import pages
 from dlm.gateway.rpc import RpcDoor
+from dlm.jit import compile_ahead
 from dlm.logs import EventLog
+from dlm.server.config import address_of
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import (
     HEALTH_SERVICE,
@@ -34,9 +37,12 @@ from dlm.server.health import (
 )
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.poller import grpc
-from dlm.server.port import cannot_be_bound
+from dlm.server.port import cannot_be_bound, reserved
+from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady
+from dlm.server.restarts import BEAT_S
 from dlm.server.security import Credentials, Guard, allow_connections, channel_options
+from dlm.server.workers import Supervisor
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
 
@@ -58,6 +64,7 @@ class GatewayReady:
     port: int
     http_port: int
     pid: int
+    workers: int = 1
 
 
 def serve(
@@ -76,15 +83,49 @@ def serve(
     """
     allow_connections()
     credentials = Credentials(config)
+    compile_ahead(KERNELS)
+    notice = Notice(on_ready, ready_file)
+    if config.workers == 1:
+        return _run(lambda: Gateway(config, opening, notice, credentials), stop_signals())
+    address = address_of(config.host, config.http_port)
+    with reserved(config.host, config.http_port, address=address) as http_port:
+
+        def work(port: int, process: Process, tell: OnReady) -> int:
+            own = replace(config, port=port, http_port=http_port)
+            # A terminal's signals reach every process; its supervisor sends a worker this one.
+            ends = (signal.SIGTERM,)
+            return _run(lambda: Gateway(own, opening, Notice(tell), credentials, process), ends)
+
+        return Supervisor(
+            config,
+            warm=lambda: None,
+            work=work,
+            notice=notice,
+            look=credentials.reload_changed if credentials.watches else None,
+            ready=GatewayReady,
+        ).run()
+
+
+def _run(make: Callable[[], Gateway], ends: Sequence[signal.Signals]) -> int:
+    """Runs a gateway on the loop of its client, until one of these signals."""
+    made: list[Gateway] = []
 
     async def main() -> int:
-        gateway = Gateway(config, opening, Notice(on_ready, ready_file), credentials)
-        loop = asyncio.get_running_loop()
-        for number in stop_signals():
-            loop.add_signal_handler(number, gateway.post, Event.STOP)
-        return await gateway.run()
+        made.append(make())
+        if signalled:
+            made[0].post(Event.STOP)
+        return await made[0].run()
 
-    return int(uvloop.run(main()))
+    signalled: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        signalled.append(number)
+        for gateway in made:
+            gateway.post(Event.STOP)
+
+    for number in ends:
+        signal.signal(number, stop)
+    return loop.run(main)
 
 
 class Gateway:
@@ -96,8 +137,10 @@ class Gateway:
         opening: Opening,
         notice: Notice | None = None,
         credentials: Credentials | None = None,
+        process: Process | None = None,
     ) -> None:
         self.config = config
+        self.process = process or Process()
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
         self.port = self.http_port = self.metrics_port = 0
@@ -124,12 +167,16 @@ class Gateway:
 
     async def run(self) -> int:
         """Serves until an event ends it; returns and raises as `serve` does."""
+        beating = asyncio.create_task(self._beat())
         server = self._bind()
         try:
             self._tls = self._context()
             try:
                 self.http_port = await self._http.start(
-                    self.config.host, self.config.http_port, self._tls
+                    self.config.host,
+                    self.config.http_port,
+                    self._tls,
+                    shares_port=self.process.shares_port,
                 )
             except OSError as exc:
                 raise ConfigError(
@@ -151,6 +198,7 @@ class Gateway:
                 if shown is not None:
                     await asyncio.to_thread(shown.close)
         finally:
+            beating.cancel()
             self._guard.close()
             await self._http.close()
             await server.stop(None)
@@ -162,6 +210,12 @@ class Gateway:
             raise self._failure
         return 0 if whole else 1
 
+    async def _beat(self) -> None:
+        """Reports that this loop runs, if anyone watches."""
+        while self.process.beat is not None:
+            self.process.beat()
+            await asyncio.sleep(BEAT_S)
+
     # -------------------------------------------------------------------- start
 
     def _bind(self) -> Any:
@@ -172,7 +226,7 @@ class Gateway:
             options=channel_options(
                 max_message_bytes=config.max_message_bytes,
                 max_in_flight=config.max_in_flight,
-                shares_port=False,
+                shares_port=self.process.shares_port,
             ),
             interceptors=(self._guard,),
         )
@@ -207,14 +261,17 @@ class Gateway:
 
     def _show(self) -> HttpServer | None:
         config = self.config
-        if not config.metrics_port:
+        if self.process.metrics_socket is not None:
+            listening = self.process.metrics_socket
+        elif config.metrics_port:
+            listening = tcp_socket(config.metrics_host, config.metrics_port)
+        else:
             return None
         collector = GatewayCollector(
             self.metrics,
             lambda: self.state,
             lambda: None if self._client is None else self._client.metrics,
         )
-        listening = tcp_socket(config.metrics_host, config.metrics_port)
         return worker_exposition(listening, collector, lambda: self.state, self._loop)
 
     async def _open(self) -> None:

@@ -33,13 +33,13 @@ from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
 
-# Call -> its request and the method of `LanguageModel` that answers it.
-CALLS: dict[str, tuple[Any, str]] = {
-    "Score": (pb.SentencesRequest, "score"),
-    "Extend": (pb.ExtendRequest, "extend"),
-    "NextWords": (pb.NextWordsRequest, "next_words"),
-    "Rescore": (pb.RescoreRequest, "rescore"),
-    "Models": (pb.ModelsRequest, "models"),
+# Call -> its request, its reply, and the method of `LanguageModel` that answers it.
+CALLS: dict[str, tuple[Any, Any, str]] = {
+    "Score": (pb.SentencesRequest, pb.SentencesReply, "score"),
+    "Extend": (pb.ExtendRequest, pb.ExtendReply, "extend"),
+    "NextWords": (pb.NextWordsRequest, pb.NextWordsReply, "next_words"),
+    "Rescore": (pb.RescoreRequest, pb.RescoreReply, "rescore"),
+    "Models": (pb.ModelsRequest, pb.ModelsReply, "models"),
 }
 
 
@@ -65,8 +65,8 @@ class Dispatcher:
         left_s: float | None = None,
         metadata: Iterable[tuple[str, Any]] = (),
         held: ExitStack | None = None,
-    ) -> Any:
-        """The reply to a message of `CALLS[call]`.
+    ) -> bytes:
+        """The reply to a message of `CALLS[call]`, as bytes.
 
         Args    left_s  seconds that its caller waits; None: not said
                 held    where the call counts as in flight until its reply is written
@@ -94,7 +94,7 @@ class Dispatcher:
 
     async def _answer(
         self, call: str, request: Any, left_s: float | None, held: ExitStack | None
-    ) -> tuple[Any, int]:
+    ) -> tuple[bytes, int]:
         self.admission.require_ready()
         overload = self.admission.overload()
         if overload is not None:
@@ -106,7 +106,8 @@ class Dispatcher:
         self.admission.enter()
         with ExitStack() as answered:
             (held or answered).callback(self.admission.leave)
-            found: tuple[Any, int] = await getattr(self._answers, CALLS[call][1])(request, left_s)
+            method = getattr(self._answers, CALLS[call][2])
+            found: tuple[bytes, int] = await method(request, left_s)
         return found
 
 

@@ -28,6 +28,15 @@ class GatewayConfig:
     tokens: str = like(ServerConfig, "tokens")
     open_health: bool = like(ServerConfig, "open_health")
     insecure: bool = like(ServerConfig, "insecure")
+    workers: int = setting(
+        1,
+        "Processes that share both ports.",
+        low=1,
+        high=256,
+        why="Suggested: one per core that this gateway may use; each answers on one core, with low "
+        "orders of its own. Connections are spread over them, so a caller that needs more than one "
+        "core opens several. Limits apply to each process.",
+    )
     deadline_s: float = setting(
         2.0,
         "Time for a call that gives no deadline; and the most that a call gets.",
@@ -58,7 +67,7 @@ class GatewayConfig:
         "Calls being answered; more are refused with OVERLOADED.",
         low=1,
         high=65_536,
-        why="A gateway answers on one core; what waits behind so many is late already.",
+        why="A process answers on one core; what waits behind so many is late already.",
     )
     client_in_flight: int = setting(
         96,

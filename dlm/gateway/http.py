@@ -83,9 +83,13 @@ class HttpDoor:
         self._open: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, shares_port: bool = False
+    ) -> int:
         """Listens; returns the port. OSError if it cannot be bound."""
         more: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_S}
+        if shares_port:
+            more["reuse_port"] = True
         self._server = await asyncio.start_server(
             self._connected, host, port, limit=READ_BYTES, backlog=1024, **more
         )
@@ -162,7 +166,7 @@ class HttpDoor:
                 Reason.TOO_MANY_QUERIES,
                 f"the body is larger than expected: at most {most} bytes. Make several calls",
             )
-        kind_of, message = CALLS[call][0], None
+        kind_of, reply_of, _ = CALLS[call]
         if kind == PROTO:
             message = parse(kind_of(), data)
         else:
@@ -179,9 +183,9 @@ class HttpDoor:
             call, message, door=DOOR, left_s=left_s, metadata=headers, held=held
         )
         if kind == PROTO:
-            return Answer(200, reply.SerializeToString(), PROTO)
+            return Answer(200, reply, PROTO)
         text = json_format.MessageToJson(
-            reply, indent=None, always_print_fields_with_no_presence=True
+            reply_of.FromString(reply), indent=None, always_print_fields_with_no_presence=True
         )
         return Answer(200, text.encode())
 

@@ -30,10 +30,9 @@ class RpcDoor:
 
     async def _one(self, call: str, data: bytes, context: Any) -> bytes:
         try:
-            reply = await self._answer(call, data, context, context.time_remaining())
+            return await self._answer(call, data, context, context.time_remaining())
         except Refusal as refusal:
             await refusal.abort(context)
-        return bytes(reply.SerializeToString())
 
     async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         """Each step has the time of a call: the stream itself lives as long as its caller wants."""
@@ -42,12 +41,13 @@ class RpcDoor:
                 reply = await self._answer("Extend", data, context, None)
             except Refusal as refusal:
                 wait_ms = RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0
-                reply = pb.ExtendReply(
+                refused = pb.ExtendReply(
                     reason=refusal.reason.value, message=refusal.message, retry_after_ms=wait_ms
                 )
-            yield reply.SerializeToString()
+                reply = refused.SerializeToString()
+            yield reply
 
-    async def _answer(self, call: str, data: bytes, context: Any, left_s: float | None) -> Any:
+    async def _answer(self, call: str, data: bytes, context: Any, left_s: float | None) -> bytes:
         request = parse(CALLS[call][0](), data)
         metadata = context.invocation_metadata() or ()
         return await self._calls.answer(call, request, door=DOOR, left_s=left_s, metadata=metadata)

@@ -54,6 +54,21 @@ class Access(Protocol):
     def max_calls(self) -> int: ...
 
 
+class Supervised(Access, Protocol):
+    """The settings of a server that may have several processes."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def metrics_port(self) -> int: ...
+    @property
+    def drain_grace_s(self) -> float: ...
+    @property
+    def shutdown_timeout_s(self) -> float: ...
+
+
 def check_exposure(section: str, config: Access) -> None:
     """Rejects half of a pair, an empty address, and one where strangers could connect or listen."""
     for name in ("host", "metrics_host"):

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder
 from dlm.logs import EventLog
-from dlm.server.config import ServerConfig
+from dlm.server.config import Supervised
 from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
 from dlm.server.load import joined_load
@@ -112,7 +112,7 @@ def worker_exposition(
 
 
 @contextlib.contextmanager
-def starting_exposition(config: ServerConfig) -> Iterator[None]:
+def starting_exposition(config: Supervised) -> Iterator[None]:
     """Meanwhile, the metrics port says that the server is starting, which may take minutes.
 
     /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
@@ -282,7 +282,7 @@ class WorkerSockets:
 
 
 @contextlib.contextmanager
-def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
+def worker_sockets(config: Supervised) -> Iterator[WorkerSockets | None]:
     """The port, bound, and an unnamed socket for each worker; None if metrics are off."""
     if not config.metrics_port:
         yield None

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from dlm.errors import ConfigError, DlmError
 from dlm.logs import EventLog
-from dlm.server.config import ServerConfig
+from dlm.server.config import Supervised
 from dlm.server.exposition import WorkerSockets, serve_joined, worker_sockets
 from dlm.server.parent import end_with_parent
 from dlm.server.pipe import as_error, say
@@ -89,11 +89,12 @@ class Supervisor:
           look    called several times per second: refreshes what new workers start with
           sets    the list of shard sets that the workers follow, if there is one
           labels  of the metrics that are shown for a dead worker
+          ready   what a worker says once it is ready: a dataclass with `pid` and `workers`
     """
 
     def __init__(
         self,
-        config: ServerConfig,
+        config: Supervised,
         *,
         warm: Callable[[], None],
         work: WorkerMain,
@@ -101,7 +102,9 @@ class Supervisor:
         look: Callable[[], None] | None = None,
         sets: ListedSets | None = None,
         labels: Mapping[str, str] | None = None,
+        ready: type[Any] = Ready,
     ) -> None:
+        self._said_when_ready = ready
         self._config = config
         self._labels = dict(labels or {})
         self._warm, self._work, self._notice = warm, work, notice
@@ -117,7 +120,7 @@ class Supervisor:
         self._killed = False
         self._whole = True
         self._published = False
-        self._ready: Ready | None = None
+        self._ready: Any = None
         self._damage = SharedText()
         self._doubts = False  # from a page that cannot be read until every worker maps anew
         self._next_look = 0.0
@@ -400,7 +403,7 @@ class Supervisor:
             elif "ready" in content:
                 worker.ready = True
                 worker.pulse.ready()
-                self._ready = Ready(**content["ready"])
+                self._ready = self._said_when_ready(**content["ready"])
                 self._believe_again(worker)
                 self._publish()
             else:
@@ -419,7 +422,6 @@ class Supervisor:
             )
 
     def _publish_notice(self) -> None:
-        assert self._ready is not None
         ready = replace(self._ready, pid=os.getpid(), workers=len(self._workers))
         self._notice.publish(ready)
 

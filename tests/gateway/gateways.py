@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
-from cluster import WAIT_S, until
+from cluster import WAIT_S, CommandServer, until
 from dlm.gateway.answers import SERVICE
 from dlm.gateway.app import Gateway, Opening
 from dlm.gateway.calls import CALLS
@@ -23,13 +26,6 @@ from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import REASON_KEY, reason_of
 
 DOORS = ("grpc", "json", "proto")
-REPLIES = {
-    "Score": pb.SentencesReply,
-    "Extend": pb.ExtendReply,
-    "NextWords": pb.NextWordsReply,
-    "Rescore": pb.RescoreReply,
-    "Models": pb.ModelsReply,
-}
 
 
 class ThreadGateway:
@@ -77,6 +73,20 @@ class ThreadGateway:
         self.end()
 
 
+class CommandGateway(CommandServer):
+    """`dlm gateway` as a user starts it, on free ports; with `with` it must end with status 0."""
+
+    def __init__(self, *arguments: object, cwd: Path, name: str = "gateway") -> None:
+        self.file = cwd / f"{name}.json"
+        ports = ("--port", 0, "--http-port", 0, "--ready-file", self.file)
+        super().__init__("gateway", *ports, *arguments, cwd=cwd, ready_file=self.file)
+
+    @property
+    def running(self) -> SimpleNamespace:
+        """Its ports, as `ThreadGateway.running` has them; waits until it is ready."""
+        return SimpleNamespace(**json.loads(self.ready().file.read_text()))
+
+
 @dataclass
 class Refused(Exception):
     """What a caller gets instead of a reply, by either door."""
@@ -89,7 +99,7 @@ class Refused(Exception):
 class Caller:
     """Calls by one door; the connection is kept between calls."""
 
-    def __init__(self, gateway: ThreadGateway, door: str, token: str = "") -> None:
+    def __init__(self, gateway: ThreadGateway | CommandGateway, door: str, token: str = "") -> None:
         self.door = door
         self._token = token
         if door == "grpc":
@@ -118,7 +128,7 @@ class Caller:
                 )
             except grpc.RpcError as exc:
                 raise Refused(reason_of(exc), exc.code(), exc.details()) from None
-            return REPLIES[call].FromString(data)
+            return CALLS[call][1].FromString(data)
         if self.door == "proto":
             status, headers, body = self.post(
                 call, message.SerializeToString(), "application/proto", timeout_s
@@ -129,8 +139,8 @@ class Caller:
         if status != 200:
             raise Refused(headers.get(REASON_KEY), status, body.decode())
         if self.door == "proto":
-            return REPLIES[call].FromString(body)
-        return json_format.Parse(body, REPLIES[call]())
+            return CALLS[call][1].FromString(body)
+        return json_format.Parse(body, CALLS[call][1]())
 
     def post(
         self, call: str, body: bytes, kind: str = "application/json", timeout_s: float = WAIT_S

@@ -88,7 +88,7 @@ def test_a_client_cannot_fill_the_gateway(opening: Any, tokens: Path) -> None:
 
     async def held(*_: Any) -> Any:
         await release.wait()
-        return pb.ModelsReply(), 0
+        return b"", 0
 
     limits = {"max_in_flight": 2, "client_in_flight": 1}
     with ThreadGateway(opening, tokens=str(tokens), **limits) as gateway:

@@ -162,14 +162,19 @@ class States:
             raise QueryError(
                 "states of an utterance with phrases cannot be bytes; use `without_phrases()`"
             )
+        rows = self.packed()
+        each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
+        return each
+
+    def packed(self) -> NDArray[np.uint8]:
+        """The same as rows of one array; see `to_bytes`."""
         flat = self.reshape(-1)
         head = state_head(self.model_info.model)
         rows = np.empty((len(flat), STATE_HEAD + 4 * flat._contexts.shape[1]), np.uint8)
         rows[:, : len(head)] = np.frombuffer(head, np.uint8)
         rows[:, len(head)] = flat._lengths
         rows[:, STATE_HEAD:] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
-        each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
-        return each
+        return rows
 
     def each(self) -> list[NDArray[np.uint32]]:
         """The ids of each state of the flattened array, the most recent last."""

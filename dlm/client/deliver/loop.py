@@ -17,9 +17,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import uvloop
 
@@ -33,7 +34,7 @@ POLLER_S = 0.2
 # A thread that should wake the loop may be interrupted by a signal handler: then the next one does.
 WAKE_S = 0.05
 
-
+T = TypeVar("T")
 Posted: TypeAlias = deque[tuple[Callable[..., None], tuple[Any, ...]]]
 
 
@@ -249,6 +250,25 @@ def _start() -> None:
             except RuntimeError:  # no thread can be started
                 _running = None
                 raise
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs what `work` returns on the loop, beside the clients; waits in this thread, so its signal
+    handlers run meanwhile. For a program that asks the clients once per event of its own: it needs
+    no second loop, which gRPC would wake for each event of this one. A fork cancels it."""
+    ended: Future[T] = Future()
+
+    async def whole() -> None:
+        try:
+            ended.set_result(await work())
+        except BaseException as exc:  # noqa: BLE001 - raised in the thread that waits
+            ended.set_exception(exc)
+
+    def start() -> None:
+        running().start(whole())
+
+    post(start)
+    return ended.result()
 
 
 def suspend(before: Callable[[], None]) -> None:

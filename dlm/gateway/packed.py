@@ -1,0 +1,57 @@
+"""The reply to a decoder's step, as bytes made from arrays: objects cost more than scoring."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import Extension
+from dlm.wire._pb import lm_pb2 as pb
+
+LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
+_FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
+
+
+def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
+    """The bytes of an ExtendReply.
+
+    Lists of floats are packed as their bytes, and those of small whole numbers as a byte each, so
+    both are the arrays themselves.
+
+    Args  states  whether it has them
+    """
+    parts = [
+        _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
+        _field("matched_orders", found.matched_order.tobytes()),
+        _rows("states", found.states.packed()) if states else b"",
+        _field("oov", found.oov.tobytes()),
+        _field("sources", found.source.tobytes() if found.source.any() else b""),
+        _field("model", model.encode()),
+    ]
+    return b"".join(parts)
+
+
+def _head(name: str, size: int) -> bytes:
+    return _varint(_FIELDS[name].number << 3 | LENGTH_DELIMITED) + _varint(size)
+
+
+def _field(name: str, content: bytes) -> bytes:
+    return _head(name, len(content)) + content if content else b""
+
+
+def _rows(name: str, rows: NDArray[np.uint8]) -> bytes:
+    """A repeated field of bytes, each a row of the array."""
+    head = np.frombuffer(_head(name, rows.shape[1]), np.uint8)
+    whole = np.empty((len(rows), len(head) + rows.shape[1]), np.uint8)
+    whole[:, : len(head)] = head
+    whole[:, len(head) :] = rows
+    return whole.tobytes()
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
