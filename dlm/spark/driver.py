@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +11,28 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dlm.errors import EstimationError
-from dlm.estimate.adjust.kernels import ALL, COUNT_BITS, EOS, KEPT, PRUNED, STATISTICS
+from dlm.estimate.adjust.kernels import (
+    ALL,
+    BOS,
+    COUNT_BITS,
+    EOS,
+    KEPT,
+    PRUNED,
+    STATISTICS,
+)
 from dlm.estimate.adjust.trie import TOO_OFTEN
 from dlm.estimate.settings import EstimationSettings
 from dlm.estimate.text import LineFault, Totals, complaint
 from dlm.ngram.wordtable import WordTable
+from dlm.spark.text import pairs_of
+from dlm.spark.tries import About
 
 # Ids are `int` in Spark.
 MAX_WORDS = (1 << 31) - 1
 
 
 def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
-    """Adds up the facts (of `tasks.words_of_text`, in the order of the text); EstimationError for a
+    """Adds up the facts (of `text.words_of_text`, in the order of the text); EstimationError for a
     line with a fault, unless `skip`."""
     for facts, path, start in zip(
         *(rows.column(name).to_pylist() for name in ("facts", "path", "start")), strict=True
@@ -64,30 +73,36 @@ def _bytes_of(column: pa.Array) -> bytes:
     return bytes(values.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes())
 
 
+def bounds_of(counts: NDArray[np.int64], partitions: int) -> NDArray[np.uint64]:
+    """Where partitions begin, as `text.pairs_of`, so that they have about as much text.
+
+    Args  counts  (words,)  how often each occurs, `<s>` as often as `</s>`
+    A word that is in several partitions is cut as if the words before it were those of all text.
+    """
+    last = np.cumsum(np.where(np.arange(len(counts)) == BOS, 0, counts))
+    before = np.cumsum(np.where(np.arange(len(counts)) == EOS, 0, counts))
+    wanted = np.arange(1, partitions) * (int(last[-1]) / partitions)
+    word = np.searchsorted(last, wanted, "right")
+    share = (wanted - (last[word] - counts[word])) / np.maximum(counts[word], 1)
+    return pairs_of(word, np.searchsorted(before, np.clip(share, 0, 1) * int(before[-1])))
+
+
 def statistics_of(
     settings: EstimationSettings,
-    abouts: Sequence[bytes],
-    sums: pa.Table,
+    abouts: Sequence[About],
     words: int,
     known: NDArray[np.uint8] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """`statistics` of all orders and `counts[0]`, with PRUNED, as a Trie has them.
-
-    Args
-        abouts  what `tasks.adjusted` reports of its partitions
-        sums    w0, left, actual: of words, how many come before each and how often it occurs
-    """
+    """`statistics` of all orders and `counts[0]`, with PRUNED, as a Trie has them; from those of
+    the partitions."""
     order = settings.order
     statistics = np.zeros((order, STATISTICS), np.int64)
-    last: dict[str, Any] = {"key": []}
-    for text in abouts:
-        about = json.loads(text)
-        statistics[1:] += np.array(about["statistics"], np.int64)[1:]
-        last = max(last, about, key=lambda own: own["key"])
-    ids = sums.column("w0").to_numpy()
     left, actual = np.zeros(words, np.int64), np.zeros(words, np.int64)
-    left[ids] = sums.column("left").to_numpy()
-    actual[ids] = sums.column("actual").to_numpy()
+    for about in abouts:
+        statistics[1:] += about.statistics[1:]
+        left[about.left[0]] += about.left[1]
+        np.add.at(actual, *about.actual)
+    last = max(abouts, key=lambda about: about.key)
     counts = actual if order == 1 else left
     if int(counts.max()) > COUNT_BITS:
         raise EstimationError(TOO_OFTEN)
@@ -99,7 +114,7 @@ def statistics_of(
     statistics[0, ALL] = words
     statistics[0, KEPT] = words - int(pruned.sum())
     # The n-grams that end the last of all enter by how often they occur: see the local engine.
-    nodes = [(int(counts[last["key"][0]]), int(actual[last["key"][0]])), *last["nodes"][1:]]
+    nodes = [(int(counts[last.key[0]]), int(actual[last.key[0]])), *last.nodes[1:]]
     for n, (adjusted, often) in enumerate(nodes[: order - 1]):
         if 1 <= adjusted <= 4:
             statistics[n, adjusted - 1] -= 1

@@ -6,7 +6,6 @@ words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError, EstimationError
-from dlm.estimate.adjust.kernels import KEPT, PRUNED
+from dlm.estimate.adjust.kernels import KEPT
 from dlm.estimate.interpolate.contexts import unigrams
 from dlm.estimate.pipeline import estimate_discounts
 from dlm.estimate.provenance import provenance
@@ -25,16 +24,23 @@ from dlm.ngram.arpa import parts_index
 from dlm.ngram.arpa.writer import WordBytes
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
-from dlm.spark import tasks
-from dlm.spark.driver import statistics_of, table_of, take_facts
+from dlm.spark import text, tries
+from dlm.spark.driver import bounds_of, statistics_of, table_of, take_facts
 from dlm.spark.folder import ModelFolder
+from dlm.spark.jobs import JobStages, between, checked, explained, of_driver
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
 # Compressed text that Spark takes for plain text, or for Hadoop's own format of that name: it may
 # then silently find nothing in it.
 _UNREADABLE = {".lz4", ".snappy", ".xz"}
+
+# Words of the text, `</s>` among them, of a partition: its memory is about 150 bytes for each.
+PARTITION_TOKENS = 1 << 21
+# A partition of fewer takes longer to start than to work on.
+LEAST_TOKENS = 1 << 17
 
 
 def estimate(
@@ -44,8 +50,7 @@ def estimate(
     settings: EstimationSettings,
     *,
     progress: ProgressReporter | None = None,
-    group_rows: int = tasks.GROUP_ROWS,
-    block_tokens: int = tasks.BLOCK_TOKENS,
+    block_tokens: int = text.BLOCK_TOKENS,
 ) -> EstimationSummary:
     """Estimates an ARPA model in parts from text, by interpolated modified Kneser-Ney.
 
@@ -54,7 +59,7 @@ def estimate(
                     it, or parquet. Files of one source follow one another by their paths
         output      folder, on any file system that Spark writes to
         settings    as of the local engine; memory and threads do not apply
-        group_rows, block_tokens  how much a task does at once; for tests
+        block_tokens  how much of the text is counted at once; for tests
     Raises
         ConfigError      invalid sources, output or settings
         EstimationError  text with a fault, or too little of it; a job that failed
@@ -63,11 +68,9 @@ def estimate(
         (except byte order marks at the start of files, which Spark skips). The output is written
         whole, or stays as it was
     """
-    with _explained():
-        job = _Estimation(
-            spark, sources, output, settings,
-            progress or ProgressReporter(lambda _: None), group_rows, block_tokens,
-        )  # fmt: skip
+    stages = JobStages(spark, progress or ProgressReporter(lambda _: None))
+    with explained(stages, "the model"):
+        job = _Estimation(spark, sources, output, settings, stages, block_tokens)
         try:
             return job.run()
         finally:
@@ -81,57 +84,61 @@ class _Estimation:
         sources: Sequence[str],
         output: str,
         settings: EstimationSettings,
-        progress: ProgressReporter,
-        group_rows: int,
+        stages: JobStages,
         block_tokens: int,
     ) -> None:
-        self._spark = spark
+        # Its settings are this run's own.
+        self._spark = spark.newSession()
+        # Rows of all orders are written as they come: to be sorted, they would all be held.
+        self._spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", settings.order)
         self._sources = sources
         self._settings = settings
-        self._progress = progress
-        self._group_rows = group_rows
+        self._stages = stages
+        self._progress = stages.progress
         self._block_tokens = block_tokens
         self._folder = ModelFolder(spark, output)
-        self._lines = [_lines(spark, source, settings.column) for source in sources]
+        self._lines = [_lines(self._spark, source, settings.column) for source in sources]
         if not self._lines:
             raise ConfigError("give at least one text")
         self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
-        self._partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-        self._kept: list[DataFrame] = []
         self._broadcasts: list[Any] = []
         self._committed = False
 
     def run(self) -> EstimationSummary:
-        settings, progress, summary = self._settings, self._progress, self._summary
+        settings, stages, summary = self._settings, self._stages, self._summary
         order = settings.order
-        progress.stage("reading words")
-        table = self._words()
+        stages.begin("reading words")
+        table, occurrences = self._words()
         known = None
         if settings.vocabulary is not None:
             known = np.zeros(len(table), np.uint8)
             known[:3] = 1
             known[table.ids_of(sorted(settings.vocabulary))] = 1
-        progress.stage("counting n-grams and adjusting counts")
+        bounds = bounds_of(occurrences, self._partitions(int(occurrences.sum())))
+        stages.begin("counting n-grams and adjusting counts")
         shared = self._share(table)
-        adjusted = self._adjusted(shared, len(table), known)
-        statistics, counts = self._statistics(adjusted, len(table), known)
-        discounts = estimate_discounts(statistics, settings, summary, progress)
+        adjusted = self._adjusted(shared, len(table), known, bounds)
+        statistics, counts = statistics_of(settings, of_driver(adjusted), len(table), known)
+        discounts = estimate_discounts(statistics, settings, summary, stages.progress)
         probs = unigrams(counts, discounts[0], int(statistics[0, KEPT]))
         backoffs = np.ones(len(table), np.float32)
         if order > 1:
-            progress.stage("adding up what follows each context")
-            weighed = self._weighed(adjusted, discounts)
-            found = _arrow(
-                weighed.filter(f"order = 1 AND kind = {tasks.CONTEXT}").select("w0", "gamma")
+            stages.begin("adding up what follows each context")
+            weighed = between(
+                adjusted,
+                len(bounds) + 2,
+                lambda part, values: tries.weighed(part, values, order, discounts, bounds),
             )
-            backoffs[found.column("w0").to_numpy()] = found.column("gamma").to_numpy()
-            adjusted.unpersist()
-            progress.stage("interpolating and writing")
-            self._write_ngrams(weighed, discounts, probs, shared)
-        self._write_words(table, counts, probs, backoffs)
+            for found in of_driver(weighed):
+                backoffs[found.words] = found.backoffs
+            stages.begin("interpolating and writing")
+            self._write_ngrams(weighed, discounts, probs, shared, bounds)
+        unigram_rows = tries.unigram_text(table, counts, probs, backoffs if order > 1 else None)
+        ones = [(1, bytes(rows[:-1])) for rows in unigram_rows]
+        self._write(self._spark.sparkContext.parallelize(ones, 1))
         parts = [self._folder.parts(n) for n in range(1, order + 1)]
         summary.arpa_bytes = sum(size for own in parts for _, size in own)
-        progress.stage("writing the index of the parts")
+        stages.begin("writing the index of the parts")
         self._folder.commit(
             parts_index(provenance(settings, summary, self._sources), summary.counts, parts)
         )
@@ -139,8 +146,6 @@ class _Estimation:
         return summary
 
     def close(self) -> None:
-        for frame in self._kept:
-            frame.unpersist()
         for one in self._broadcasts:
             one.destroy()
         if not self._committed:
@@ -148,14 +153,15 @@ class _Estimation:
 
     # ------------------------------------------------------------------------------ stages
 
-    def _words(self) -> WordTable:
+    def _words(self) -> tuple[WordTable, NDArray[np.int64]]:
+        """The words of the text, and how often each occurs."""
         from pyspark.sql import functions as F
 
         skip = self._settings.skip
         found: DataFrame | None = None
         for number, lines in enumerate(self._lines):
             words = lines.mapInArrow(
-                lambda batches: tasks.words_of_text(batches, skip), tasks.WORDS_SCHEMA
+                checked(lambda batches: text.words_of_text(batches, skip)), text.WORDS_SCHEMA
             ).withColumn("source", F.lit(number))
             found = words if found is None else found.union(words)
         assert found is not None
@@ -164,134 +170,82 @@ class _Estimation:
         part = F.when(F.col("facts").isNotNull(), place).alias("part")
         rows = _arrow(
             found.groupBy("word", "facts", part)
-            .agg(F.min(place).alias("at"))
-            .select("word", "facts", "at.*")
+            .agg(F.min(place).alias("at"), F.sum("count").alias("count"))
+            .select("word", "count", "facts", "at.*")
         ).sort_by([(name, "ascending") for name in ("source", "path", "start", "place")])
         facts = rows.filter(pa.compute.is_valid(rows.column("facts")))
         take_facts(self._summary.totals, facts, skip)
-        words = rows.column("word").drop_null()
-        totals = self._summary.totals
+        rows = rows.filter(pa.compute.is_valid(rows.column("word")))
+        words, totals = rows.column("word"), self._summary.totals
         self._progress.tell(f"read {totals.summary(skip)}; {len(words):,} different words")
         if totals.lines == 0:
             raise EstimationError("the text has no line that can be counted; is it the right file?")
-        return table_of(words)
+        lines = [0, totals.lines, totals.lines]  # of <unk>, <s> and </s>
+        return table_of(words), np.append(lines, rows.column("count").to_numpy())
 
-    def _adjusted(self, shared: Any, words: int, known: NDArray[np.uint8] | None) -> DataFrame:
-        settings, block_tokens, group_rows = self._settings, self._block_tokens, self._group_rows
+    def _partitions(self, tokens: int) -> int:
+        """How many partitions: what Spark was given, or by the size of the text."""
+        given = self._spark.sparkContext.getConf().get("spark.sql.shuffle.partitions")
+        if given is not None:
+            return int(given)
+        cores = int(self._spark.sparkContext.defaultParallelism)
+        return max(-(-tokens // PARTITION_TOKENS), min(cores, tokens // LEAST_TOKENS), 1)
+
+    def _adjusted(
+        self,
+        shared: Any,
+        words: int,
+        known: NDArray[np.uint8] | None,
+        bounds: NDArray[np.uint64],
+    ) -> RDD[Any]:
+        settings, block_tokens = self._settings, self._block_tokens
         order, skip, thresholds = settings.order, settings.skip, settings.thresholds
         known_words = self._share(known)
         lines = self._lines[0]
         for more in self._lines[1:]:
             lines = lines.union(more)
-        keys = tasks.names(order)
         counted = lines.select("value").mapInArrow(
-            lambda batches: tasks.counted(batches, order, skip, shared.value, block_tokens),
-            tasks.counts_schema(order),
+            lambda batches: text.counted(batches, order, skip, shared.value, bounds, block_tokens),
+            text.COUNTS_SCHEMA,
         )
-        return self._keep(
-            counted.repartition(self._partitions, *keys[:2])
-            .sortWithinPartitions(*keys)
-            .mapInArrow(
-                lambda batches: tasks.adjusted(
-                    batches, order, words, thresholds, known_words.value, group_rows
-                ),
-                tasks.adjusted_schema(order),
-            )
-        )
-
-    def _statistics(
-        self, adjusted: DataFrame, words: int, known: NDArray[np.uint8] | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        from pyspark.sql import functions as F
-
-        abouts = _arrow(adjusted.filter("order = 0").select("about")).column(0).to_pylist()
-        sums = _arrow(
-            adjusted.filter("order = 1")
-            .groupBy("w0")
-            .agg(F.sum("count").alias("left"), F.sum("actual").alias("actual"))
-        )
-        return statistics_of(self._settings, abouts, sums, words, known)
-
-    def _weighed(self, adjusted: DataFrame, discounts: list[NDArray[np.float32]]) -> DataFrame:
-        order, group_rows = self._settings.order, self._group_rows
-        keys = tasks.names(order)
-        context = ["order", *keys[1:]]
-        return self._keep(
-            adjusted.filter("order >= 2")
-            .select("order", *keys, "count")
-            .repartition(self._partitions, *context)
-            .sortWithinPartitions(*context, keys[0])
-            .mapInArrow(
-                lambda batches: tasks.weighed(batches, order, discounts, group_rows),
-                tasks.weighed_schema(order),
-            )
+        return between(
+            between(counted.rdd, len(bounds) + 1, None),
+            len(bounds) + 2,
+            lambda part, blocks: tries.adjusted(
+                part, blocks, order, words, thresholds, known_words.value, bounds
+            ),
         )
 
     def _write_ngrams(
         self,
-        weighed: DataFrame,
+        weighed: RDD[Any],
         discounts: list[NDArray[np.float32]],
         probs: NDArray[np.float32],
         shared: Any,
+        bounds: NDArray[np.uint64],
     ) -> None:
-        """Parts of orders 2 and above: by ranges, so that one after another they are sorted."""
-        order, group_rows = self._settings.order, self._group_rows
-        keys = tasks.names(order)
+        """Parts of orders 2 and above: partitions are ranges, so one after another is sorted."""
+        order, last = self._settings.order, len(bounds) + 1
         words = self._share(probs)
-        self._write(
-            weighed.filter("order >= 2")
-            .repartitionByRange(self._partitions, *keys[:2])
-            .sortWithinPartitions(*keys, "kind")
-            .mapInArrow(
-                lambda batches: tasks.interpolated(
-                    batches, order, discounts, words.value, shared.value, group_rows
-                ),
-                tasks.TEXT_SCHEMA,
-            )
-        )
 
-    def _write_words(
-        self,
-        table: WordTable,
-        counts: NDArray[np.uint32],
-        probs: NDArray[np.float32],
-        backoffs: NDArray[np.float32],
-    ) -> None:
-        kept = np.flatnonzero(counts < PRUNED)
-        texts = list(
-            tasks.section_text(
-                kept.astype(np.uint32).reshape(-1, 1),
-                probs[kept],
-                backoffs[kept] if self._settings.order > 1 else None,
-                WordBytes.of(table),
-            )
-        )
-        rows = pa.table(
-            {
-                "order": np.ones(len(texts), np.int32),
-                "place": np.arange(len(texts)),
-                "value": texts,
-            }
-        )
-        self._write(self._spark.createDataFrame(rows).coalesce(1))
+        def texts(part: int, values: Iterator[Any]) -> Iterator[tuple[int, bytes]]:
+            if part == last:
+                return iter(())
+            spelling = WordBytes.of(shared.value)
+            return tries.interpolated(values, order, discounts, words.value, spelling, bounds)
 
-    def _write(self, texts: DataFrame) -> None:
-        """Of tasks.TEXT_SCHEMA: a part for each partition and order."""
+        self._write(weighed.mapPartitionsWithIndex(texts))
+
+    def _write(self, texts: RDD[Any]) -> None:
+        """Blocks of rows with their order: a part for each partition and order."""
+        frame = self._spark.createDataFrame(texts, "order int, value binary", verifySchema=False)
         (
-            texts.sortWithinPartitions("order", "place")
-            .select("order", "value")
+            frame.selectExpr("order", "cast(value as string) as value")
             .write.mode("append")
             .partitionBy("order")
-            .option("compression", "gzip")
             .option("lineSep", "\n")
             .text(self._folder.run_path)
         )
-
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        from pyspark import StorageLevel
-
-        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
-        return self._kept[-1]
 
     def _share(self, value: Any) -> Any:
         self._broadcasts.append(self._spark.sparkContext.broadcast(value))
@@ -339,33 +293,3 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
 def _arrow(frame: DataFrame) -> pa.Table:
     collect = cast(Callable[[], pa.Table], frame.toArrow)
     return collect().combine_chunks()
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import AnalysisException, PySparkException
-
-    try:
-        yield
-    except AnalysisException as exc:
-        raise ConfigError(f"Spark cannot read or write this: {_reason(exc)}") from exc
-    except (PySparkException, Py4JError) as exc:
-        text = str(exc)
-        _, mark, ours = text.partition("dlm.errors.EstimationError: ")
-        if mark:
-            raise EstimationError(ours.split("\n")[0]) from exc
-        raise EstimationError(
-            f"a Spark job failed: {_reason(exc)}; see its log. The model was not written"
-        ) from exc
-
-
-def _reason(exc: BaseException) -> str:
-    """The error's message, without Python's traceback and Java's stack."""
-    lines = str(exc).strip().split("\n")
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    if causes:
-        return ", because of ".join(causes[-2:])
-    if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
-        return lines[1].lstrip(": ")
-    return lines[0]

@@ -54,10 +54,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def estimate_by_spark(
     spark: Any, sources: list[Any], folder: Path | str, settings: EstimationSettings
 ) -> None:
-    """With little at once, so that groups and blocks are many."""
+    """With little at once, so that blocks are many."""
     from dlm.spark.engine import estimate
 
-    estimate(spark, [*map(str, sources)], str(folder), settings, group_rows=500, block_tokens=1000)
+    estimate(spark, [*map(str, sources)], str(folder), settings, block_tokens=1000)
 
 
 def made(
@@ -340,7 +340,7 @@ def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="standard input"):
         run("-", *out)
     with pytest.raises(ConfigError, match=r"(?i)path does not exist|path_not_found"):
-        run(tmp_path / "nothing", *out)
+        run(f"file:{tmp_path}/nothing", *out)
     with pytest.raises(ConfigError, match="/_hidden"):
         run(tmp_path / "folder/_hidden", *out)
     with pytest.raises(ConfigError, match="xz"):

@@ -6,10 +6,10 @@ No Java is needed here: batches go to the functions that partitions are given to
 from __future__ import annotations
 
 import random
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pytest
 
 from dlm.errors import EstimationError
 from dlm.estimate import pipeline
-from dlm.estimate.adjust.kernels import KEPT, PRUNED
+from dlm.estimate.adjust.kernels import KEPT
 from dlm.estimate.interpolate.contexts import unigrams
 from dlm.estimate.pipeline import estimate_discounts
 from dlm.estimate.provenance import provenance
@@ -26,8 +26,8 @@ from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa.writer import END, WordBytes, header, section_head
 from dlm.progress import ProgressReporter
-from dlm.spark import tasks
-from dlm.spark.driver import statistics_of, table_of, take_facts
+from dlm.spark import text, tries
+from dlm.spark.driver import bounds_of, statistics_of, table_of, take_facts
 from estimate.corpora import Case, case
 
 
@@ -53,93 +53,86 @@ def split(lines: list[bytes], r: random.Random) -> list[list[pa.RecordBatch]]:
     return [table.combine_chunks().to_batches(max_chunksize=r.randint(1, 9)) for table in tables]
 
 
-def shuffled(
-    batches: Iterable[pa.RecordBatch], by: list[str], sort: list[str], r: random.Random
-) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Rows in partitions by the hash of some columns, sorted, in batches."""
-    table = pa.Table.from_batches(list(batches))
-    keys = np.column_stack([table.column(name).to_numpy() for name in by])
-    part = np.array([zlib.crc32(key.tobytes()) % 3 for key in keys])
-    for k in range(3):
-        own = table.filter(pa.array(part == k)).sort_by([(name, "ascending") for name in sort])
-        yield iter(own.combine_chunks().to_batches(max_chunksize=r.randint(1, 99)))
+def shuffled(made: Iterable[tuple[int, Any]], partitions: int, r: random.Random) -> list[list[Any]]:
+    """Values by the partition they are for, in any order."""
+    out: list[list[Any]] = [[] for _ in range(partitions)]
+    for part, value in made:
+        out[part].append(value)
+    for own in out:
+        r.shuffle(own)
+    return out
 
 
 def made(one: Case, seed: int, skip: bool = False) -> bytes:
     """The text of the model, as the engine puts the stages together."""
     r = random.Random(seed)
     settings = EstimationSettings(one.order, one.prune, one.vocabulary, one.fallback, skip)
-    order, keys, rows = one.order, tasks.names(one.order), r.choice([1, 20, 1000])
-    text = split(list(one.lines), r)
-    found = [b for own in text for b in tasks.words_of_text(own, skip)]
-    table = pa.Table.from_batches(found)
+    order, parts = one.order, r.choice([1, 2, 7, 64])
+    lines = split(list(one.lines), r)
+    table = pa.Table.from_batches([b for own in lines for b in text.words_of_text(own, skip)])
     facts = table.filter(pc.is_valid(table.column("facts"))).sort_by("start")
     summary = EstimationSummary(Totals(1))
     take_facts(summary.totals, facts, skip)
     first: dict[bytes, tuple[int, int]] = {}
+    occurrences: dict[bytes, int] = {}
     for row in table.filter(pc.is_valid(table.column("word"))).to_pylist():
-        at = (row["start"], row["place"])
-        first[row["word"]] = min(first.get(row["word"], at), at)
-    words = table_of(pa.chunked_array([sorted(first, key=first.__getitem__)], pa.binary()))
+        at, word = (row["start"], row["place"]), row["word"]
+        first[word] = min(first.get(word, at), at)
+        occurrences[word] = occurrences.get(word, 0) + row["count"]
+    assert sum(occurrences.values()) == summary.totals.words
+    in_order = sorted(first, key=first.__getitem__)
+    words = table_of(pa.chunked_array([in_order], pa.binary()))
     known = None
     if one.vocabulary is not None:
         known = np.zeros(len(words), np.uint8)
         known[:3] = 1
         known[words.ids_of(sorted(one.vocabulary))] = 1
-    counted = [b for own in text for b in tasks.counted(own, order, skip, words, 300)]
-    adjusted = pa.Table.from_batches(
-        b
-        for own in shuffled(counted, keys[:2], keys, r)
-        for b in tasks.adjusted(own, order, len(words), settings.thresholds, known, rows)
-    )
-    abouts = adjusted.column("about").drop_null().to_pylist()
-    sums = (
-        adjusted.filter(pc.field("order") == 1)
-        .group_by("w0")
-        .aggregate([("count", "sum"), ("actual", "sum")])
-        .rename_columns(["w0", "left", "actual"])
-    )
-    statistics, counts = statistics_of(settings, abouts, sums, len(words), known)
+    ends = [0, summary.totals.lines, summary.totals.lines]
+    bounds = bounds_of(np.array([*ends, *(occurrences[word] for word in in_order)]), parts)
+    counted = [
+        (part, block)
+        for own in lines
+        for b in text.counted(own, order, skip, words, bounds, 300)
+        for part, block in zip(b.column("part").to_pylist(), b.column("block"), strict=True)
+    ]
+    adjusted = shuffled(
+        [
+            pair
+            for part, own in enumerate(shuffled(counted, parts, r))
+            for pair in tries.adjusted(
+                part, [block.as_py() for block in own], order, len(words), settings.thresholds,
+                known, bounds,
+            )
+        ],
+        parts + 1,
+        r,
+    )  # fmt: skip
+    statistics, counts = statistics_of(settings, adjusted.pop(), len(words), known)
     discounts = estimate_discounts(statistics, settings, summary, ProgressReporter(lambda _: None))
     probs = unigrams(counts, discounts[0], int(statistics[0, KEPT]))
     backoffs = np.ones(len(words), np.float32)
-    sections: list[list[str]] = [[] for _ in range(order + 1)]
+    sections: list[list[bytes]] = [[] for _ in range(order + 1)]
     if order > 1:
-        higher = adjusted.filter(pc.field("order") >= 2).to_batches()
-        context = ["order", *keys[1:]]
-        weighed = [
-            b
-            for own in shuffled(higher, context, [*context, "w0"], r)
-            for b in tasks.weighed(own, order, discounts, rows)
-        ]
-        ordered = pa.Table.from_batches(weighed)
-        of_words = ordered.filter((pc.field("order") == 1) & (pc.field("kind") == tasks.CONTEXT))
-        backoffs[of_words.column("w0").to_numpy()] = of_words.column("gamma").to_numpy()
-        # One range, whatever groups it is looked at in: the order of the file is that of n-grams.
-        higher = ordered.filter(pc.field("order") >= 2).sort_by(
-            [(name, "ascending") for name in [*keys, "kind"]]
+        weighed = shuffled(
+            [
+                pair
+                for part, own in enumerate(adjusted)
+                for pair in tries.weighed(part, own, order, discounts, bounds)
+            ],
+            parts + 1,
+            r,
         )
-        for b in tasks.interpolated(
-            higher.combine_chunks().to_batches(max_chunksize=50),
-            order,
-            discounts,
-            probs,
-            words,
-            rows,
-        ):
-            sections[b.column("order")[0].as_py()].append(b.column("value")[0].as_py())
-    kept = np.flatnonzero(counts < PRUNED).astype(np.uint32)
-    sections[1] = list(
-        tasks.section_text(
-            kept.reshape(-1, 1),
-            probs[kept],
-            backoffs[kept] if order > 1 else None,
-            WordBytes.of(words),
-        )
-    )
+        for found in weighed.pop():
+            backoffs[found.words] = found.backoffs
+        spelling = WordBytes.of(words)
+        for own in weighed:
+            for n, rows in tries.interpolated(own, order, discounts, probs, spelling, bounds):
+                sections[n].append(rows + b"\n")
+    ones = tries.unigram_text(words, counts, probs, backoffs if order > 1 else None)
+    sections[1] = [bytes(rows) for rows in ones]
     out = [header(provenance(settings, summary, ["text"]), summary.counts)]
     for n in range(1, order + 1):
-        out += [section_head(n), *(f"{block}\n".encode() for block in sections[n])]
+        out += [section_head(n), *sections[n]]
     return b"".join([*out, END])
 
 
@@ -175,16 +168,17 @@ def test_random_texts_give_the_local_engine_s_model_to_the_byte(
     assert 0 < refused < len(seeds) / 2
 
 
+NO_BOUNDS = np.zeros(0, np.uint64)
 FAULTY = [b"a b", b"a <s> b", b"", b"b\xff", b"a\0", b"c a b", b"x" * 100_001, b"a b"]
 
 
 def test_faulty_lines_are_left_out_and_counted_as_by_the_local_engine(tmp_path: Path) -> None:
     """The provenance says the same of them."""
     one = Case((*FAULTY, *[b"a b c"] * 9, b"", *FAULTY), 3, (), None, (0.5, 1.0, 1.5))
-    text = local(tmp_path, one, skip=True)
+    wanted = local(tmp_path, one, skip=True)
     for seed in range(5):
-        assert made(one, seed, skip=True) == text
-    assert b'"reserved word": 2' in text
+        assert made(one, seed, skip=True) == wanted
+    assert b'"reserved word": 2' in wanted
 
 
 @pytest.mark.parametrize("fault", [b"a <s> b", b"b\xff", b"a\0", b"x" * 100_001])
@@ -203,8 +197,8 @@ def test_a_faulty_line_is_refused_with_its_place(fault: bytes) -> None:
 def test_a_null_is_a_faulty_line() -> None:
     """As parquet may hold."""
     column = pa.array([b"a", None, b"b"], pa.binary())
-    assert tasks.clean(column)[0] == b"a\nb\n"
-    assert tasks.clean(column)[3] == ("null row", 1)
+    assert text.clean(column)[0] == b"a\nb\n"
+    assert text.clean(column)[3] == ("null row", 1)
 
 
 def test_text_that_changes_while_it_is_read_is_an_error() -> None:
@@ -212,35 +206,21 @@ def test_text_that_changes_while_it_is_read_is_an_error() -> None:
     table = table_of(pa.chunked_array([[b"a"]], pa.binary()))
     batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary())})
     with pytest.raises(EstimationError, match="text changed"):
-        list(tasks.counted([batch], 2, False, table))
+        list(text.counted([batch], 2, False, table, NO_BOUNDS))
 
 
 def test_a_line_longer_than_a_block_is_counted() -> None:
     """The room grows for it."""
     table = table_of(pa.chunked_array([[b"a"]], pa.binary()))
     batch = pa.record_batch({"value": pa.array([b"a " * 999], pa.binary())})
-    rows = pa.Table.from_batches(tasks.counted([batch], 2, False, table, 16))
-    assert pc.sum(rows.column("count")).as_py() == 1000
+    (found,) = text.counted([batch], 2, False, table, NO_BOUNDS, 16)
+    block = np.frombuffer(found.column("block")[0].as_py(), np.uint32)
+    assert block.reshape(3, -1)[2].sum() == 1000
 
 
 def test_a_line_of_many_new_words_is_read() -> None:
     """More than the table has room for at first."""
     line = b" ".join(b"n%d" % i for i in range(20_000))
     batch = pa.record_batch({"value": pa.array([line], pa.binary()), "path": ["f"], "start": [0]})
-    rows = pa.Table.from_batches(tasks.words_of_text([batch], False))
+    rows = pa.Table.from_batches(text.words_of_text([batch], False))
     assert rows.column("word").to_pylist() == [*line.split(), None]
-
-
-def test_a_group_is_never_cut() -> None:
-    """Whatever the batches; and all rows come once, in order."""
-    keys = np.sort(np.random.default_rng(1).integers(0, 40, 900))
-    for size in (1, 7, 1000):
-        batches = pa.table({"k": keys, "at": np.arange(900)}).to_batches(max_chunksize=size)
-        pieces = list(tasks.whole_groups(batches, ["k"], 50))
-        assert np.array_equal(
-            np.concatenate([p.column("at").to_numpy() for p in pieces]), range(900)
-        )
-        found = [set(p.column("k").to_pylist()) for p in pieces]
-        assert sum(map(len, found)) == len(set(keys.tolist()))
-        if size < 50:
-            assert len(pieces) > 5

@@ -1,0 +1,119 @@
+"""How stages run as Spark's jobs: what is between them, on which workers, and what went wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dlm import __version__
+from dlm.errors import ConfigError, EstimationError
+from dlm.jit import version
+from dlm.progress import ProgressReporter
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
+
+
+class JobStages:
+    """Reports which stage begins, names it to Spark's own page, and remembers it for errors."""
+
+    def __init__(self, spark: SparkSession, progress: ProgressReporter) -> None:
+        self.progress = progress
+        self.name = "starting"
+        self._context = spark.sparkContext
+
+    def begin(self, name: str) -> None:
+        self.name = name
+        self._context.setJobDescription(f"dlm: {name}")
+        self.progress.stage(name)
+
+
+def checked(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which fails on a worker whose dlm is not the driver's."""
+    wanted = _version()
+
+    def on_worker(*arguments: Any) -> Any:
+        check_version(wanted)
+        return run(*arguments)
+
+    return on_worker
+
+
+def check_version(wanted: str) -> None:
+    if (found := _version()) != wanted:
+        raise EstimationError(
+            f"the executor on {socket.gethostname()} has {found}; the driver has {wanted}. Give "
+            "all the same environment"
+        )
+
+
+def _version() -> str:
+    return f"dlm {__version__} with kernels {version()[:12]}"
+
+
+def between(values: RDD[Any], partitions: int, stage: Callable[..., Any] | None) -> RDD[Any]:
+    """What a stage makes of each partition, a shuffle later: values by the partition they are for.
+
+    Args  stage  (partition, values) -> (partition, value); None: they are that already. The last
+                 partition of its input is the driver's, if `partitions` are no more
+    """
+    if stage is not None:
+        before = values.getNumPartitions()
+
+        def run(part: int, own: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+            return iter(()) if part + 1 == before == partitions else stage(part, own)
+
+        values = values.mapPartitionsWithIndex(checked(run))
+    return values.partitionBy(partitions, int).values()
+
+
+def of_driver(values: RDD[Any]) -> list[Any]:
+    """The values of the last partition. Those of all others are made too, and stay in files on the
+    executors' disks, from which a later stage reads them."""
+    last = values.getNumPartitions() - 1
+    return list(values.context.runJob(values, list, [last]))
+
+
+@contextmanager
+def explained(stages: JobStages, what: str) -> Iterator[None]:
+    """Makes errors of Spark those of dlm: `what` was not written, in which stage, and why."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, PySparkException
+
+    try:
+        yield
+    except AnalysisException as exc:
+        raise ConfigError(f"Spark cannot read or write this: {_reason(exc)}") from exc
+    except (PySparkException, Py4JError) as exc:
+        text = str(exc)
+        _, mark, ours = text.partition("dlm.errors.EstimationError: ")
+        if mark:
+            raise EstimationError(ours.split("\n")[0]) from exc
+        lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text)
+        if lacking is not None:
+            raise ConfigError(
+                f"the Python of an executor has no {lacking[1]}. Give all executors the driver's "
+                "environment (dlm with the extra spark), and name it in PYSPARK_PYTHON"
+            ) from exc
+        advice = "see its log"
+        if "No space left on device" in text:
+            advice = "free some in spark.local.dir of the executors or in the output's file system"
+        raise EstimationError(
+            f"a Spark job failed while {stages.name}: {_reason(exc)}; {advice}. {what.capitalize()}"
+            " was not written"
+        ) from exc
+
+
+def _reason(exc: BaseException) -> str:
+    """The error's message, without Python's traceback and Java's stack."""
+    lines = str(exc).strip().split("\n")
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    if causes:
+        return ", because of ".join(causes[-2:])
+    if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
+        return lines[1].lstrip(": ")
+    return lines[0]
