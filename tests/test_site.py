@@ -91,7 +91,8 @@ def test_its_search_finds_what_users_look_for(site: Path, words: str, page: str)
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
     number = index["docnames"].index(page)
     for word in re.findall(r"\w+", words.lower()):
-        fitting = [places for term, places in index["terms"].items() if word.startswith(term)]
+        terms = [*index["terms"].items(), *index["titleterms"].items()]
+        fitting = [places for term, places in terms if word.startswith(term)]
         pages = {
             p for places in fitting for p in (places if isinstance(places, list) else [places])
         }

@@ -129,8 +129,8 @@ def autodoc(kind: str, name: str) -> Iterator[str]:
 
 
 def looked_up(*names: str) -> Iterator[str]:
-    """Topics of `dlm explain`."""
-    from dlm.cli.reference import TOPICS
+    """Topics of `dlm explain`; each entry is what the search calls an object."""
+    from dlm.cli.reference import SETTINGS, TOPICS
 
     for name in names:
         topic = TOPICS[name]()
@@ -139,8 +139,15 @@ def looked_up(*names: str) -> Iterator[str]:
         yield from (topic.about, "")
         for heading, found in topic.tables.items():
             yield from (f"{'###' if len(names) > 1 else '##'} {heading}", "")
-            rows = [(f"`{one.name}`", *one.facts, one.meaning) for one in found]
-            yield from table([topic.kind, *topic.facts, "meaning"], rows)
+            # `server.port`, `ClientConfig.window`, `federate.run.rounds`, `client.mode.changed`
+            table = heading.strip("[]")
+            parts = [name] * (table != name and name != "client") + [table]
+            before = ".".join([*parts, ""]) if name in SETTINGS else ""
+            for one in found:
+                facts = zip(topic.facts, one.facts, strict=True)
+                known = "; ".join(f"*{fact}*: {value}" for fact, value in facts if value)
+                yield from (f"````{{{topic.kind}}} {before}{one.name}", cell(one.meaning), "")
+                yield from (known, "````", "")
 
 
 def settings() -> Iterator[str]:
@@ -222,5 +229,7 @@ def write(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Sphinx calls this."""
+    for kind in ("setting", "event", "metric"):
+        app.add_object_type(kind, kind)
     app.connect("source-read", write)
     return {"parallel_read_safe": True}
