@@ -57,5 +57,6 @@ html_title = "dlm"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"source_view_link": "", "top_of_page_buttons": []}

@@ -36,12 +36,16 @@ def command_line() -> Iterator[str]:
     import typer
 
     from dlm.cli.main import HEADINGS, app
+    from loadtest.cli.main import app as loadtest
 
     root: Any = typer.main.get_command(app)
     for name, command in root.commands.items():
         if name in HEADINGS:
             yield from (f"## {HEADINGS[name]}", "")
         yield from one_command(f"dlm {name}", command)
+    yield from ("## Load-test", "")
+    for name, command in typer.main.get_command(loadtest).commands.items():  # type: ignore[attr-defined]
+        yield from one_command(f"python -m loadtest {name}", command)
 
 
 def one_command(name: str, command: Any) -> Iterator[str]:
@@ -130,7 +134,7 @@ def autodoc(kind: str, name: str) -> Iterator[str]:
 
 def looked_up(*names: str) -> Iterator[str]:
     """Topics of `dlm explain`; each entry is what the search calls an object."""
-    from dlm.cli.reference import SETTINGS, TOPICS
+    from dlm.cli.reference import TOPICS
 
     for name in names:
         topic = TOPICS[name]()
@@ -140,9 +144,9 @@ def looked_up(*names: str) -> Iterator[str]:
         for heading, found in topic.tables.items():
             yield from (f"{'###' if len(names) > 1 else '##'} {heading}", "")
             # `server.port`, `ClientConfig.window`, `federate.run.rounds`, `client.mode.changed`
-            table = heading.strip("[]")
+            table = heading.strip("[]").removesuffix(".toml")
             parts = [name] * (table != name and name != "client") + [table]
-            before = ".".join([*parts, ""]) if name in SETTINGS else ""
+            before = ".".join([*parts, ""]) if topic.kind == "setting" else ""
             for one in found:
                 facts = zip(topic.facts, one.facts, strict=True)
                 known = "; ".join(f"*{fact}*: {value}" for fact, value in facts if value)
@@ -154,7 +158,7 @@ def settings() -> Iterator[str]:
     """Those of every part."""
     from dlm.cli.reference import SETTINGS
 
-    yield from looked_up(*SETTINGS)
+    yield from looked_up(*SETTINGS, "cluster")
 
 
 def errors() -> Iterator[str]:
@@ -175,9 +179,12 @@ def alerts() -> Iterator[str]:
         found = [rule for rule in group["rules"] if "alert" in rule]
         if not found:
             continue
-        yield from (f"## {group['name']}", "")
+        yield from (f"## {group['name'].removeprefix('dlm-').capitalize()}", "")
         for rule in found:
-            note = rule["annotations"]
+            note = {
+                name: re.sub(r"{{ \$(?:labels\.)?(\w+).*? }}", r"*\1*", text)
+                for name, text in rule["annotations"].items()
+            }
             anchor = note["runbook_url"].partition("#")[2]
             yield from (
                 f"### {rule['alert']}",
@@ -203,7 +210,8 @@ def promised() -> Iterator[str]:
         text = f"`{one.file}::{one.test}`" + " *slow*" * one.slow
         tests.setdefault(one.promise, []).append(text)
     for page, found in promises().items():
-        yield from (f"## [{page.removesuffix('/README.md')}](/{page})", "")
+        title = "dlm" if page == "README.md" else page.removesuffix("/README.md")
+        yield from (f"## [{title}](/{page})", "")
         for name, sentence in found.items():
             yield from (f"{sentence}", "", *(f"- {test}" for test in tests[name]), "")
 

@@ -74,6 +74,7 @@ def _print_topics(as_json: bool) -> None:
 
     titles = {
         **{name: title for name, (title, _, _) in SETTINGS.items()},
+        "cluster": "Settings of cluster.toml",
         "events": "What servers, gateways and clients log",
         "metrics": "What they count, for Prometheus",
         "errors": "What dlm raises",

@@ -29,7 +29,9 @@ def test_a_topic_has_every_setting_with_bounds_default_and_meaning(run: Run) -> 
     assert all(entry["meaning"] for table in tables.values() for entry in table)
 
 
-@pytest.mark.parametrize("topic", ["server", "gateway", "rollout", "events", "metrics", "errors"])
+@pytest.mark.parametrize(
+    "topic", ["server", "gateway", "rollout", "cluster", "events", "metrics", "errors"]
+)
 def test_every_entry_of_a_topic_says_what_it_means(topic: str) -> None:
     """None is empty, and none stands twice."""
     for found in TOPICS[topic]().tables.values():

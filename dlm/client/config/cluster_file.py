@@ -25,9 +25,29 @@ from dlm.wire.ids import check_beginning
 from dlm.wire.secret import signature
 
 WRITTEN_BY = "# Written by dlm cluster"
-TOP_KEYS = ("model", "local_fallback", "token_file", "tls", "rollout", "server")
-TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
-SERVER_KEYS = ("address", "shard", "pid")
+# The settings of the file and of its tables, and what they mean; `dlm explain cluster` shows them.
+TOP_KEYS = {
+    "model": "The default model: the first digits of its id, at least six. By default the servers' "
+    "first. Running clients follow a change; open utterances stay on theirs.",
+    "local_fallback": "Folder of a shard set, relative to the file, that clients with "
+    "`bigram_fallback` switch to while servers fail.",
+    "token_file": "File with the clients' token, relative to the file.",
+    "tls": "A table; with it, clients use TLS.",
+    "rollout": "A table: which share of new utterances gets the next model.",
+    "server": "A table `[[server]]` per server.",
+}
+TLS_KEYS = {
+    "ca": "PEM file of the CA that signed the servers' certificates, relative to the file.",
+    "cert": "PEM file of the clients' certificate.",
+    "key": "PEM file of its private key, mode 600.",
+    "server_name": "Name in the servers' certificates.",
+    "use_proxy": "true: use the proxy set in the environment.",
+}
+SERVER_KEYS = {
+    "address": "host:port; required.",
+    "shard": "The shard that it serves: a hint, used while the server does not answer.",
+    "pid": "Its process, if it runs on this machine.",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,12 @@ from dlm.config import nearest
 from dlm.errors import ConfigError
 from dlm.files import locked, write_whole
 
-ROLLOUT_KEYS = ("model", "replaces", "share")
+# The settings of [rollout], which `dlm rollout` writes, and what they mean.
+ROLLOUT_KEYS = {
+    "model": "The first digits of the next model's id, or of its shard set's.",
+    "replaces": "Likewise of the model that was the default before.",
+    "share": "Share of new utterances that get the next model, 0 to 1.",
+}
 _TABLE = re.compile(r"\s*\[")
 _MODEL = re.compile(r"\s*model\s*=")
 
