@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlm.client import AsyncClient, Client, ClientConfig
     from dlm.index.search.local import LocalModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["AsyncClient", "Client", "ClientConfig", "LocalModel", "__version__"]
 
 _LIES_IN = {

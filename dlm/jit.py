@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import importlib
 import json
@@ -18,7 +19,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
@@ -279,7 +280,8 @@ def _claim(folder: Path) -> None:
 
 # What a helper runs: it compiles a kernel per line, from the modules of its parent process.
 _HELPER = """
-import importlib, json, sys
+import gc, importlib, json, sys
+gc.set_threshold(50_000)
 sys.path[:] = json.loads(sys.stdin.readline())
 for line in sys.stdin:
     module, name = line.split()
@@ -322,26 +324,23 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
 def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
     of, telling = len(missing), threading.Lock()
     tell(0, of)
-    with _compiling_alone():
-        waiting = deque(kernel for kernel in missing if _is_missing(kernel))
-        compiled = len(waiting)
+    with _compiling_alone(), _rare_collections():
+        left = _Left([kernel for kernel in missing if _is_missing(kernel)])
+        compiled = len(left.kernels)
         done = of - compiled
-        if not waiting:
+        if not compiled:
             tell(of, of)
             return 0
 
         def work(compile_one: Callable[[Any], None]) -> None:
             nonlocal done
-            while True:
-                try:
-                    kernel = waiting.popleft()
-                except IndexError:
-                    return
+            while (kernel := left.take()) is not None:
                 try:
                     compile_one(kernel)
                 except OSError:  # the helper ended; this process does its work
-                    waiting.append(kernel)
+                    left.put_back(kernel)
                     return
+                left.compiled(kernel)
                 with telling:
                     done += 1
                     tell(done, of)
@@ -360,6 +359,66 @@ def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
                 thread.join()
         work(compile_here)
         return compiled
+
+
+class _Left:
+    """The kernels that nobody compiles yet.
+
+    Two processes that compile kernels with the same functions in them compile these twice, a
+    quarter of all work if chance decides. So the next kernel is the one that shares the fewest
+    with those that are being compiled; of several, the first.
+    """
+
+    def __init__(self, kernels: list[Any]) -> None:
+        self.kernels = kernels
+        self._parts = {kernel: _parts(kernel) for kernel in kernels}
+        self._compiling: list[Any] = []
+        self._compiled: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def take(self) -> Any | None:
+        """The next kernel; None if none is left."""
+        with self._lock:
+            if not self.kernels:
+                return None
+            busy = set().union(*(self._parts[one] for one in self._compiling)) - self._compiled
+            kernel = min(self.kernels, key=lambda one: len(self._parts[one] & busy))
+            self.kernels.remove(kernel)
+            self._compiling.append(kernel)
+            return kernel
+
+    def compiled(self, kernel: Any) -> None:
+        with self._lock:
+            self._compiling.remove(kernel)
+            self._compiled |= self._parts[kernel]
+
+    def put_back(self, kernel: Any) -> None:
+        with self._lock:
+            self._compiling.remove(kernel)
+            self.kernels.append(kernel)
+
+
+def _parts(kernel: Any) -> set[Any]:
+    """The compiled functions that a kernel calls, those that they call, and itself."""
+    found, todo = {kernel}, [kernel]
+    while todo:
+        function = todo.pop().py_func
+        named = (function.__globals__.get(name) for name in function.__code__.co_names)
+        new = {one for one in named if isinstance(one, Dispatcher)} - found
+        found |= new
+        todo += new
+    return found
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Python collects garbage less often: numba makes millions of objects, most of which stay."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _is_missing(kernel: Any) -> bool:

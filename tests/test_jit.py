@@ -210,6 +210,26 @@ def test_where_a_helper_ends_its_work_is_done_by_the_process_itself(
     assert here == "3"
 
 
+@jit.kernel("float64")
+def thirds_again(x: float) -> float:
+    return third(x)
+
+
+@jit.kernel("float64")
+def alone(x: float) -> float:
+    return x
+
+
+def test_two_processes_do_not_compile_kernels_with_the_same_functions_at_once() -> None:
+    """The next kernel is the first that shares least with what is being compiled."""
+    left = jit._Left([two_thirds, thirds_again, alone])
+    assert left.take() is two_thirds
+    assert left.take() is alone
+    left.compiled(two_thirds)
+    left.put_back(alone)
+    assert [left.take(), left.take(), left.take()] == [thirds_again, alone, None]
+
+
 @jit.kernel("uint32[:], out int64[:], bool")
 def add(numbers: Any, sums: Any, twice: Any) -> int:
     total = 0

@@ -1,8 +1,9 @@
-"""`dlm demo`: shards, serves and checks a small real model that comes with the package."""
+"""`dlm demo`: serves and checks a small real model that comes with the package."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from dlm.cluster.check import Checked
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
+PACKAGED = 3  # shards of the set in dlm/data, for which nothing is built
 
 
 def demo(
-    shards: Annotated[int, typer.Option(min=1, max=16, help="Number of servers to start.")] = 3,
+    shards: Annotated[
+        int, typer.Option(min=1, max=16, help="Number of servers to start.")
+    ] = PACKAGED,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -35,9 +39,10 @@ def demo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Shard a small real model, serve it, and check every score.
+    """Serve a small real model, and check every score.
 
     Needs no files, and removes what it writes. Exits with 1 if a score differs.
+    Shards for 3 servers come with the package; for another number they are built first.
 
     Examples:
         dlm demo
@@ -52,8 +57,8 @@ def demo(
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
     from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder
-    from dlm.index.making import build_shard_set
-    from dlm.index.making.shard_set import KERNELS as building
+    from dlm.index.layout import read_manifest
+    from dlm.ngram.arpa.rows import KERNELS as reading
     from dlm.ngram.backoff import DictModel
     from dlm.server.compiling import KERNELS as serving
 
@@ -68,12 +73,13 @@ def demo(
     with (
         scratch_folder(None, "dlm-demo") as scratch,
         as_file(data / "books20k.arpa.zst") as arpa,
+        as_file(data / "books20k") as packaged,
     ):
-        folder = scratch / "shards"
-        compile_kernels((*serving, *asking, *building))
-        tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
-        manifest = build_shard_set(arpa, folder, shards)
-        counts = " + ".join(f"{c:,}" for c in manifest.counts)
+        folder = packaged if shards == PACKAGED else scratch / "shards"
+        compile_kernels((*serving, *asking, *reading))
+        if folder != packaged:
+            _build(arpa, folder, shards, tell)
+        counts = " + ".join(f"{c:,}" for c in read_manifest(folder).counts)
         replicas = 2 if kill else 1
         tell(f"{counts} n-grams; starting {counted(shards * replicas, 'server')}")
         with running_servers([folder], replicas=replicas) as servers:
@@ -106,6 +112,16 @@ def demo(
         _table(console, sentences, sentence_stats, rescoring, rescoring_stats, served)
     if sentences.differences + rescoring.differences:
         raise typer.Exit(1)
+
+
+def _build(arpa: Path, folder: Path, shards: int, tell: Callable[[str], None]) -> None:
+    from dlm.cli.compiling import compile_kernels
+    from dlm.index.making import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as building
+
+    compile_kernels(building)
+    tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
+    build_shard_set(arpa, folder, shards)
 
 
 def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:

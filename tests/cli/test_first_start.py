@@ -73,9 +73,9 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
     folder = tmp_path / "kernels"
     script = (
         "from dlm.client.deliver.warm import KERNELS as asking; "
-        "from dlm.index.making.shard_set import KERNELS as b; "
+        "from dlm.ngram.arpa.rows import KERNELS as r; "
         "from dlm.server.compiling import KERNELS as s; "
-        "print(*{f'{k.py_func.__module__}.{k.py_func.__name__}' for k in (*asking, *b, *s)})"
+        "print(*{f'{k.py_func.__module__}.{k.py_func.__name__}' for k in (*asking, *r, *s)})"
     )
     done = subprocess.run(
         [*command()[:1], "-c", script], capture_output=True, text=True, check=True

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from cluster import WAIT_S
+from dlm import __version__
 
 STARTS = """
 import threading
@@ -40,4 +41,4 @@ def test_servers_start_from_a_process_whose_channels_are_busy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=WAIT_S
     )
-    assert done.stdout.splitlines() == [*["dlm 0.1.0"] * 6, str([0] * 6)], done.stderr
+    assert done.stdout.splitlines() == [*[f"dlm {__version__}"] * 6, str([0] * 6)], done.stderr

@@ -42,8 +42,7 @@ from dlm.index.packed import kernels as packed
 from dlm.index.settings import ShardSettings
 from dlm.kenlm.open import open_ngrams
 from dlm.ngram import kernels as reading
-from dlm.ngram.arpa import kernels as rows
-from dlm.ngram.arpa import write_arpa
+from dlm.ngram.arpa import rows, write_arpa
 from dlm.ngram.partition import SLOTS
 from dlm.resources import available_bytes, check_disk
 from dlm.spill import kernels as sorting
@@ -52,10 +51,9 @@ from dlm.spill import kernels as sorting
 KERNELS = (
     joining.join,
     sorting.refine,
-    rows.read_ngrams,
+    *rows.KERNELS,
     reading.enter_words,
     joining.route,
-    rows.read_words,
     packed.put_key_lists,
     packed.hash_ngrams,
     packed.put_rank_lists,
@@ -67,7 +65,6 @@ KERNELS = (
     packed.rank_list_bits,
     packed.put_all,
     sorting.gather,
-    reading.count_newlines,
 )
 
 

@@ -21,6 +21,9 @@ from dlm.ngram.arpa import kernels
 from dlm.ngram.kernels import NEWLINE, count_newlines
 from dlm.ngram.wordtable import WordTable
 
+# What reads an ARPA file; see jit.compile_ahead.
+KERNELS = (kernels.read_ngrams, kernels.read_words, count_newlines)
+
 # The longest line that is read or written; a row of real models is some hundred bytes.
 MAX_LINE_BYTES = 1 << 20
 
