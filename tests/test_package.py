@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import dlm
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -32,3 +34,18 @@ def test_no_source_file_is_ignored(tmp_path: Path) -> None:
     )
     assert found.stdout == ""
     assert found.returncode == 1, found.stderr  # which says that none is
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (".github/CITATION.cff", "version: {}"),
+        ("deploy/Containerfile", "--tag dlm:{} "),
+        ("deploy/compose.yaml", "image: dlm:{}"),
+        ("deploy/helm/dlm/Chart.yaml", "appVersion: {}"),
+        ("dlm/CHANGELOG.md", "## [{}]"),
+    ],
+)
+def test_every_file_that_names_the_version_names_this_one(file: str, line: str) -> None:
+    """What a release changes by hand."""
+    assert line.format(dlm.__version__) in (ROOT / file).read_text(encoding="utf-8")

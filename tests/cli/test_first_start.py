@@ -46,11 +46,12 @@ def test_kernels_are_compiled_before_the_first_server_starts(
 
 
 def test_what_dlm_compile_compiled_is_not_compiled_again(run: Run) -> None:
-    """Of one command, or of all."""
+    """Of one command, or of several, each of which it names."""
     for words in (("score",), ("serve", "shard")):
         facts = [json.loads(run("compile", *words, "--json").stdout) for _ in range(2)]
         assert facts[0]["kernels"] == facts[1]["kernels"] > 10
         assert facts[1]["compiled"] == 0
+        assert tuple(facts[1]["commands"]) == words
 
 
 @pytest.mark.slow

@@ -116,17 +116,13 @@ def test_the_golden_set_keeps_every_rule() -> None:
     assert report.ok, report.violations
 
 
-<<<<<<< HEAD
 @pytest.mark.promise("same_bytes")
-def test_building_the_golden_set_again_gives_the_same(tmp_path: Path) -> None:
-=======
 @pytest.mark.parametrize(
     ("arpa", "folder"), [(ARPA, SET), (DATA / "books20k.arpa.zst", DATA / "books20k")]
 )
 def test_building_a_set_of_this_repository_again_gives_the_same(
     arpa: Path, folder: Path, tmp_path: Path
 ) -> None:
->>>>>>> 6f78e33 (The demo's shard set comes with the package, and no function is compiled by two processes at once)
     """The columns always; the bytes with the same Arrow library."""
     golden = layout.read_manifest(folder)
     built = build_shard_set(arpa, tmp_path / "set", golden.shards)
