@@ -1,7 +1,8 @@
 """A language model for pyctcdecode, and a decoder that queries it once per frame.
 
 pyctcdecode asks for one word at a time. `DlmDecoder` fetches the new contexts of all beams of a
-frame together; then every word is answered locally.
+frame together; then every word is answered locally. Its beam search is compiled (`letter_search`);
+pyctcdecode's own goes on where labels are word pieces, or its own hotwords are given.
 
 pyctcdecode declares numpy below 2 and dlm needs 2 or later, but it works with both:
 `pip install --no-deps pyctcdecode`, and `pip install pygtrie`. Release 0.5.0, whose beams are
@@ -11,12 +12,17 @@ tuples, works, and so do those whose beams are objects.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts
+from dlm.asr.letter_search import LetterLabels, LetterSearch, LetterTrie, Word
 from dlm.asr.word_ids import check_known, check_utterance
 from dlm.client import State, Utterance
-from dlm.errors import ConfigError, QueryError
+from dlm.errors import ConfigError, ModelMismatch, QueryError
 from dlm.extras import needed
 from dlm.ngram.vocab import UNK_ID, as_text
 from dlm.units import LN_10
@@ -25,25 +31,35 @@ try:
     from pyctcdecode import language_model
     from pyctcdecode.alphabet import Alphabet
     from pyctcdecode.constants import (
+        AVG_TOKEN_LEN,
         DEFAULT_ALPHA,
         DEFAULT_BETA,
         DEFAULT_SCORE_LM_BOUNDARY,
         DEFAULT_UNK_LOGP_OFFSET,
         LOG_BASE_CHANGE_FACTOR,
     )
-    from pyctcdecode.decoder import BeamSearchDecoderCTC
+    from pyctcdecode.decoder import EMPTY_START_BEAM, BeamSearchDecoderCTC
     from pyctcdecode.language_model import LanguageModel
+    from pygtrie import CharTrie
 except ModuleNotFoundError as exc:
     raise needed(exc, ["--no-deps", "pyctcdecode", "pygtrie"]) from exc
 
 __all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
 
 
+# What pyctcdecode 0.5.0 passes to the search.
+_ARGUMENTS = {
+    *("beam_width", "beam_prune_logp", "token_min_logp", "prune_history", "hotword_scorer"),
+    "lm_start_state",
+}
+
+
 class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ignore[misc]
     """A dlm state for pyctcdecode, and the node of its phrases; it can be pickled."""
 
-    def __init__(self, state: State, node: int = 0) -> None:
+    def __init__(self, state: State, node: int = 0, phrases: str = "") -> None:
         self.state, self.node = state, node
+        self.phrases = phrases  # their digest
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DlmState) and self.state == other.state and self.node == other.node
@@ -107,24 +123,47 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         check_known(unigrams or (), utterance)
         if unigrams is None:
             unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
-        self._phrases = utterance.phrases
-        if self._phrases is not None:
-            unigrams = [*unigrams, *map(as_text, self._phrases.phrases.words)]
+        self.phrases = utterance.phrases
+        if self.phrases is not None:
+            unigrams = [*unigrams, *map(as_text, self.phrases.phrases.words)]
+        self._digest = "" if self.phrases is None else self.phrases.phrases.digest
         self._known = _Known(utterance)
-        super().__init__(self._known, unigrams, alpha, beta, unk_score_offset, score_boundary)
+        # As the base class does, but for its trie of letters, which takes most of the time.
+        self._kenlm_model = self._known
+        self._unigram_set = language_model._prepare_unigram_set(unigrams, self._known)
+        self.alpha, self.beta, self.unk_score_offset = alpha, beta, unk_score_offset
+        self.score_boundary = score_boundary
+        self.long_word, self.log_base = AVG_TOKEN_LEN, LOG_BASE_CHANGE_FACTOR
         # Whatever was said of a phrase, the model's contexts are the same.
-        self._utterance = utterance if self._phrases is None else utterance.without_phrases()
+        self._utterance = utterance if self.phrases is None else utterance.without_phrases()
         self._end_id = vocabulary.end_id
-        self._contexts = Contexts(self._utterance, max_words)
+        self.contexts = Contexts(self._utterance, max_words)
 
     @property
     def counts(self) -> Counts:
-        return self._contexts.counts
+        return self.contexts.counts
+
+    @cached_property
+    def _char_trie(self) -> CharTrie:
+        """For pyctcdecode's own search."""
+        return CharTrie.fromkeys(self._unigram_set)
+
+    @cached_property
+    def trie(self) -> LetterTrie:
+        """Of the words that may be said, for `LetterSearch`."""
+        return LetterTrie(sorted(self._unigram_set))
+
+    def word(self, text: str) -> Word:
+        """What `LetterSearch` must know of a word."""
+        known = text in (self._unigram_set or self._known)
+        phrases = self.phrases
+        symbol = 0 if phrases is None else int(phrases.symbols[phrases.id_of(text)])
+        return self._known.id_of(text), known, symbol
 
     def get_start_state(self) -> DlmState:
-        self._contexts.begin_sentence()
+        self.contexts.begin_sentence()
         begin = self._utterance.begin if self.score_boundary else self._utterance.null
-        return DlmState(begin())
+        return DlmState(begin(), 0, self._digest)
 
     def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
         """Fetches what `score` will need for these states and words, in one message per shard,
@@ -132,30 +171,43 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         pairs = [(state.state, word) for state, word in asked]
         if not pairs:
             return
-        contexts = self._contexts.get_all([state for state, _ in pairs])
+        contexts = self.contexts.get_all([state for state, _ in pairs])
         if is_last_word and self.score_boundary:
             ids = [self._known.id_of(word) for _, word in pairs]
             after = [context.score(i)[1] for context, i in zip(contexts, ids, strict=True)]
-            self._contexts.get_all(after)
+            self.contexts.get_all(after)
 
     def score(
         self, prev_state: DlmState, word: str, is_last_word: bool = False
     ) -> tuple[float, DlmState]:
         """The weighted score of a word, and the state after it, not counting the sentence end."""
-        self._contexts.counts.queries += 1
-        context = self._contexts.get(prev_state.state)
+        self.contexts.counts.queries += 1
+        context = self.contexts.get(prev_state.state)
         log10_prob, after = context.score(self._known.id_of(word))
         if (self._unigram_set and word not in self._unigram_set) or word not in self._known:
             log10_prob += self.unk_score_offset
         if is_last_word and self.score_boundary:
-            log10_prob += self._contexts.get(after).score(self._end_id)[0]
+            log10_prob += self.contexts.get(after).score(self._end_id)[0]
         total = self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta
-        if self._phrases is None:
+        if self.phrases is None:
             return total, DlmState(after)
-        node, bonus = self._phrases.step(prev_state.node, self._phrases.id_of(word))
-        if is_last_word:
-            bonus += float(self._phrases.finish(node))
-        return total + LN_10 * bonus, DlmState(after, node)
+        node, bonus = self.phrases.step(prev_state.node, self.phrases.id_of(word))
+        if is_last_word:  # which gives shares back: whatever follows begins its phrases anew
+            bonus, node = bonus + float(self.phrases.finish(node)), 0
+        return total + LN_10 * bonus, DlmState(after, node, prev_state.phrases)
+
+    def check(self, state: object) -> None:
+        """Raises `QueryError`, or `ModelMismatch` for a state of another model or other phrases."""
+        if not isinstance(state, DlmState):
+            raise QueryError(
+                f"lm_start_state is of type {type(state).__name__}; expected the state that "
+                "decode_beams returned with a hypothesis"
+            )
+        self._utterance.states([state.state])
+        if state.phrases != self._digest:
+            raise ModelMismatch(
+                "lm_start_state is of an utterance with other phrases; give both the same"
+            )
 
     def save_to_dir(self, filepath: str) -> None:
         _refuse_saving(filepath)
@@ -166,6 +218,39 @@ class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
 
     def save_to_dir(self, filepath: str) -> None:
         _refuse_saving(filepath)
+
+    def _decode_logits(self, logits: NDArray[Any], *others: Any, **given: Any) -> list[Any]:
+        model, labels = self._language_model, self._labels
+        start = given.get("lm_start_state")
+        if start is not None and isinstance(model, DlmLanguageModel):
+            model.check(start)
+        if (
+            labels is None
+            or type(model) is not DlmLanguageModel
+            or others
+            or set(given) != _ARGUMENTS
+            or given["beam_width"] < 1
+            or len(given["hotword_scorer"]._char_trie)
+            or logits.dtype not in (np.float32, np.float64)
+            or not np.isfinite(logits).all()
+        ):
+            found: list[Any] = super()._decode_logits(logits, *others, **given)
+            return found
+        search = LetterSearch(model, labels, model.get_start_state() if start is None else start)
+        return search.run(
+            logits,
+            given["beam_width"],
+            given["beam_prune_logp"],
+            given["token_min_logp"],
+            given["prune_history"],
+        )
+
+    @cached_property
+    def _labels(self) -> LetterLabels | None:
+        """None where labels are not letters of words, or beams not those of 0.5.0."""
+        if self._is_bpe or not isinstance(EMPTY_START_BEAM, tuple):
+            return None
+        return LetterLabels.of(self._alphabet.labels)
 
     def _get_lm_beams(
         self,

@@ -21,7 +21,7 @@ from asr.decoding import TOKENS, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build
 from dlm.asr import pyctcdecode as ours
 from dlm.client import Client
-from dlm.errors import ConfigError, QueryError
+from dlm.errors import ConfigError, ModelMismatch, QueryError
 from dlm.units import LN_10
 
 LEXICON = spelled(40)
@@ -80,6 +80,47 @@ def test_hypotheses_are_those_of_kenlm(files: ModelFiles, cluster: Cluster, boun
             assert len(expected) > 5
             for one in (decoder, alone, plain):
                 assert_same(hypotheses(one, logits), expected)
+
+
+def spelled_labels(kind: str) -> list[str]:
+    """Letters; some of which are written together, too; or pieces of words."""
+    if kind == "pieces":
+        return ["", *(f"\u2581{token}" for token in TOKENS[2:]), *TOKENS[2:]]
+    return [*LABELS, "ab", "</s>"] if kind == "together" else LABELS
+
+
+@pytest.mark.parametrize("kind", ["letters", "together", "pieces"])
+@pytest.mark.parametrize("bonus", [0.0, 2.0])
+def test_the_compiled_search_finds_what_pyctcdecodes_own_does(
+    files: ModelFiles, kind: str, bonus: float
+) -> None:
+    """Texts, frames, states and scores, to the bit; words that nobody knows, one utterance after
+    another, hotwords of pyctcdecode."""
+    phrases = {"fadeg": bonus, f"{LEXICON[3]} fadeg": bonus, LEXICON[5]: bonus}
+    labels = spelled_labels(kind)
+    rng = np.random.default_rng(2)
+    with Client.local(files.directory) as local:
+        utterance = local.utterance(phrases=phrases if bonus else None)
+        ours_ = ours.build_decoder(labels, utterance, LEXICON, alpha=0.6)
+        assert (ours_._labels is None) == (kind == "pieces")
+        own = ours.BeamSearchDecoderCTC(ours_._alphabet, ours_._language_model)
+        for seed, said in enumerate(sentences(4)):
+            logits = posteriors([*said, "fadeg"], seed, flat=1.5 + seed / 2)
+            more = rng.normal(-6.0, 2.0, (len(logits), len(labels))).astype(np.float32)
+            more[:, : logits.shape[1]] += logits[:, : len(labels)]
+            for options in (
+                {},
+                {"prune_history": False, "beam_width": 9},
+                {"token_min_logp": -9.0, "beam_prune_logp": -30.0},
+                {"hotwords": [LEXICON[1]]},
+            ):
+                found = ours_.decode_beams(more, **options)
+                assert found == own.decode_beams(more, **options)
+                assert len(found[0][2]) == len(found[0][0].split())
+            ours_.reset_params(alpha=0.5 + seed / 4, unk_score_offset=-5.0 - seed)
+            start = found[0][1]
+            options = {"lm_start_state": start}
+            assert ours_.decode_beams(more, **options) == own.decode_beams(more, **options)
 
 
 def test_a_frame_waits_for_servers_once(files: ModelFiles, cluster: Cluster) -> None:
@@ -174,4 +215,13 @@ def test_bonuses_of_phrases_are_added_outside_of_alpha(files: ModelFiles) -> Non
         state = decoder._language_model.get_start_state()
         _, after = decoder._language_model.score(state, LEXICON[3])
         assert after != ours.DlmState(after.state)
+        # At its end a sentence gives shares back, so no phrase goes on from there.
+        _, ended = decoder._language_model.score(state, LEXICON[3], is_last_word=True)
+        assert ended == ours.DlmState(after.state)
+        for other in ({"fadeg": 2.0}, None):
+            unlike = ours.build_decoder(LABELS, local.utterance(phrases=other), LEXICON)
+            with pytest.raises(ModelMismatch):
+                unlike.decode_beams(logits, lm_start_state=after)
+        with pytest.raises(QueryError, match="int"):
+            decoder.decode_beams(logits, lm_start_state=3)
         assert pickle.loads(pickle.dumps(after)) == after

@@ -182,7 +182,11 @@ class BoundPhrases:
 
     def step(self, node: int, word: int) -> tuple[int, float]:
         """The node after one word, and what it adds, log10."""
-        after = self.automaton.step(node, int(self.symbols[word]))
+        return self.step_symbol(node, int(self.symbols[word]))
+
+    def step_symbol(self, node: int, symbol: int) -> tuple[int, float]:
+        """The same, by the symbol of a word."""
+        after = self.automaton.step(node, symbol)
         if node == after == 0:  # most words
             return 0, 0.0
         return after, self.automaton.added(node, after) * UNIT
