@@ -221,3 +221,9 @@ class UnknownCall(ProtocolError):
 
 class AuthenticationError(DlmError):
     """The server does not let this client in; the same call fails until its token changes."""
+
+
+def shown(value: object) -> str:
+    """A value for a message; a whole number of thousands of digits has no `repr`."""
+    large = isinstance(value, int) and value.bit_length() > 64
+    return "a very large number" if large else repr(value)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
+from dlm.asr.settings import MIN_WEIGHT
 from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client import State, Utterance
 from dlm.client.api.inputs import Word
@@ -79,10 +82,15 @@ class DlmLM(LM):  # type: ignore[misc]
         self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
         self._symbols: list[int] | None = None  # of phrases, by index
         if (phrases := utterance.phrases) is not None:
-            if lm_weight is None or not lm_weight > 0:
+            if (
+                isinstance(lm_weight, bool)
+                or not isinstance(lm_weight, (int, float, np.integer, np.floating))
+                or not MIN_WEIGHT <= lm_weight <= 1 / MIN_WEIGHT
+            ):
                 raise QueryError(
-                    f"lm_weight is {lm_weight}, and the utterance has phrases; pass the decoder's "
-                    "lm_weight, above 0, since bonuses are added outside of it"
+                    f"lm_weight is {lm_weight!r}, and the utterance has phrases; pass the "
+                    f"decoder's lm_weight, from {MIN_WEIGHT:g} to {1 / MIN_WEIGHT:g}, since "
+                    "bonuses are added outside of it"
                 )
             self._automaton, self._unit = phrases.automaton, UNIT * LN_10 / lm_weight
             self._symbols = phrases.symbols[self._ids].tolist()

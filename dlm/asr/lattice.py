@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import LatticeError
+from dlm.errors import ConfigError, LatticeError
 
 MAX_SCORE = 1e30  # of an arc, so that sums stay finite
 # Labels that are not words: epsilons, sentence marks and silences.
@@ -31,11 +32,22 @@ class Scales:
     """How the scores of a path are combined, in natural logarithms.
 
     total = acoustic * (acoustic scores) + lm * (language model scores) + word_penalty * (words)
+
+    Raises  ConfigError  one of them is not a finite number
     """
 
     acoustic: float = 1.0
     lm: float = 1.0
     word_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("acoustic", "lm", "word_penalty"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise ConfigError(
+                    f"{name} of the scales is {value!r}; expected a finite number, by which scores "
+                    "are multiplied"
+                )
 
 
 @dataclass(frozen=True, slots=True)

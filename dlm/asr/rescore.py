@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypotheses, NbestList
-from dlm.asr.settings import SearchSettings
+from dlm.asr.settings import MIN_WEIGHT, SearchSettings
 from dlm.asr.state_table import StateTable
 from dlm.client import AsyncUtterance, Extension, States, Utterance
 from dlm.errors import QueryError
@@ -150,10 +150,11 @@ def _lm_per_bonus(utterance: Utterance | AsyncUtterance, scales: Scales) -> floa
     """What an lm score changes by for a bonus of 1, log10, which is added outside of its scale."""
     if utterance.phrases is None:
         return 0.0
-    if not scales.lm:
+    if not abs(scales.lm) >= MIN_WEIGHT:
         raise QueryError(
-            "the scale of LM scores is 0, and the utterance has phrases, whose bonuses are written "
-            "into these scores; use another scale"
+            f"the scale of LM scores is {scales.lm:g}, and the utterance has phrases, whose "
+            "bonuses are written into these scores, divided by it; expected at least "
+            f"{MIN_WEIGHT:g}, of either sign"
         )
     return LN_10 / scales.lm
 

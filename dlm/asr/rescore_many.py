@@ -12,6 +12,7 @@ from dlm.asr.nbest import Hypotheses
 from dlm.asr.paths import best_paths
 from dlm.asr.rescore import Search, rescore, rescore_nbest
 from dlm.client import Client, Phrases
+from dlm.client.api.phrases import Weights, prepared
 from dlm.errors import DlmError
 
 
@@ -65,20 +66,21 @@ def rescore_many(
     *,
     nbest: int | None = None,
     jobs: int = 8,
-    phrases: Phrases | None = None,
+    phrases: Phrases | Weights | None = None,
 ) -> Iterator[RescoredUtterance]:
     """Rescores all utterances, in order; those before an error are still returned.
 
     Args    nbest  see `rescore_one`;  jobs  utterances in progress at once; each read when needed
             phrases  of every utterance
-    Raises  what reading `given` raises; UnavailableError, ProtocolError
+    Raises  what reading `given` raises; UnavailableError, ProtocolError; QueryError, see `Phrases`
     """
+    listed = prepared(phrases)
     waiting: deque[Future[RescoredUtterance]] = deque()
     with ThreadPoolExecutor(jobs, thread_name_prefix="dlm-rescore") as pool:
         try:
             try:
                 for one in given:
-                    waiting.append(pool.submit(rescore_one, client, one, search, nbest, phrases))
+                    waiting.append(pool.submit(rescore_one, client, one, search, nbest, listed))
                     if len(waiting) > jobs:
                         yield waiting.popleft().result()
             except DlmError:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from dlm.config import check, setting
 
+MIN_WEIGHT = 1e-6  # of LM scores, beside phrases: bonuses are divided by it
+
 
 @dataclass(frozen=True)
 class BeamSettings:

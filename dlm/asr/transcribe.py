@@ -20,7 +20,7 @@ from dlm.asr.flashlight import DlmLM
 from dlm.asr.lexicon import WORDS, PhonemeLexicon, Sounds, model_lexicon
 from dlm.asr.settings import BeamSettings
 from dlm.client import Client, ModelInfo, Phrases, Utterance
-from dlm.client.api.phrases import BoundPhrases
+from dlm.client.api.phrases import BoundPhrases, Weights, prepared
 from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
 from dlm.errors import ConfigError
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
@@ -71,6 +71,7 @@ class Transcriber:
     Raises
         ConfigError  the model has no word that can be pronounced; or the acoustic model does not
                      run on this platform; or phrases with an lm_weight of 0
+        QueryError   see `Phrases`
     """
 
     def __init__(
@@ -80,16 +81,16 @@ class Transcriber:
         *,
         words: int = WORDS,
         tell: Tell | None = None,
-        phrases: Phrases | None = None,
+        phrases: Phrases | Weights | None = None,
         sounds: Mapping[str, Sequence[Sounds]] | None = None,
     ) -> None:
         self.settings = settings or BeamSettings()
-        if phrases and not self.settings.lm_weight > 0:
+        self._phrases, self._sounds = prepared(phrases), sounds
+        if self._phrases and not self.settings.lm_weight > 0:
             raise ConfigError(
                 "lm_weight is 0, and there are phrases, whose bonuses come with the language "
                 "model's scores; set it above 0"
             )
-        self._phrases, self._sounds = phrases or None, sounds
         self._client = client
         self._limit = words
         self._tell = tell

@@ -181,7 +181,7 @@ def test_bonuses_of_phrases_are_added_outside_of_the_weight(local: Client, recom
         # Those that were merged also differ in what was heard of the words before.
         near = pytest.approx(LN_10 * bonus, abs=0.5 if recombine else 1e-3)
         assert one.score - before[one.words] == near
-    for weight in (None, 0.0, -1.0):
+    for weight in (None, 0.0, -1.0, np.inf, np.nan, 1e-320, "2"):
         with pytest.raises(QueryError, match="lm_weight"):
             DlmLM(utterance, words, lm_weight=weight)
     with pytest.raises(QueryError, match="phrases"):

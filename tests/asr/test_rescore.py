@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,14 @@ def test_phrases_choose_a_hypothesis_of_a_list(client: Client) -> None:
     assert found.hypotheses[0].words[1] == "new"
     added = [one.lm - before[one.words] for one in found.hypotheses]
     assert added == pytest.approx([30.0 * LN_10 / SEARCH.scales.lm, 0.0])
-    for ask in (rescore, rescore_nbest):
+    for ask, scale in product((rescore, rescore_nbest), (0.0, 1e-320)):
         with pytest.raises(QueryError, match="scale"):
-            ask(random_lattice(1) if ask is rescore else given, utterance, Search(Scales(lm=0.0)))
+            ask(random_lattice(1) if ask is rescore else given, utterance, Search(Scales(lm=scale)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "1"])
+@pytest.mark.parametrize("name", ["acoustic", "lm", "word_penalty"])
+def test_scales_that_are_no_numbers_are_refused(name: str, value: Any) -> None:
+    """They would make every score one that is not a number, and a lattice an empty one."""
+    with pytest.raises(ConfigError, match=name):
+        Scales(**{name: value})

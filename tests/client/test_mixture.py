@@ -317,6 +317,8 @@ def test_weights_are_tuned_on_text(clients: list[Client]) -> None:
         ({"weights": (math.nan, 1.0)}, ConfigError, "nan"),
         ({"unknown": "none"}, QueryError, "'none'"),
         ({"weights": (None, 1.0)}, ConfigError, "None"),
+        ({"weights": (10**400, 1.0)}, ConfigError, "very large"),
+        ({"weights": (False, True)}, ConfigError, "False"),
         ({"members": []}, QueryError, "no members"),
         ({"members": [1.0]}, QueryError, "pair"),
         ({"members": None}, QueryError, "None"),

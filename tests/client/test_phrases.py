@@ -218,6 +218,8 @@ def test_an_asyncio_utterance_has_phrases(local: Client, files: ModelFiles) -> N
         ({"w1": float("nan")}, "nan"),
         ({"w1": float("-inf")}, "inf"),
         ({"w1": 1e9}, "1000000000"),
+        ({"w1": 10**5000}, "very large"),
+        ({"w1": "2"}, "'2'"),
         ({"w1": None}, "None"),
         ({"w1": True}, "True"),
         ({"w " * 50: 1.0}, "50 words"),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dlm.client.api.splitting import split_words
 from dlm.client.plan import phrase_kernels
 from dlm.client.plan.automaton import UNIT, PhraseAutomaton
-from dlm.errors import QueryError
+from dlm.errors import QueryError, shown
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, is_mark
 from dlm.units import counted
 
@@ -137,7 +137,7 @@ def units_of(bonus: float, name: str) -> int:
         or not abs(bonus) <= MAX_BONUS  # also not a number
     ):
         raise QueryError(
-            f"the bonus of {name} is {bonus!r}; expected a number from {-MAX_BONUS:g} to "
+            f"the bonus of {name} is {shown(bonus)}; expected a number from {-MAX_BONUS:g} to "
             f"{MAX_BONUS:g}, log10"
         )
     return round(float(bonus) / UNIT)

@@ -10,7 +10,7 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import ConfigError, EstimationError
+from dlm.errors import ConfigError, EstimationError, shown
 from dlm.estimate.merge import kernels
 from dlm.estimate.merge.heldout import Heldout
 
@@ -28,6 +28,9 @@ class TunedWeights:
     gap: float
 
 
+MAX_WEIGHT = 1e6  # for an error that says in which proportions they would sum to 1
+
+
 def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     """The weights as an array whose sum is 1 to the last digit; ConfigError unless there is one per
     model, a number of 0 or more, and their sum is 1 within 1e-5."""
@@ -36,10 +39,11 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
             f"{len(weights)} weights for {models} models; give one for each, in their order"
         )
     for weight in weights:
-        if not isinstance(weight, Real) or not math.isfinite(weight) or weight < 0:
-            shown = f"{weight:g}" if isinstance(weight, Real) else repr(weight)
+        valid = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not valid or not 0 <= weight <= MAX_WEIGHT:  # also not a number
             raise ConfigError(
-                f"the weight {shown} is not valid; expected numbers of 0 or more that sum to 1"
+                f"the weight {shown(weight)} is not valid; expected numbers of 0 or more that sum "
+                "to 1"
             )
     total = math.fsum(weights)
     if abs(total - 1) > SUM_TOLERANCE:
