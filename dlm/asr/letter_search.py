@@ -75,6 +75,7 @@ class LetterLabels:
         self.blank, self.space = first.get("", -2), first.get(" ", -2)
         self.letters, self.begins = _codes("".join(labels)), _begins(labels)
         self.longest = max(map(len, labels), default=0)
+        self.spaces = labels.count(" ")
 
 
 class LetterSearch:
@@ -125,7 +126,7 @@ class LetterSearch:
             if more > len(found):
                 found, found_logits = np.empty((2 * more, 6), np.int64), np.empty(2 * more)
                 self._slots = np.empty(1 << (4 * more + 16).bit_length(), np.int32)
-            self._make_room(len(beams), more * alphabet.longest)
+            self._make_room(len(beams), len(beams) * alphabet.spaces, more * alphabet.longest)
             known = int(self._counts[1])
             count = kernels.expand(
                 beams, logits, column, labels, alphabet.alike, alphabet.letters, alphabet.begins,
@@ -145,8 +146,8 @@ class LetterSearch:
             beams, logits = beams[:kept], logits[:kept]
         return self._ended(beams, logits.astype(posteriors.dtype), width, least)
 
-    def _make_room(self, beams: int, letters: int) -> None:
-        """For one more text and frame of each beam, and so many more parts."""
+    def _make_room(self, beams: int, spaces: int, letters: int) -> None:
+        """For one more text of each beam, and so many more words with frames, and parts."""
         parts, texts, frames = self._counts.tolist()
         if parts + letters > len(self._parts):
             self._parts = _grown(self._parts, parts + letters)
@@ -159,8 +160,8 @@ class LetterSearch:
             table = _table(len(self._texts))
             kernels.move_table(self._text_keys, self._text_values, *table)
             self._text_keys, self._text_values = table
-        if frames + beams > len(self._frames):
-            self._frames = _grown(self._frames, frames + beams)
+        if frames + spaces > len(self._frames):
+            self._frames = _grown(self._frames, frames + spaces)
 
     def _score(self, known: int, end: int) -> None:
         """Scores new texts, each the last word after the text before it."""
