@@ -89,6 +89,7 @@ def spelled_labels(kind: str) -> list[str]:
     return [*LABELS, "ab", "</s>"] if kind == "together" else LABELS
 
 
+@pytest.mark.promise("same_hypotheses")
 @pytest.mark.parametrize("kind", ["letters", "together", "pieces"])
 @pytest.mark.parametrize("bonus", [0.0, 2.0])
 def test_the_compiled_search_finds_what_pyctcdecodes_own_does(
