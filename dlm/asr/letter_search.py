@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr import letter_kernels as kernels
-from dlm.asr.contexts import KnownContext
+from dlm.asr.contexts import Contexts, KnownContext
 from dlm.asr.letter_kernels import EMPTY
 from dlm.client import State
+from dlm.client.api.phrases import BoundPhrases
 from dlm.units import LN_10
-
-if TYPE_CHECKING:
-    from dlm.asr.pyctcdecode import DlmLanguageModel, DlmState
 
 _ROOM = 1 << 12  # rows that tables begin with
 # A word that may follow a text: its id, whether it may be said, its symbol in phrases.
@@ -41,6 +39,45 @@ def _table(rows: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """An empty table for so many rows."""
     size = 1 << (2 * rows).bit_length()
     return np.full(size, EMPTY, np.int64), np.empty(size, np.int32)
+
+
+class Start(Protocol):
+    """Where a search begins: `DlmState`, whose constructor takes these."""
+
+    state: State
+    node: int  # of phrases
+    phrases: str
+
+    def __init__(self, state: State, node: int = 0, phrases: str = "") -> None: ...
+
+
+class Model(Protocol):
+    """What a search asks of `DlmLanguageModel`."""
+
+    alpha: float
+    beta: float
+    unk_score_offset: float
+    log_base: float
+    long_word: int
+    phrases: BoundPhrases | None
+    contexts: Contexts
+
+    @property
+    def order(self) -> int:
+        """Of the model, or words of the longest phrase."""
+
+    @property
+    def trie(self) -> LetterTrie:
+        """Of the words that may be said."""
+
+    def word(self, text: str) -> Word:
+        """What must be known of a word."""
+
+    def fetch(self, asked: Iterable[tuple[Any, str]], is_last_word: bool = False) -> None:
+        """Fetches what `score` needs."""
+
+    def score(self, prev_state: Any, word: str, is_last_word: bool = False) -> tuple[float, Any]:
+        """The weighted score of a word, and the state after it."""
 
 
 class LetterTrie:
@@ -81,7 +118,7 @@ class LetterLabels:
 class LetterSearch:
     """One utterance. `run` returns what pyctcdecode's `decode_beams` does."""
 
-    def __init__(self, model: DlmLanguageModel, alphabet: LetterLabels, start: DlmState) -> None:
+    def __init__(self, model: Model, alphabet: LetterLabels, start: Start) -> None:
         self._model, self._alphabet, self._trie = model, alphabet, model.trie
         self._counts = np.array([0, 1, 1])  # of parts beyond the trie, of texts, of frames
         self._part_keys, self._part_values = _table(_ROOM)
@@ -105,7 +142,7 @@ class LetterSearch:
         least: float,
         min_logp: float,
         prune_history: bool,
-    ) -> list[tuple[str, DlmState, list[tuple[str, tuple[int, int]]], Any, Any]]:
+    ) -> list[tuple[str, Start, list[tuple[str, tuple[int, int]]], Any, Any]]:
         """Text, state, frames of the words, score of the acoustic model and of both; best first.
 
         Args  posteriors  (T, labels) natural logarithms, float32 or float64
@@ -173,7 +210,7 @@ class LetterSearch:
             for before, context in zip(wanted, fetched, strict=True):
                 contexts[before] = context
         contexts.extend([None] * len(pairs))
-        model.counts.queries += len(pairs)
+        model.contexts.counts.queries += len(pairs)
         alpha, beta, offset, log_base = self._weights
         ln_probs, phrases, nodes = self._ln_probs, model.phrases, self._nodes
         trie_size = len(self._trie.nodes)
