@@ -51,7 +51,7 @@ class Start(Protocol):
     def __init__(self, state: State, node: int = 0, phrases: str = "") -> None: ...
 
 
-class WordScorer(Protocol):
+class SearchedModel(Protocol):
     """What a search asks of `DlmLanguageModel`."""
 
     alpha: float
@@ -118,7 +118,7 @@ class LetterLabels:
 class LetterSearch:
     """One utterance. `run` returns what pyctcdecode's `decode_beams` does."""
 
-    def __init__(self, model: WordScorer, alphabet: LetterLabels, start: Start) -> None:
+    def __init__(self, model: SearchedModel, alphabet: LetterLabels, start: Start) -> None:
         self._model, self._alphabet, self._trie = model, alphabet, model.trie
         self._counts = np.array([0, 1, 1])  # of parts beyond the trie, of texts, of frames
         self._part_keys, self._part_values = _table(_ROOM)
