@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,10 @@ def demo(
         bool,
         typer.Option("--kill", help="Start two servers per shard, and kill one while they score."),
     ] = False,
+    open_page: Annotated[
+        bool,
+        typer.Option("--open", help="Then open the page of a gateway in a browser, until Ctrl-C."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve a small real model, and check every score.
@@ -49,13 +54,16 @@ def demo(
         dlm demo --kill
         dlm demo --shards 2
     """
+    import webbrowser
+
     from rich.console import Console
 
     from dlm.cli.compiling import compile_kernels
     from dlm.client import Client, ClientConfig
+    from dlm.client.config.cluster_file import write_cluster_file
     from dlm.client.deliver.warm import KERNELS as asking
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
-    from dlm.cluster.processes import running_servers
+    from dlm.cluster.processes import running_gateway, running_servers
     from dlm.files import scratch_folder
     from dlm.index.layout import read_manifest
     from dlm.ngram.arpa.rows import KERNELS as reading
@@ -79,7 +87,8 @@ def demo(
         compile_kernels((*serving, *asking, *reading))
         if folder != packaged:
             _build(arpa, folder, shards, tell)
-        counts = " + ".join(f"{c:,}" for c in read_manifest(folder).counts)
+        manifest = read_manifest(folder)
+        counts = " + ".join(f"{c:,}" for c in manifest.counts)
         replicas = 2 if kill else 1
         tell(f"{counts} n-grams; starting {counted(shards * replicas, 'server')}")
         with running_servers([folder], replicas=replicas) as servers:
@@ -98,6 +107,18 @@ def demo(
                     tell(f"killed a server of shard 0 ({addresses.pop(0)}); scoring goes on")
                 rescoring, rescoring_stats = check_rescoring(client, oracle, lines[:22])
                 served = counted_by_servers(client, addresses, DEADLINE_S)
+            if open_page:
+                tell("checked every score; starting a gateway")
+                cluster = scratch / "cluster.toml"
+                endpoints = [one.endpoint for one in servers if one.process.poll() is None]
+                write_cluster_file(cluster, endpoints, shard_set=manifest.shard_set)
+                with running_gateway(cluster) as (gateway, notice), suppress(KeyboardInterrupt):
+                    url = f"http://127.0.0.1:{notice['http_port']}/"
+                    tell(f"a gateway shows these servers at {url} until Ctrl-C")
+                    webbrowser.open(url)
+                    gateway.wait()
+                tell("stopping the servers")
+            else:
                 tell("checked every score; stopping the servers")
     tell("stopped")
     if as_json:

@@ -35,6 +35,10 @@ def gateway(
             help="Shard set or KenLM binary file to answer from, without any servers.",
         ),
     ] = None,
+    vocab: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Words of a KenLM file of --local that stores none."),
+    ] = None,
     model: ServedModel = None,
     port: Annotated[int | None, option(GatewayConfig, "port")] = None,
     http_port: Annotated[int | None, option(GatewayConfig, "http_port")] = None,
@@ -87,11 +91,16 @@ def gateway(
     from dlm.cli.serve import check_log_level, log_to_stderr
     from dlm.client import AsyncClient, ClientConfig
     from dlm.config import resolve
+    from dlm.errors import ConfigError
     from dlm.gateway.app import Opening, serve
 
     check_log_level(log_level)
     if local is not None:
         check_reads("--local", local, folders=True)
+    if vocab is not None:
+        if local is None:
+            raise ConfigError("--vocab has the words of the model of --local; give that too")
+        check_reads("--vocab", vocab)
     check_writes("--ready-file", ready_file)
     flags = {
         "port": port,
@@ -111,7 +120,7 @@ def gateway(
 
     def connect() -> Opening:
         if local is not None:
-            return lambda: AsyncClient.local(local)
+            return lambda: AsyncClient.local(local, vocab=vocab)
         given = ClientConfig(
             ca=ca,
             cert=cert,

@@ -181,6 +181,42 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
+@contextlib.contextmanager
+def running_gateway(
+    cluster_file: Path, options: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """A gateway to these servers, on free ports unless `options` say otherwise, and what it wrote
+    when it was ready: `port`, `http_port`, `pid`. Stopped at the end.
+
+    Raises  ShardDown, ConfigError  it did not start; its message is on standard error
+    """
+    with scratch_folder(None, "dlm-gateway") as scratch:
+        ready = scratch / "gateway.json"
+        command = [
+            "gateway",
+            "--cluster",
+            os.fspath(cluster_file),
+            "--ready-file",
+            os.fspath(ready),
+        ]
+        command += ["--port", "0", "--http-port", "0", "--log-level", "warning", *options]
+        process = _start(command)
+        try:
+            limit = time.monotonic() + START_S
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise ConfigError(
+                        f"the gateway {how_it_ended(process.returncode)} before it was ready; its "
+                        "own message is above"
+                    )
+                if time.monotonic() > limit:
+                    raise ShardDown(f"the gateway was not ready within {START_S:g} s")
+                time.sleep(0.02)
+            yield process, json.loads(ready.read_text())
+        finally:
+            stop([process])
+
+
 def supervise(
     servers: list[Server],
     stopping: Callable[[], bool],

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from dlm.asr.lattice import Scales
 from dlm.asr.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, States
+from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words
 from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig
+from dlm.gateway.metrics import GatewayMetrics
 from dlm.gateway.packed import extend_reply
-from dlm.ngram.query import FULL
+from dlm.gateway.phrase_store import PhraseStore
+from dlm.gateway.traffic import TrafficWriter
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
 from dlm.server.security import may_ask
@@ -43,9 +46,17 @@ class LanguageModel:
         QueryError, UnavailableError, ProtocolError  what the client raises
     """
 
-    def __init__(self, client: AsyncClient, config: GatewayConfig) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        config: GatewayConfig,
+        metrics: GatewayMetrics,
+        traffic: TrafficWriter,
+    ) -> None:
         self.client = client
         self._config = config
+        self._metrics, self._traffic = metrics, traffic
+        self._phrases = PhraseStore(config.max_phrases_bytes)
         self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
 
     async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[bytes, int]:
@@ -58,10 +69,14 @@ class LanguageModel:
         bos = request.bos if request.HasField("bos") else True
         eos = request.eos if request.HasField("eos") else True
         self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
-        utterance = _open_to_caller(self.client.utterance())
+        utterance = await self._fresh(request)
         scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left_s)
-        reply = pb.SentencesReply(model=utterance.model_info.model)
-        for one in scores:
+        info = utterance.model_info
+        reply = pb.SentencesReply(model=info.model, phrases_id=info.phrases)
+        routes = [np.zeros(0, np.int32)] * len(scores)
+        if request.with_shards and scores:
+            routes = shards_of(utterance, sentences, bos=bos, eos=eos)
+        for one, shards in zip(scores, routes, strict=True):
             reply.scores.add(
                 log10_prob=one.log10_prob,
                 oovs=one.oovs,
@@ -69,7 +84,9 @@ class LanguageModel:
                 log10_probs=one.token_log10_prob.tolist(),
                 matched_orders=one.token_matched_order.tolist(),
                 oov=one.token_oov.tolist(),
-                sources=_sources(one.token_source),
+                sources=self._sources(one.token_source),
+                bonus=one.bonus,
+                shards=(shards + 1).tolist(),
             )
         return reply.SerializeToString(), sum(one.tokens for one in scores)
 
@@ -89,8 +106,9 @@ class LanguageModel:
                 )
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
-        utterance, states = self._states(request.states)
+        utterance, states = await self._states(request.states, request)
         found = await utterance.extend(states, words, deadline_s=left_s)
+        self._metrics.fallbacks += int(np.count_nonzero(found.source))
         model = utterance.model_info.model
         reply = extend_reply(found, model, states=not request.without_states)
         return reply, found.log10_prob.size
@@ -99,7 +117,7 @@ class LanguageModel:
         """A NextWordsReply; the words of a whole vocabulary count as one."""
         count = request.count or DEFAULT_COUNT
         self._check_queries(count)
-        utterance, states = self._states([request.state])
+        utterance, states = await self._states([request.state], request)
         if text := split_words(request.text):
             states = utterance.states_after([[*states.contexts()[0], *text]])
         found = await utterance.next_words(states[0], count, deadline_s=left_s)
@@ -123,7 +141,7 @@ class LanguageModel:
             raise _malformed("a scale or an acoustic score is not finite; expected numbers")
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
-        utterance = _open_to_caller(self.client.utterance())
+        utterance = await self._fresh(request)
         scores = await utterance.score_sentences(sentences, deadline_s=left_s)
         ranked = []
         for index, (one, words, score) in enumerate(
@@ -131,11 +149,15 @@ class LanguageModel:
         ):
             lm = score.log10_prob * LN_10
             texts = tuple(word.decode("utf-8", "replace") for word in words)
-            total = Hypothesis(texts, one.acoustic, lm).total(scales)
-            fallback = bool((score.token_source != FULL).any())
-            ranked.append(pb.Rescored(index=index, total=total, lm=lm, fallback=fallback))
+            bonus = score.bonus * LN_10
+            total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
+            fallback = bool(self._sources(score.token_source))
+            ranked.append(
+                pb.Rescored(index=index, total=total, lm=lm, fallback=fallback, bonus=bonus)
+            )
         ranked.sort(key=lambda one: -one.total)
-        reply = pb.RescoreReply(hypotheses=ranked, model=utterance.model_info.model)
+        info = utterance.model_info
+        reply = pb.RescoreReply(hypotheses=ranked, model=info.model, phrases_id=info.phrases)
         return reply.SerializeToString(), sum(one.tokens for one in scores)
 
     async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[bytes, int]:
@@ -156,6 +178,8 @@ class LanguageModel:
             begin_state=begin,
             null_state=null,
         )
+        self._traffic.write(self._metrics, self.client)
+        reply.traffic.CopyFrom(self._traffic.traffic.reply(self.client.manifest.shards))
         try:
             servers = self.client.cascade.servers
         except ConfigError:  # no heartbeats: a shard set in this process, or switched off
@@ -169,10 +193,20 @@ class LanguageModel:
 
     # ------------------------------------------------------------------ states
 
-    def _states(self, packed: Sequence[bytes]) -> tuple[AsyncUtterance, States]:
-        """The states of a request, and an utterance on their model; all must be of one model."""
+    async def _fresh(self, request: Any) -> AsyncUtterance:
+        """An utterance on the model in use, with the request's phrases."""
+        utterance = _open_to_caller(self.client.utterance())
+        phrases = await self._phrases.of(request, utterance.vocabulary_size)
+        return utterance if phrases is None else utterance.with_phrases(phrases)
+
+    async def _states(self, packed: Sequence[bytes], request: Any) -> tuple[AsyncUtterance, States]:
+        """The states of a request, and an utterance on their model with its phrases; all must be of
+        one model."""
         first = next((one for one in packed if one), b"")
         utterance = self._utterance(first[1 : 1 + MODEL_BYTES])
+        if request.HasField("phrases"):
+            phrases = await self._phrases.of(request, utterance.vocabulary_size)
+            utterance = utterance.with_phrases(phrases)
         if not first:
             return utterance, utterance.states([utterance.begin()] * max(len(packed), 1))
         if b"" in packed:
@@ -199,6 +233,13 @@ class LanguageModel:
                 "again, with the states of this gateway",
             )
         return _open_to_caller(found)
+
+    def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
+        """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL. The
+        others are counted."""
+        fallbacks = int(np.count_nonzero(source))
+        self._metrics.fallbacks += fallbacks
+        return source.tolist() if fallbacks else []
 
     # ------------------------------------------------------------------ limits
 
@@ -229,8 +270,3 @@ def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
 
 def _malformed(message: str) -> Refusal:
     return Refusal(Reason.MALFORMED, message)
-
-
-def _sources(source: NDArray[np.uint8]) -> list[Any]:
-    """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL."""
-    return source.tolist() if source.any() else []

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlm.client import AsyncClient
+from dlm.client import AsyncClient, Phrases
 from dlm.client.deliver import loop
 from dlm.client.deliver.warm import KERNELS
 from dlm.errors import ConfigError
@@ -23,6 +23,7 @@ from dlm.gateway.http import HttpDoor
 from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
 from dlm.gateway.pages import pages
 from dlm.gateway.rpc import RpcDoor
+from dlm.gateway.traffic import Traffic
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.server.config import address_of
@@ -87,6 +88,7 @@ def serve(
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: Gateway(config, opening, notice, credentials), stop_signals())
+    traffic = Traffic(config.workers)
     address = address_of(config.host, config.http_port)
     with reserved(config.host, config.http_port, address=address) as http_port:
 
@@ -94,7 +96,9 @@ def serve(
             own = replace(config, port=port, http_port=http_port)
             # A terminal's signals reach every process; its supervisor sends a worker this one.
             ends = (signal.SIGTERM,)
-            return _run(lambda: Gateway(own, opening, Notice(tell), credentials, process), ends)
+            return _run(
+                lambda: Gateway(own, opening, Notice(tell), credentials, process, traffic), ends
+            )
 
         return Supervisor(
             config,
@@ -138,9 +142,11 @@ class Gateway:
         notice: Notice | None = None,
         credentials: Credentials | None = None,
         process: Process | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.config = config
         self.process = process or Process()
+        self._traffic = (traffic or Traffic()).writer(self.process.worker)
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
         self.port = self.http_port = self.metrics_port = 0
@@ -211,9 +217,12 @@ class Gateway:
         return 0 if whole else 1
 
     async def _beat(self) -> None:
-        """Reports that this loop runs, if anyone watches."""
-        while self.process.beat is not None:
-            self.process.beat()
+        """Reports that this loop runs, if anyone watches, and what it has answered."""
+        while True:
+            if self.process.beat is not None:
+                self.process.beat()
+            if self._client is not None and self.state is not ServingState.WARMING:
+                self._traffic.write(self.metrics, self._client)
             await asyncio.sleep(BEAT_S)
 
     # -------------------------------------------------------------------- start
@@ -281,8 +290,11 @@ class Gateway:
             utterance = client.utterance()
             await utterance.score_sentences([b"<unk> <unk> <unk>"])
             found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
+            with_phrases = utterance.with_phrases(Phrases({"a phrase": 1.0}))
+            await with_phrases.extend([with_phrases.begin()], [0])
+            await with_phrases.score_sentences([b"<unk>"])
             await utterance.next_words(found.states[0, 0], 1)
-            self.calls.open(client)
+            self.calls.open(client, self._traffic)
         except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
             self._failure = exc
             self.post(Event.FAILED)

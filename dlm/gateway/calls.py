@@ -24,6 +24,7 @@ from dlm.errors import (
 from dlm.gateway.answers import LanguageModel
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
+from dlm.gateway.traffic import TrafficWriter
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
 from dlm.server.refusals import Refusal, of_exception, too_late
@@ -53,8 +54,8 @@ class Dispatcher:
         self._answers: LanguageModel | None = None
         self._tracer = Tracer(__version__) if config.trace else None
 
-    def open(self, client: AsyncClient) -> None:
-        self._answers = LanguageModel(client, self.config)
+    def open(self, client: AsyncClient, traffic: TrafficWriter) -> None:
+        self._answers = LanguageModel(client, self.config, self._metrics, traffic)
 
     async def answer(
         self,

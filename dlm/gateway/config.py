@@ -62,6 +62,14 @@ class GatewayConfig:
         high=64 * MIB,
         why="A thousand states of order 5 in JSON take 40 KiB.",
     )
+    max_phrases_bytes: int = setting(
+        128 * MIB,
+        "Memory for phrases of callers, by process; those used longest ago are forgotten.",
+        unit="bytes",
+        low=MIB,
+        high=1 << 40,
+        why="A list takes some 500 bytes per phrase, and 4 per word of the vocabulary.",
+    )
     max_in_flight: int = setting(
         128,
         "Calls being answered; more are refused with OVERLOADED.",

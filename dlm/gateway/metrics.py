@@ -27,6 +27,7 @@ FAMILIES: dict[str, Family] = {
         "Calls by result: ok, abandoned, or the reason of a refusal.", ("call", "door", "result")
     ),
     "dlm_gateway_queries_total": Family("Words scored."),
+    "dlm_gateway_fallbacks_total": Family("Words scored by a fallback."),
     "dlm_gateway_call_seconds": Family("Seconds per answered call.", ("call", "door", "le")),
     "dlm_gateway_refused_total": Family(
         "Calls refused before they were read: for load, or for their token.", ("reason",)
@@ -44,6 +45,7 @@ class GatewayMetrics:
 
     calls    by (call, door, result)
     seconds  of each call that was answered, by (call, door)
+    fallbacks  of the queries, those that a fallback answered
     refusals, unauthenticated, client_limits, clients  see `server.metrics.ServerMetrics`
     connections  open ones by HTTP
     """
@@ -51,6 +53,7 @@ class GatewayMetrics:
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
     queries: int = 0
+    fallbacks: int = 0
     refusals: Counter[Reason] = field(default_factory=Counter)
     unauthenticated: int = 0
     client_limits: int = 0
@@ -111,6 +114,7 @@ class GatewayCollector(Collector):
         yield refused
         for name, number in (
             ("queries_total", counts.queries),
+            ("fallbacks_total", counts.fallbacks),
             ("in_flight", counts.in_flight),
             ("connections", counts.connections),
         ):

@@ -28,6 +28,9 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
         _field("sources", found.source.tobytes() if found.source.any() else b""),
         _field("model", model.encode()),
     ]
+    if found.bonus is not None:
+        parts.append(_field("bonuses", found.bonus.astype("<f4", copy=False).tobytes()))
+        parts.append(_field("phrases_id", found.states.model_info.phrases.encode()))
     return b"".join(parts)
 
 

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     WRONG_SHARD_SET = "WRONG_SHARD_SET"
     WRONG_SHARD = "WRONG_SHARD"
     SLOT_NOT_OWNED = "SLOT_NOT_OWNED"
+    PHRASES_UNKNOWN = "PHRASES_UNKNOWN"
     NOT_READY = "NOT_READY"
     DRAINING = "DRAINING"
     OVERLOADED = "OVERLOADED"
@@ -55,6 +56,7 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.WRONG_SHARD_SET: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.WRONG_SHARD: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SLOT_NOT_OWNED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PHRASES_UNKNOWN: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -72,6 +72,13 @@ def run(
     local_fallback: Annotated[
         Path | None, typer.Option(help="Shard set that clients switch to while servers fail.")
     ] = None,
+    gateway: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Ask through this gateway (gRPC) to the servers of --cluster.",
+        ),
+    ] = "",
     faults: Annotated[
         str,
         typer.Option(
@@ -111,6 +118,10 @@ def run(
         raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
     if cluster is not None and replicas:
         raise ConfigError("--replicas is for servers that are started here, not for --cluster")
+    if gateway and cluster is None:
+        raise ConfigError("--gateway needs the --cluster file of the servers behind the gateway")
+    if gateway and (partial or local_fallback is not None):
+        raise ConfigError("--gateway falls back as it was started; leave out the fallbacks here")
     # What is wrong with any of it is told before servers start.
     if faults:
         check_named(faults)
@@ -121,7 +132,10 @@ def run(
         used,
         load,
         ClientSettings(
-            deadline, partial, None if local_fallback is None else str(local_fallback.absolute())
+            deadline,
+            partial,
+            None if local_fallback is None else str(local_fallback.absolute()),
+            gateway=gateway,
         ),
         processes,
         window,

@@ -46,6 +46,7 @@ class ClientSettings:
     bigram_fallback: bool = False
     local_fallback: str | None = None
     cache_dir: str | None = None
+    gateway: str = ""  # its address, if requests go through one
 
     def config(self) -> ClientConfig:
         small = None if self.local_fallback is None else Path(self.local_fallback)
@@ -133,12 +134,21 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         requests = np.flatnonzero(trace.asks).tolist()
         if not requests:
             raise ConfigError("the trace asks nothing; record one with requests")
-    async with AsyncClient.connect(settings.cluster, settings.client.config()) as client:
+    async with contextlib.AsyncExitStack() as opened:
+        connecting = AsyncClient.connect(settings.cluster, settings.client.config())
+        client = await opened.enter_async_context(connecting)
 
         def emit(record: Record) -> None:
             say("window", client=settings.index, **record)
 
-        replay = Replay(client, trace, settings.window_s, emit)
+        through = None
+        if settings.client.gateway:
+            from loadtest.run.through import GatewayClient  # an extra's packages
+
+            given = settings.client.gateway, settings.client.deadline_s
+            through = GatewayClient(client, *given)
+            opened.push_async_callback(through.close)
+        replay = Replay(through or client, trace, settings.window_s, emit)
         replay.prepare(requests)
         gc.collect()
         gc.freeze()  # collections of the run look at what the run makes

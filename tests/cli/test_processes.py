@@ -266,6 +266,27 @@ def test_the_demo_ends_with_every_score_equal(
 
 
 @pytest.mark.slow
+def test_the_demo_ends_at_the_page_of_a_gateway(tmp_path: Path, environ: dict[str, str]) -> None:
+    """In the user's browser, until Ctrl-C; then it prints what it checked."""
+    pytest.importorskip("h11")
+    browser = tmp_path / "browser"
+    browser.write_text('#!/bin/sh\necho "$1" > opened\n')
+    browser.chmod(0o700)
+    more = {**environ, "BROWSER": f"{browser} %s"}
+    line = ("demo", "--open", "--shards", 1)
+    with CommandServer(*line, cwd=tmp_path, env=more, ready_file="opened").ready() as process:
+        until(lambda: (tmp_path / "opened").read_text().endswith("\n"))
+        url = (tmp_path / "opened").read_text().strip()
+        with urllib.request.urlopen(url, timeout=WAIT_S) as reply:
+            assert "<h1>dlm gateway</h1>" in reply.read().decode()
+        servers = process.children()
+        assert len(servers) == 2
+        assert process.stop(signal.SIGINT) == 0
+        assert "scores equal the ARPA model's, bit for bit" in process.printed
+        _wait_gone(servers)
+
+
+@pytest.mark.slow
 def test_a_cluster_of_two_models_answers_as_each(
     folder: Path, other: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:

@@ -290,7 +290,7 @@ def test_no_count_is_lost_whoever_counts_at_once() -> None:
     def count() -> None:
         for _ in range(2000):
             counts.planned(3, 2, 1)
-            counts.sent(0, 0, 1)
+            counts.sent(0, 0, 1, 0)
             counts.fell_back(5)
 
     before = sys.getswitchinterval()

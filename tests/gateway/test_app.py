@@ -164,8 +164,9 @@ def test_nothing_that_was_asked_is_logged(opening: Any, caplog: pytest.LogCaptur
 
     with ThreadGateway(opening) as gateway:
         callers = [Caller(gateway, door) for door in DOORS]
+        phrases = pb.Phrases(phrases=[pb.Phrase(text=word, bonus=1.0)])
         for caller in callers:
-            caller("Score", sentences=[word])
+            caller("Score", sentences=[word], phrases=phrases)
             with pytest.raises(Refused):
                 caller("Extend", words=[word], word_ids=[1])
         gateway.running.calls._answers.score = broken  # type: ignore[union-attr, method-assign]
@@ -194,6 +195,11 @@ def test_tls_is_the_same_by_both_doors(opening: Any, tmp_path: Path) -> None:
         with grpc.secure_channel(f"localhost:{gateway.running.port}", credentials) as channel:
             method = channel.unary_unary(f"/{SERVICE}/Models")
             assert pb.ModelsReply.FromString(method(b"")).models
+        doors = [("127.0.0.1", gateway.running.port), ("127.0.0.1", gateway.running.http_port)]
+        before = [ssl.get_server_certificate(door) for door in doors]
+        assert before[0] == before[1]
+        authority.issue("server")  # in place of the files
+        until(lambda: all(ssl.get_server_certificate(door) != before[0] for door in doors))
 
 
 def test_a_call_is_a_span_of_its_caller(opening: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,13 +213,36 @@ def test_what_is_not_http_ends_its_connection(connect: Any, data: bytes) -> None
 def test_a_head_that_never_ends_is_not_waited_for(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are a body, a first byte, and an answer that nobody reads."""
+    """Nor are a body, and a first byte."""
     monkeypatch.setattr("dlm.gateway.http.HEAD_S", 0.05)
     monkeypatch.setattr("dlm.gateway.http.BODY_S", 0.05)
     silent, slow = connect(), connect().send(b"GET / HTTP/1.1\r\n")
     head = f"POST {SCORE} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     body = connect().send(head.encode() + b"Content-Length: 9\r\n\r\n{")
     assert all(one.is_closed() for one in (silent, slow, body))
+
+
+@pytest.mark.promise("gateway_bounds")
+def test_an_answer_that_nobody_reads_ends_its_connection(
+    connect: Any, gateway: ThreadGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where more answers are asked for than the system keeps; others are answered."""
+    monkeypatch.setattr("dlm.gateway.http.WRITE_S", 0.05)
+    until(lambda: gateway.running.metrics.connections == 0)
+    slow = connect()
+    slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = json.dumps({"ids": [{"ids": [1] * 16_000}]}).encode()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError):  # it is closed meanwhile
+            for _ in range(50):
+                slow.request(body)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join()
+    until(lambda: gateway.running.metrics.connections == 0)
+    assert connect().request().reply()[0] == 200
 
 
 def test_the_longest_idle_connection_makes_room(connect: Any, gateway: ThreadGateway) -> None:

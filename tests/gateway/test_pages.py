@@ -80,8 +80,8 @@ def test_the_page_shows_what_the_gateway_answers(
     assert shown["problem"] == ""
     score = callers["grpc"]("Score", sentences=["lacking <script>"]).scores[0]
     for word, order in zip(["lacking", "<script>"], score.matched_orders, strict=False):
-        assert f"{word} (unknown)" in shown["words"]
-        assert f" {order} " in shown["words"]
+        assert f"{word}  (unknown)" in shown["words"]
+        assert f" {order}-gram" in shown["words"]
     first = callers["grpc"]("NextWords", text="lacking <script>").words[0]
     assert shown["next"].split()[0] == first.word
     assert "order 4" in shown["model"]

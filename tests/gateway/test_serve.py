@@ -32,7 +32,7 @@ BALANCED = {
                 "initialBackoff": "0.01s",
                 "maxBackoff": "0.1s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         }
     ],

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import forked
-from cluster import ModelFiles
+from cluster import Cluster, ModelFiles
+from dlm.client import AsyncClient, ClientConfig
 from dlm.errors import ConfigError, DlmError, TextError
 from loadtest.cli.main import app
 from loadtest.cli.run import DEMO_TRACE
@@ -206,6 +207,29 @@ def test_an_error_is_one_line_and_status_one(loadtest: Loadtest) -> None:
     assert done.returncode == 1
     assert done.stderr == "loadtest: nothing.parquet: No such file or directory\n"
     assert not done.stdout
+
+
+@pytest.mark.slow
+def test_requests_go_through_a_gateway(
+    loadtest: Loadtest, servers: Cluster, trace_file: Path, tmp_path: Path
+) -> None:
+    """Each of them, and the report is that of any run."""
+    pytest.importorskip("hdrh")
+    pytest.importorskip("h11")
+    from gateway.gateways import ThreadGateway
+
+    cluster = servers.write(tmp_path / "cluster.toml")
+    config = ClientConfig(deadline_s=20.0, cache_dir=tmp_path / "cache")
+    with ThreadGateway(lambda: AsyncClient.connect(cluster, config)) as gateway:
+        address = f"127.0.0.1:{gateway.running.port}"
+        more = (trace_file, "--duration", 3, "--warmup", 1, "--window", 1)
+        done = loadtest("run", "--cluster", cluster, "--gateway", address, *more)
+        answered = gateway.running.metrics.calls["Extend", "grpc", "ok"]
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "loadtest-results").iterdir()
+    results = json.loads((folder / "report.json").read_text())["results"]
+    assert results["failed"] == 0
+    assert 0 < results["answered"] <= answered
 
 
 @pytest.mark.slow

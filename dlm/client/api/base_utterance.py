@@ -225,10 +225,14 @@ class BaseUtterance:
 
     def without_phrases(self) -> Self:
         """An utterance of the same model, pinned to it, without phrases."""
+        return self.with_phrases(None)
+
+    def with_phrases(self, phrases: Phrases | None) -> Self:
+        """An utterance of the same model, pinned to it, with these phrases in place of its own."""
         self._inputs.settled = True
         on_switch = RESCORE if self._rescores else FINISH
         snapshot, kind = self._inputs.snapshot, self.model_info.kind
-        found = type(self)(self._core, snapshot, self._deadline_s, kind, on_switch)
+        found = type(self)(self._core, snapshot, self._deadline_s, kind, on_switch, phrases)
         found._inputs.settled = True
         return found
 

@@ -183,6 +183,11 @@ class _Face:
         return self._core.stats
 
     @property
+    def sent_to(self) -> dict[int, int]:
+        """The distinct queries that this client has sent to servers, by shard."""
+        return dict(self._core.counts.sent_to)
+
+    @property
     def metrics(self) -> ClientCollector:
         """The same and more for Prometheus: ``registry.register(client.metrics)``."""
         return ClientCollector(self._core, self._fallback)

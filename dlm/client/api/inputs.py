@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.client.api.phrases import BoundPhrases
 from dlm.client.api.splitting import split_parts
-from dlm.client.api.states import STATE_HEAD, State, States, model_info_of, state_head
+from dlm.client.api.states import State, States, model_info_of, state_head
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan import kernels
 from dlm.errors import ModelMismatch, QueryError
@@ -211,34 +211,35 @@ class Inputs:
 
     def states_from_bytes(self, states: Sequence[bytes]) -> States:
         """See `Utterance.states_from_bytes`."""
-        if self.phrases is not None:
-            raise QueryError(
-                "an utterance with phrases cannot read states from bytes; use `without_phrases()`"
-            )
-        head = state_head(self.model_info.model)
-        size = STATE_HEAD + 4 * self.width
+        head, at = state_head(self.model_info)
+        size = at + 1 + 4 * self.width
         for row, one in enumerate(states):
             if not one.startswith(head):
                 raise ModelMismatch(
-                    f"states[{row}] is not of model {self.model_info.model}; begin the sentence "
-                    "again with a state of this model"
+                    f"states[{row}] is not of model {self.model_info.model}, or of other phrases; "
+                    "begin the sentence again with a state of this utterance"
                 )
             if len(one) != size:
                 raise QueryError(
                     f"states[{row}] has {len(one)} bytes; expected the {size} bytes of a state"
                 )
         rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
-        lengths = rows[:, len(head)].copy()
-        dense = np.ascontiguousarray(rows[:, STATE_HEAD:]).view("<u4").astype(np.uint32)
+        lengths = rows[:, at].copy()
+        dense = np.ascontiguousarray(rows[:, at + 1 :]).view("<u4").astype(np.uint32)
         unused = np.arange(self.width) < self.width - lengths[:, None].astype(np.int64)
         wrong = (lengths > self.width) | (dense >= self.vocabulary_size).any(axis=1)
         wrong |= (dense * unused).any(axis=1)
+        nodes = None
+        if self.phrases is not None:
+            given = np.ascontiguousarray(rows[:, len(head) : at]).view("<u4")[:, 0]
+            wrong |= given >= len(self.phrases.automaton.symbols)
+            nodes = given.astype(np.int32)
         if wrong.any():
             raise QueryError(
                 f"states[{int(wrong.argmax())}] was changed on its way; expected the bytes of a "
                 "state as they were given"
             )
-        return States(self.model_info, dense, lengths)
+        return States(self.model_info, dense, lengths, nodes)
 
     def after(
         self, queries: Queries, answers: Answers

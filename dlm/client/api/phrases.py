@@ -97,6 +97,20 @@ class Phrases:
         """The bonus of each phrase, as rounded."""
         return {b" ".join(words): bonus * UNIT for words, bonus in self._units.items()}
 
+    def memory_bytes(self, vocabulary_size: int) -> int:
+        """About how much memory they take, prepared for one vocabulary of this size."""
+        words = sum(map(len, self._units))
+        text = sum(map(len, self.words))
+        nodes = 20 * len(self.automaton.symbols)
+        return (
+            300 * len(self)
+            + 16 * words
+            + 200 * len(self.words)
+            + 3 * text
+            + nodes
+            + (4 * vocabulary_size)
+        )
+
     def bound(self, vocabulary: Vocabulary) -> BoundPhrases:
         """The phrases in ids of a vocabulary."""
         kept = self._bound  # replaced as a whole: a lock could be held by nobody after a fork

@@ -18,9 +18,10 @@ from dlm.errors import ModelMismatch, QueryError
 FULL_MODEL, LOCAL_MODEL = "full", "local_fallback"
 
 # A state as bytes: this version, the first bytes of its model's id, the number of its words, and
-# order - 1 ids, uint32 LE, right-aligned, zero where unused. DO NOT CHANGE: others store them.
-STATE_VERSION, MODEL_BYTES = 1, 8
-STATE_HEAD = 1 + MODEL_BYTES + 1
+# order - 1 ids, uint32 LE, right-aligned, zero where unused. With phrases it has their version, and
+# before the number the first bytes of their digest and the node, uint32 LE. DO NOT CHANGE: others
+# store them.
+STATE_VERSION, PHRASE_STATE_VERSION, MODEL_BYTES, PHRASES_BYTES = 1, 2, 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +155,8 @@ class States:
 
     def to_bytes(self) -> list[bytes]:
         """Each state of the flattened array as bytes, for other processes: `states_from_bytes` of
-        an utterance of the same model reads them. Two are equal exactly if their states are.
-
-        Raises  QueryError  the states are of an utterance with phrases
-        """
-        if self.model_info.phrases:
-            raise QueryError(
-                "states of an utterance with phrases cannot be bytes; use `without_phrases()`"
-            )
+        an utterance of the same model, with the same phrases, reads them. Two are equal exactly if
+        their states are."""
         rows = self.packed()
         each: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
         return each
@@ -169,11 +164,13 @@ class States:
     def packed(self) -> NDArray[np.uint8]:
         """The same as rows of one array; see `to_bytes`."""
         flat = self.reshape(-1)
-        head = state_head(self.model_info.model)
-        rows = np.empty((len(flat), STATE_HEAD + 4 * flat._contexts.shape[1]), np.uint8)
+        head, size = state_head(self.model_info)
+        rows = np.empty((len(flat), size + 1 + 4 * flat._contexts.shape[1]), np.uint8)
         rows[:, : len(head)] = np.frombuffer(head, np.uint8)
-        rows[:, len(head)] = flat._lengths
-        rows[:, STATE_HEAD:] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
+        if flat._nodes is not None:
+            rows[:, len(head) : size] = flat._nodes.astype("<u4")[:, None].view(np.uint8)
+        rows[:, size] = flat._lengths
+        rows[:, size + 1 :] = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
         return rows
 
     def each(self) -> list[NDArray[np.uint32]]:
@@ -202,9 +199,15 @@ class States:
         return [tuple(row[width - length :]) for row, length in rows]
 
 
-def state_head(model: str) -> bytes:
-    """What the bytes of a state of `model` (an id, hex) begin with."""
-    return bytes([STATE_VERSION]) + bytes.fromhex(model)[:MODEL_BYTES]
+def state_head(model_info: ModelInfo) -> tuple[bytes, int]:
+    """What the bytes of every state begin with; and where the number of its words is, before which
+    one of an utterance with phrases has its node."""
+    model = bytes.fromhex(model_info.model)[:MODEL_BYTES]
+    if not model_info.phrases:
+        return bytes([STATE_VERSION]) + model, 1 + len(model)
+    phrases = bytes.fromhex(model_info.phrases)[:PHRASES_BYTES]
+    head = bytes([PHRASE_STATE_VERSION]) + model + phrases
+    return head, len(head) + 4
 
 
 @dataclass(frozen=True, eq=False)

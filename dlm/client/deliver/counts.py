@@ -83,6 +83,7 @@ class ClientMetrics:
         self.messages = Counter({OK: 0})
         self.message_queries = Histogram(SIZES)
         self.gathered_calls = Histogram(SIZES)
+        self.sent_to: Counter[int] = Counter()  # distinct queries, by shard
         self.stages = {stage: Histogram(SECONDS) for stage in STAGES}
 
     def now(self) -> Stats:
@@ -95,9 +96,10 @@ class ClientMetrics:
             self.stats.local_hits += local_hits
             self.stats.duplicates += duplicates
 
-    def sent(self, queries: int, size: int, duplicates: int) -> None:
+    def sent(self, queries: int, size: int, duplicates: int, shard: int) -> None:
         """On the loop: counts a message as it is sent, of `size` bytes, and the repeats among its
         calls."""
+        self.sent_to[shard] += queries
         stats = self.stats
         stats.messages += 1
         stats.sent_queries += queries

@@ -187,7 +187,7 @@ class Delivery:
                 message.encode_s = time.perf_counter() - attempt.since_s
             attempt.sent = True
             repeats = 0 if message.place_of is None else len(message.place_of) - queries
-            runtime.counts.sent(queries, len(message.request), repeats)
+            runtime.counts.sent(queries, len(message.request), repeats, message.shard)
             withdraw = message.asks.post(connection)(
                 message.request,
                 max(message.deadline - attempt.since, 0.0),

@@ -24,49 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0f\x64lm/v1/lm.proto\x12\x06\x64lm.v1\"\x16\n\x07WordIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"w\n\x10SentencesRequest\x12\x11\n\tsentences\x18\x01 \x03(\t\x12\x1c\n\x03ids\x18\x02 \x03(\x0b\x32\x0f.dlm.v1.WordIds\x12\x10\n\x03\x62os\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x03\x65os\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x06\n\x04_bosB\x06\n\x04_eos\"F\n\x0eSentencesReply\x12%\n\x06scores\x18\x01 \x03(\x0b\x32\x15.dlm.v1.SentenceScore\x12\r\n\x05model\x18\x02 \x01(\t\"\xa0\x01\n\rSentenceScore\x12\x12\n\nlog10_prob\x18\x01 \x01(\x01\x12\x0c\n\x04oovs\x18\x02 \x01(\r\x12\x12\n\nlog10_oovs\x18\x03 \x01(\x01\x12\x13\n\x0blog10_probs\x18\x04 \x03(\x02\x12\x16\n\x0ematched_orders\x18\x05 \x03(\r\x12\x0b\n\x03oov\x18\x06 \x03(\x08\x12\x1f\n\x07sources\x18\x07 \x03(\x0e\x32\x0e.dlm.v1.Source\"k\n\rExtendRequest\x12\x0e\n\x06states\x18\x01 \x03(\x0c\x12\r\n\x05words\x18\x02 \x03(\t\x12\x10\n\x08word_ids\x18\x03 \x03(\r\x12\x11\n\town_words\x18\x04 \x01(\x08\x12\x16\n\x0ewithout_states\x18\x05 \x01(\x08\"\xc0\x01\n\x0b\x45xtendReply\x12\x13\n\x0blog10_probs\x18\x01 \x03(\x02\x12\x16\n\x0ematched_orders\x18\x02 \x03(\r\x12\x0e\n\x06states\x18\x03 \x03(\x0c\x12\x0b\n\x03oov\x18\x04 \x03(\x08\x12\x1f\n\x07sources\x18\x05 \x03(\x0e\x32\x0e.dlm.v1.Source\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\r\">\n\x10NextWordsRequest\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"@\n\x0eNextWordsReply\x12\x1f\n\x05words\x18\x01 \x03(\x0b\x32\x10.dlm.v1.NextWord\x12\r\n\x05model\x18\x02 \x01(\t\"8\n\x08NextWord\x12\x0c\n\x04word\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\r\x12\x12\n\nlog10_prob\x18\x03 \x01(\x02\"\xa2\x01\n\x0eRescoreRequest\x12&\n\nhypotheses\x18\x01 \x03(\x0b\x32\x12.dlm.v1.Hypothesis\x12\x1b\n\x0e\x61\x63oustic_scale\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08lm_scale\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cword_penalty\x18\x04 \x01(\x01\x42\x11\n\x0f_acoustic_scaleB\x0b\n\t_lm_scale\",\n\nHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63oustic\x18\x02 \x01(\x01\"C\n\x0cRescoreReply\x12$\n\nhypotheses\x18\x01 \x03(\x0b\x32\x10.dlm.v1.Rescored\x12\r\n\x05model\x18\x02 \x01(\t\"F\n\x08Rescored\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\x01\x12\n\n\x02lm\x18\x03 \x01(\x01\x12\x10\n\x08\x66\x61llback\x18\x04 \x01(\x08\"\x0f\n\rModelsRequest\"R\n\x0bModelsReply\x12\x1d\n\x06models\x18\x01 \x03(\x0b\x32\r.dlm.v1.Model\x12$\n\x07servers\x18\x02 \x03(\x0b\x32\x13.dlm.v1.ShardServer\"\xb8\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tshard_set\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05order\x18\x04 \x01(\r\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\x04\x12\x17\n\x0fvocabulary_size\x18\x06 \x01(\r\x12\x0e\n\x06\x62os_id\x18\x07 \x01(\r\x12\x0e\n\x06\x65os_id\x18\x08 \x01(\r\x12\x13\n\x0b\x62\x65gin_state\x18\t \x01(\x0c\x12\x12\n\nnull_state\x18\n \x01(\x0c\"L\n\x0bShardServer\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x02*P\n\x06Source\x12\x0f\n\x0bSOURCE_FULL\x10\x00\x12\x1a\n\x16SOURCE_BIGRAM_FALLBACK\x10\x01\x12\x19\n\x15SOURCE_LOCAL_FALLBACK\x10\x02\x32\xee\x02\n\rLanguageModel\x12\x39\n\x05Score\x12\x18.dlm.v1.SentencesRequest\x1a\x16.dlm.v1.SentencesReply\x12\x34\n\x06\x45xtend\x12\x15.dlm.v1.ExtendRequest\x1a\x13.dlm.v1.ExtendReply\x12>\n\x0c\x45xtendStream\x12\x15.dlm.v1.ExtendRequest\x1a\x13.dlm.v1.ExtendReply(\x01\x30\x01\x12=\n\tNextWords\x12\x18.dlm.v1.NextWordsRequest\x1a\x16.dlm.v1.NextWordsReply\x12\x37\n\x07Rescore\x12\x16.dlm.v1.RescoreRequest\x1a\x14.dlm.v1.RescoreReply\x12\x34\n\x06Models\x12\x15.dlm.v1.ModelsRequest\x1a\x13.dlm.v1.ModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0f\x64lm/v1/lm.proto\x12\x06\x64lm.v1\"\x16\n\x07WordIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"6\n\x07Phrases\x12\x1f\n\x07phrases\x18\x01 \x03(\x0b\x32\x0e.dlm.v1.Phrase\x12\n\n\x02id\x18\x02 \x01(\t\"%\n\x06Phrase\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05\x62onus\x18\x02 \x01(\x01\"\xae\x01\n\x10SentencesRequest\x12\x11\n\tsentences\x18\x01 \x03(\t\x12\x1c\n\x03ids\x18\x02 \x03(\x0b\x32\x0f.dlm.v1.WordIds\x12\x10\n\x03\x62os\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x03\x65os\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12 \n\x07phrases\x18\x05 \x01(\x0b\x32\x0f.dlm.v1.Phrases\x12\x13\n\x0bwith_shards\x18\x06 \x01(\x08\x42\x06\n\x04_bosB\x06\n\x04_eos\"Z\n\x0eSentencesReply\x12%\n\x06scores\x18\x01 \x03(\x0b\x32\x15.dlm.v1.SentenceScore\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nphrases_id\x18\x03 \x01(\t\"\xbf\x01\n\rSentenceScore\x12\x12\n\nlog10_prob\x18\x01 \x01(\x01\x12\x0c\n\x04oovs\x18\x02 \x01(\r\x12\x12\n\nlog10_oovs\x18\x03 \x01(\x01\x12\x13\n\x0blog10_probs\x18\x04 \x03(\x02\x12\x16\n\x0ematched_orders\x18\x05 \x03(\r\x12\x0b\n\x03oov\x18\x06 \x03(\x08\x12\x1f\n\x07sources\x18\x07 \x03(\x0e\x32\x0e.dlm.v1.Source\x12\r\n\x05\x62onus\x18\x08 \x01(\x01\x12\x0e\n\x06shards\x18\t \x03(\r\"\x8d\x01\n\rExtendRequest\x12\x0e\n\x06states\x18\x01 \x03(\x0c\x12\r\n\x05words\x18\x02 \x03(\t\x12\x10\n\x08word_ids\x18\x03 \x03(\r\x12\x11\n\town_words\x18\x04 \x01(\x08\x12\x16\n\x0ewithout_states\x18\x05 \x01(\x08\x12 \n\x07phrases\x18\x06 \x01(\x0b\x32\x0f.dlm.v1.Phrases\"\xe5\x01\n\x0b\x45xtendReply\x12\x13\n\x0blog10_probs\x18\x01 \x03(\x02\x12\x16\n\x0ematched_orders\x18\x02 \x03(\r\x12\x0e\n\x06states\x18\x03 \x03(\x0c\x12\x0b\n\x03oov\x18\x04 \x03(\x08\x12\x1f\n\x07sources\x18\x05 \x03(\x0e\x32\x0e.dlm.v1.Source\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\r\x12\x0f\n\x07\x62onuses\x18\n \x03(\x02\x12\x12\n\nphrases_id\x18\x0b \x01(\t\"`\n\x10NextWordsRequest\x12\r\n\x05state\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12 \n\x07phrases\x18\x04 \x01(\x0b\x32\x0f.dlm.v1.Phrases\"@\n\x0eNextWordsReply\x12\x1f\n\x05words\x18\x01 \x03(\x0b\x32\x10.dlm.v1.NextWord\x12\r\n\x05model\x18\x02 \x01(\t\"8\n\x08NextWord\x12\x0c\n\x04word\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\r\x12\x12\n\nlog10_prob\x18\x03 \x01(\x02\"\xc4\x01\n\x0eRescoreRequest\x12&\n\nhypotheses\x18\x01 \x03(\x0b\x32\x12.dlm.v1.Hypothesis\x12\x1b\n\x0e\x61\x63oustic_scale\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08lm_scale\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cword_penalty\x18\x04 \x01(\x01\x12 \n\x07phrases\x18\x05 \x01(\x0b\x32\x0f.dlm.v1.PhrasesB\x11\n\x0f_acoustic_scaleB\x0b\n\t_lm_scale\",\n\nHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63oustic\x18\x02 \x01(\x01\"W\n\x0cRescoreReply\x12$\n\nhypotheses\x18\x01 \x03(\x0b\x32\x10.dlm.v1.Rescored\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nphrases_id\x18\x03 \x01(\t\"U\n\x08Rescored\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\x01\x12\n\n\x02lm\x18\x03 \x01(\x01\x12\x10\n\x08\x66\x61llback\x18\x04 \x01(\x08\x12\r\n\x05\x62onus\x18\x05 \x01(\x01\"\x0f\n\rModelsRequest\"t\n\x0bModelsReply\x12\x1d\n\x06models\x18\x01 \x03(\x0b\x32\r.dlm.v1.Model\x12$\n\x07servers\x18\x02 \x03(\x0b\x32\x13.dlm.v1.ShardServer\x12 \n\x07traffic\x18\x03 \x01(\x0b\x32\x0f.dlm.v1.Traffic\"p\n\x07Traffic\x12\x0f\n\x07queries\x18\x01 \x01(\x04\x12\x12\n\nlocal_hits\x18\x02 \x01(\x04\x12\x11\n\tfallbacks\x18\x03 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x04 \x03(\x04\x12\x0e\n\x06\x63\x61ll_s\x18\x05 \x03(\x02\x12\x0e\n\x06shards\x18\x06 \x03(\x04\"\xb8\x01\n\x05Model\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tshard_set\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\r\n\x05order\x18\x04 \x01(\r\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\x04\x12\x17\n\x0fvocabulary_size\x18\x06 \x01(\r\x12\x0e\n\x06\x62os_id\x18\x07 \x01(\r\x12\x0e\n\x06\x65os_id\x18\x08 \x01(\r\x12\x13\n\x0b\x62\x65gin_state\x18\t \x01(\x0c\x12\x12\n\nnull_state\x18\n \x01(\x0c\"L\n\x0bShardServer\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x02*P\n\x06Source\x12\x0f\n\x0bSOURCE_FULL\x10\x00\x12\x1a\n\x16SOURCE_BIGRAM_FALLBACK\x10\x01\x12\x19\n\x15SOURCE_LOCAL_FALLBACK\x10\x02\x32\xee\x02\n\rLanguageModel\x12\x39\n\x05Score\x12\x18.dlm.v1.SentencesRequest\x1a\x16.dlm.v1.SentencesReply\x12\x34\n\x06\x45xtend\x12\x15.dlm.v1.ExtendRequest\x1a\x13.dlm.v1.ExtendReply\x12>\n\x0c\x45xtendStream\x12\x15.dlm.v1.ExtendRequest\x1a\x13.dlm.v1.ExtendReply(\x01\x30\x01\x12=\n\tNextWords\x12\x18.dlm.v1.NextWordsRequest\x1a\x16.dlm.v1.NextWordsReply\x12\x37\n\x07Rescore\x12\x16.dlm.v1.RescoreRequest\x1a\x14.dlm.v1.RescoreReply\x12\x34\n\x06Models\x12\x15.dlm.v1.ModelsRequest\x1a\x13.dlm.v1.ModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dlm.v1.lm_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SOURCE']._serialized_start=1617
-  _globals['_SOURCE']._serialized_end=1697
+  _globals['_SOURCE']._serialized_start=2142
+  _globals['_SOURCE']._serialized_end=2222
   _globals['_WORDIDS']._serialized_start=27
   _globals['_WORDIDS']._serialized_end=49
-  _globals['_SENTENCESREQUEST']._serialized_start=51
-  _globals['_SENTENCESREQUEST']._serialized_end=170
-  _globals['_SENTENCESREPLY']._serialized_start=172
-  _globals['_SENTENCESREPLY']._serialized_end=242
-  _globals['_SENTENCESCORE']._serialized_start=245
-  _globals['_SENTENCESCORE']._serialized_end=405
-  _globals['_EXTENDREQUEST']._serialized_start=407
-  _globals['_EXTENDREQUEST']._serialized_end=514
-  _globals['_EXTENDREPLY']._serialized_start=517
-  _globals['_EXTENDREPLY']._serialized_end=709
-  _globals['_NEXTWORDSREQUEST']._serialized_start=711
-  _globals['_NEXTWORDSREQUEST']._serialized_end=773
-  _globals['_NEXTWORDSREPLY']._serialized_start=775
-  _globals['_NEXTWORDSREPLY']._serialized_end=839
-  _globals['_NEXTWORD']._serialized_start=841
-  _globals['_NEXTWORD']._serialized_end=897
-  _globals['_RESCOREREQUEST']._serialized_start=900
-  _globals['_RESCOREREQUEST']._serialized_end=1062
-  _globals['_HYPOTHESIS']._serialized_start=1064
-  _globals['_HYPOTHESIS']._serialized_end=1108
-  _globals['_RESCOREREPLY']._serialized_start=1110
-  _globals['_RESCOREREPLY']._serialized_end=1177
-  _globals['_RESCORED']._serialized_start=1179
-  _globals['_RESCORED']._serialized_end=1249
-  _globals['_MODELSREQUEST']._serialized_start=1251
-  _globals['_MODELSREQUEST']._serialized_end=1266
-  _globals['_MODELSREPLY']._serialized_start=1268
-  _globals['_MODELSREPLY']._serialized_end=1350
-  _globals['_MODEL']._serialized_start=1353
-  _globals['_MODEL']._serialized_end=1537
-  _globals['_SHARDSERVER']._serialized_start=1539
-  _globals['_SHARDSERVER']._serialized_end=1615
-  _globals['_LANGUAGEMODEL']._serialized_start=1700
-  _globals['_LANGUAGEMODEL']._serialized_end=2066
+  _globals['_PHRASES']._serialized_start=51
+  _globals['_PHRASES']._serialized_end=105
+  _globals['_PHRASE']._serialized_start=107
+  _globals['_PHRASE']._serialized_end=144
+  _globals['_SENTENCESREQUEST']._serialized_start=147
+  _globals['_SENTENCESREQUEST']._serialized_end=321
+  _globals['_SENTENCESREPLY']._serialized_start=323
+  _globals['_SENTENCESREPLY']._serialized_end=413
+  _globals['_SENTENCESCORE']._serialized_start=416
+  _globals['_SENTENCESCORE']._serialized_end=607
+  _globals['_EXTENDREQUEST']._serialized_start=610
+  _globals['_EXTENDREQUEST']._serialized_end=751
+  _globals['_EXTENDREPLY']._serialized_start=754
+  _globals['_EXTENDREPLY']._serialized_end=983
+  _globals['_NEXTWORDSREQUEST']._serialized_start=985
+  _globals['_NEXTWORDSREQUEST']._serialized_end=1081
+  _globals['_NEXTWORDSREPLY']._serialized_start=1083
+  _globals['_NEXTWORDSREPLY']._serialized_end=1147
+  _globals['_NEXTWORD']._serialized_start=1149
+  _globals['_NEXTWORD']._serialized_end=1205
+  _globals['_RESCOREREQUEST']._serialized_start=1208
+  _globals['_RESCOREREQUEST']._serialized_end=1404
+  _globals['_HYPOTHESIS']._serialized_start=1406
+  _globals['_HYPOTHESIS']._serialized_end=1450
+  _globals['_RESCOREREPLY']._serialized_start=1452
+  _globals['_RESCOREREPLY']._serialized_end=1539
+  _globals['_RESCORED']._serialized_start=1541
+  _globals['_RESCORED']._serialized_end=1626
+  _globals['_MODELSREQUEST']._serialized_start=1628
+  _globals['_MODELSREQUEST']._serialized_end=1643
+  _globals['_MODELSREPLY']._serialized_start=1645
+  _globals['_MODELSREPLY']._serialized_end=1761
+  _globals['_TRAFFIC']._serialized_start=1763
+  _globals['_TRAFFIC']._serialized_end=1875
+  _globals['_MODEL']._serialized_start=1878
+  _globals['_MODEL']._serialized_end=2062
+  _globals['_SHARDSERVER']._serialized_start=2064
+  _globals['_SHARDSERVER']._serialized_end=2140
+  _globals['_LANGUAGEMODEL']._serialized_start=2225
+  _globals['_LANGUAGEMODEL']._serialized_end=2591
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,62 @@
+"""Phrases that callers sent, kept by their id for their later calls; nothing logs one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+
+from dlm.client import Phrases
+from dlm.server.refusals import Refusal
+from dlm.wire.status import Reason
+
+
+class PhraseStore:
+    """The lists used last, as many as fit; on the event loop.
+
+    Args  max_bytes  of all lists together; the last one is kept even if it alone has more
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, tuple[Phrases, int]] = OrderedDict()  # the last used is last
+        self.bytes = 0
+
+    async def of(self, request: Any, vocabulary_size: int) -> Phrases | None:
+        """The phrases of a request; None if it has none.
+
+        Raises  Refusal  an id that is not known here;  QueryError  see `Phrases`
+        """
+        given = request.phrases
+        if given.id and given.phrases:
+            raise Refusal(
+                Reason.MALFORMED, "phrases and their id are both given; expected one of them"
+            )
+        if given.id:
+            return self._known(given.id)
+        if not given.phrases:
+            return None
+        weights = {one.text: one.bonus for one in given.phrases}
+        if len(weights) < len(given.phrases):
+            raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
+        # Thousands take tens of milliseconds, in which others are answered.
+        found = await asyncio.to_thread(Phrases, weights)
+        self._keep(found, found.memory_bytes(vocabulary_size))
+        return found
+
+    def _known(self, digest: str) -> Phrases:
+        if digest not in self._kept:
+            raise Refusal(
+                Reason.PHRASES_UNKNOWN,
+                "this gateway does not know, or no longer knows, the phrases of this id; send the "
+                "phrases in place of their id",
+            )
+        self._kept.move_to_end(digest)
+        return self._kept[digest][0]
+
+    def _keep(self, phrases: Phrases, size: int) -> None:
+        _, before = self._kept.pop(phrases.digest, (None, 0))
+        self._kept[phrases.digest] = phrases, size
+        self.bytes += size - before
+        while self.bytes > self._max_bytes and len(self._kept) > 1:
+            self.bytes -= self._kept.popitem(last=False)[1][1]

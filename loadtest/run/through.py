@@ -1,0 +1,90 @@
+"""A client of a gateway for a replay: its requests travel through the gateway, by gRPC.
+
+States and ids are those of a client of the cluster behind it, which asks nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from dlm.client import AsyncClient, States
+from dlm.client.deliver.counts import Stats
+from dlm.errors import ConfigError
+from dlm.gateway.answers import SERVICE
+from dlm.wire._pb import lm_pb2 as pb
+from dlm.wire.status import error_from_rpc
+
+
+class GatewayClient:
+    """Asks the gateway at `address` on a channel of its own; see `replay.Asked`."""
+
+    def __init__(self, client: AsyncClient, address: str, deadline_s: float) -> None:
+        self._client, self._address, self._deadline_s = client, address, deadline_s
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.aio.insecure_channel(address, options)
+        self._extend = self._channel.unary_unary(
+            f"/{SERVICE}/Extend",
+            request_serializer=pb.ExtendRequest.SerializeToString,
+            response_deserializer=pb.ExtendReply.FromString,
+        )
+        self._stats = Stats()
+        self.metrics = CollectorRegistry()
+
+    @property
+    def stats(self) -> Stats:
+        """What was asked, a message per call."""
+        return replace(self._stats)
+
+    @property
+    def cascade(self) -> Any:
+        """None: the gateway's own is not seen from here."""
+        raise ConfigError("a gateway's client has no cascade")
+
+    def utterance(self) -> Any:
+        """Its states are those of the cluster's client, and its calls go through the gateway."""
+        handle = self._client.utterance()
+        return SimpleNamespace(
+            model_info=handle.model_info,
+            vocabulary=handle.vocabulary,
+            states_after=handle.states_after,
+            extend=self.extend,
+            context_blocks=_no_blocks,
+        )
+
+    async def extend(self, states: States, words: Any) -> Any:
+        """A step of a decoder."""
+        ids = np.asarray(words)
+        request = pb.ExtendRequest(
+            states=states.to_bytes(), word_ids=ids.ravel().tolist(), own_words=ids.ndim == 2
+        )
+        try:
+            reply = await self._extend(request, timeout=self._deadline_s)
+        except grpc.RpcError as exc:
+            self._stats.failed += 1
+            raise error_from_rpc(exc, where=self._address) from exc
+        finally:
+            self._stats.messages += 1
+            self._stats.bytes_sent += request.ByteSize()
+        self._stats.bytes_received += reply.ByteSize()
+        count = len(reply.log10_probs)
+        self._stats.queries += count
+        self._stats.sent_queries += count
+        source = np.array(reply.sources or [0] * count, np.uint8)
+        return SimpleNamespace(source=source.reshape(len(states), -1), reply=reply)
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close()
+
+
+async def _no_blocks(states: Any) -> Any:
+    raise ConfigError(
+        "the trace asks for all words after a context, which a gateway does not answer; leave out "
+        "--gateway, or take a trace of steps"
+    )

@@ -1,0 +1,181 @@
+"""Phrases through a gateway: the client's bits, by every door, and an id in place of the list."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import ModelFiles
+from dlm.client import AsyncClient, Client, Phrases
+from dlm.gateway.config import MIB
+from dlm.gateway.phrase_store import PhraseStore
+from dlm.server.refusals import Refusal
+from dlm.units import LN_10
+from dlm.wire._pb import lm_pb2 as pb
+from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
+
+every_door = pytest.mark.parametrize("door", DOORS)
+
+
+@pytest.fixture(scope="module")
+def weights(files: ModelFiles) -> dict[str, float]:
+    """Overlapping phrases, one with a word that the model lacks."""
+    a, b, c = files.words()[5:8]
+    return {f"{a} {b}": 1.5, f"{b} {c}": 0.75, f"strangelove {a}": 2.25, c: -0.5}
+
+
+def message(weights: dict[str, float]) -> pb.Phrases:
+    """What a first request has."""
+    phrases = [pb.Phrase(text=text, bonus=bonus) for text, bonus in weights.items()]
+    return pb.Phrases(phrases=phrases)
+
+
+@every_door
+def test_a_beam_with_phrases_is_the_clients(
+    callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float], door: str
+) -> None:
+    """The list with the first step, then its id; scores, bonuses and states, of new words too."""
+    words = [*files.words()[4:9], "strangelove", "lacking"]
+    with Client.local(files.directory) as client:
+        utterance = client.utterance(phrases=weights)
+        states = utterance.states([utterance.begin()])
+        given: dict[str, Any] = {"phrases": message(weights)}
+        for _ in range(3):
+            expected = utterance.extend(states, words)
+            reply = callers[door]("Extend", words=words, **given)
+            assert (
+                np.array(reply.log10_probs, np.float32).tobytes() == expected.log10_prob.tobytes()
+            )
+            assert np.array(reply.bonuses, np.float32).tobytes() == expected.bonus.tobytes()
+            assert list(reply.states) == expected.states.to_bytes()
+            states = expected.states.reshape(-1)[:40]
+            given = {"phrases": pb.Phrases(id=reply.phrases_id), "states": reply.states[:40]}
+        best = callers[door]("NextWords", phrases=given["phrases"], state=reply.states[0])
+        assert [one.id for one in best.words] == [
+            word for word, _ in utterance.next_words(expected.states[0, 0], 10)
+        ]
+
+
+@every_door
+def test_sentences_and_lists_have_their_bonus(
+    callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float], door: str
+) -> None:
+    """Beside the model's own score; in a list, outside of the scale of the model."""
+    a, b, c = files.words()[5:8]
+    texts = [f"{a} {b} {c} strangelove {a}", f"{a}", f"strangelove {b}"]
+    bonuses = [1.5 + 0.75 - 0.5 + 2.25, 0.0, 0.0]
+    plain = callers[door]("Score", sentences=texts)
+    reply = callers[door]("Score", sentences=texts, phrases=message(weights))
+    assert [one.bonus for one in reply.scores] == bonuses
+    assert [one.log10_prob for one in reply.scores] == [one.log10_prob for one in plain.scores]
+    ranked = callers[door](
+        "Rescore",
+        hypotheses=[pb.Hypothesis(text=text) for text in texts],
+        lm_scale=0.5,
+        phrases=pb.Phrases(id=reply.phrases_id),
+    )
+    totals = {
+        at: 0.5 * one.log10_prob * LN_10 + bonus * LN_10
+        for at, (one, bonus) in enumerate(zip(plain.scores, bonuses, strict=True))
+    }
+    assert {one.index: one.total for one in ranked.hypotheses} == pytest.approx(totals)
+    assert ranked.hypotheses[0].bonus == max(bonuses) * LN_10
+
+
+def test_a_gateway_that_lacks_them_says_so(
+    callers: dict[str, Caller], files: ModelFiles, weights: dict[str, float]
+) -> None:
+    """Then the list comes again, with states of the first gateway; by each door."""
+    first = callers["grpc"]("Extend", words=files.words()[4:9], phrases=message(weights))
+    step: dict[str, Any] = {"states": first.states, "words": files.words()[4:9]}
+    known = pb.Phrases(id=first.phrases_id)
+    expected = callers["json"]("Extend", phrases=known, **step)
+    for door in DOORS:
+        with ThreadGateway(lambda: AsyncClient.local(files.directory)) as other:
+            caller = Caller(other, door)
+            with pytest.raises(Refused) as refused:
+                caller("Extend", phrases=known, **step)
+            assert refused.value.reason == "PHRASES_UNKNOWN"
+            assert caller("Extend", phrases=message(weights), **step) == expected
+            assert caller("Extend", phrases=known, **step) == expected
+            caller.close()
+
+
+@pytest.mark.parametrize(
+    "phrases",
+    [
+        pb.Phrases(phrases=[pb.Phrase(text="a", bonus=1.0)], id="00"),
+        pb.Phrases(phrases=[pb.Phrase(text="a", bonus=1.0), pb.Phrase(text="a", bonus=2.0)]),
+        pb.Phrases(phrases=[pb.Phrase(text="a", bonus=1.0), pb.Phrase(text=" a", bonus=2.0)]),
+        pb.Phrases(phrases=[pb.Phrase(text=" ", bonus=1.0)]),
+        pb.Phrases(phrases=[pb.Phrase(text="a <s>", bonus=1.0)]),
+        pb.Phrases(phrases=[pb.Phrase(text="a", bonus=float("nan"))]),
+        pb.Phrases(phrases=[pb.Phrase(text="a", bonus=float("inf"))]),
+        pb.Phrases(phrases=[pb.Phrase(text="a " * 50, bonus=1.0)]),
+    ],
+)
+def test_phrases_that_cannot_be_are_refused(
+    callers: dict[str, Caller], phrases: pb.Phrases
+) -> None:
+    """In each call, by each door."""
+    for caller in callers.values():
+        for call in ("Score", "Extend", "NextWords", "Rescore"):
+            with pytest.raises(Refused) as refused:
+                caller(call, phrases=phrases)
+            assert refused.value.reason == "MALFORMED"
+
+
+def test_a_state_needs_its_phrases(callers: dict[str, Caller], weights: dict[str, float]) -> None:
+    """With none or others it is refused, and so is one of a sentence without; or a changed one."""
+    with_them = callers["grpc"]("Extend", word_ids=[3], phrases=message(weights))
+    without = callers["grpc"]("Extend", word_ids=[3])
+    known = pb.Phrases(id=with_them.phrases_id)
+    (state,) = with_them.states
+    changed = state[:17] + b"\xff" * 4 + state[21:]
+    for states, phrases in (
+        (with_them.states, None),
+        (with_them.states, message({"a": 1.0})),
+        (without.states, known),
+        ([changed], known),
+        ([state[:-4]], known),
+    ):
+        with pytest.raises(Refused) as refused:
+            callers["json"]("Extend", states=states, word_ids=[3], phrases=phrases)
+        assert refused.value.reason == "MALFORMED"
+
+
+def test_the_memory_for_phrases_is_bounded() -> None:
+    """By bytes; those used longest ago are forgotten, and one that is too large is kept alone."""
+
+    async def fill() -> None:
+        store = PhraseStore(MIB)
+
+        async def keep(number: int, size: int) -> Phrases:
+            weights = {f"w{number} v{at}": 1.0 for at in range(size)}
+            found = await store.of(pb.ExtendRequest(phrases=message(weights)), 1000)
+            assert found is not None
+            return found
+
+        async def knows(phrases: Phrases) -> bool:
+            request = pb.ExtendRequest(phrases=pb.Phrases(id=phrases.digest))
+            try:
+                return await store.of(request, 1000) is phrases
+            except Refusal:
+                return False
+
+        first = await keep(0, 100)
+        second = await keep(1, 100)
+        for number in range(2, 60):
+            assert await knows(first)
+            await keep(number, 100)
+            assert store.bytes <= MIB
+        assert not await knows(second)
+        large = await keep(60, 20_000)
+        assert await knows(large) and not await knows(first)
+        await keep(61, 1)
+        assert not await knows(large) and store.bytes < 10_000
+
+    asyncio.run(fill())
