@@ -37,6 +37,7 @@ from dlm.server.health import (
     step,
 )
 from dlm.server.http import HttpServer, tcp_socket
+from dlm.server.load import load_page
 from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound, reserved
 from dlm.server.process import Process
@@ -173,8 +174,8 @@ class Gateway:
 
     async def run(self) -> int:
         """Serves until an event ends it; returns and raises as `serve` does."""
-        beating = asyncio.create_task(self._beat())
         server = self._bind()
+        beating = asyncio.create_task(self._beat())
         try:
             self._tls = self._context()
             try:
@@ -281,7 +282,13 @@ class Gateway:
             lambda: self.state,
             lambda: None if self._client is None else self._client.metrics,
         )
-        return worker_exposition(listening, collector, lambda: self.state, self._loop)
+        return worker_exposition(
+            listening,
+            collector,
+            lambda: self.state,
+            self._loop,
+            load=lambda: load_page(()),  # it has no shards
+        )
 
     async def _open(self) -> None:
         """Connects the client and takes every path through its kernels, which may compile them."""

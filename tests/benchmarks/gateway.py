@@ -1,7 +1,8 @@
-"""Batches of 50 states by 20 words through a gateway, beside the Python client and bare echoes.
+"""Batches of 50 states by 20 words through a gateway, beside the Python client and bare echoes;
+by a call each (Extend), and on a stream of each caller (ExtendStream).
 
 `python tests/benchmarks/gateway.py` starts two servers of the packaged model, a gateway to them,
-and a gRPC server that answers as many bytes at once. The three ways take turns, in one run.
+and a gRPC server that answers as many bytes at once. The ways take turns, in one run.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import asyncio
 import http.client
 import json
 import multiprocessing
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -81,12 +84,30 @@ def median_ms(calls: dict[str, Callable[[int], Any]]) -> dict[str, float]:
     return {name: 1000 * statistics.median(times) for name, times in took.items()}
 
 
-def rate(call: Callable[[int], Any]) -> float:
-    """Words scored per second by `THREADS` callers."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        began = time.perf_counter()
-        list(pool.map(call, [at % BATCHES for at in range(400)]))
-        return 400 * STATES * WORDS / (time.perf_counter() - began)
+def rate(pool: ThreadPoolExecutor, call: Callable[[int], Any]) -> float:
+    """Words scored per second by the callers of a pool."""
+    began = time.perf_counter()
+    list(pool.map(call, [at % BATCHES for at in range(400)]))
+    return 400 * STATES * WORDS / (time.perf_counter() - began)
+
+
+def streams(port: int, batches: list[tuple[Any, Any, bytes]]) -> Callable[[int], Any]:
+    """Asks for a batch on a stream of the calling thread, with a connection of its own."""
+    import grpc
+
+    of_thread = threading.local()
+
+    def ask(at: int) -> Any:
+        if not hasattr(of_thread, "replies"):
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            of_thread.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
+            of_thread.requests = queue.SimpleQueue()
+            method = of_thread.channel.stream_stream(f"/{SERVICE}/ExtendStream")
+            of_thread.replies = method(iter(of_thread.requests.get, None))
+        of_thread.requests.put(batches[at][2])
+        return pb.ExtendReply.FromString(next(of_thread.replies))
+
+    return ask
 
 
 def measure(folder: Path) -> None:
@@ -99,8 +120,8 @@ def measure(folder: Path) -> None:
     with running_servers([folder / "shards"]) as servers:
         endpoints = [server.endpoint for server in servers]
         write_cluster_file(cluster, endpoints, shard_set=manifest.shard_set)
-        line = [sys.executable, "-m", "dlm", "gateway", "--cluster", cluster, "--port", "0"]
-        more = ["--http-port", "0", "--ready-file", ready, "--log-level", "error"]
+        line = [sys.executable, "-m", "dlm", "gateway", "--cluster", str(cluster), "--port", "0"]
+        more = ["--http-port", "0", "--ready-file", str(ready), "--log-level", "error"]
         gateway = subprocess.Popen([*line, *more])
         try:
             while not ready.exists():
@@ -120,13 +141,18 @@ def measure(folder: Path) -> None:
                 calls: dict[str, Callable[[int], Any]] = {
                     "client": lambda at: utterance.extend(*batches[at][:2]),
                     "gateway": lambda at: pb.ExtendReply.FromString(extend(batches[at][2])),
+                    "gateway, stream": streams(where["port"], batches),
                     "echo": lambda at: echoes(batches[at][2]),
                 }
                 for name, ms in median_ms(calls).items():
                     print(f"{name}: p50 {ms:.2f} ms for {STATES} x {WORDS}")
-                rates = {name: [rate(calls[name]) for _ in range(5)] for name in calls}
-                for name in ("client", "gateway"):
-                    print(f"{name}: {statistics.median(rates[name]):,.0f} words per second")
+                pools = {name: ThreadPoolExecutor(THREADS) for name in calls if name != "echo"}
+                rates: dict[str, list[float]] = {name: [] for name in pools}
+                for _ in range(ROUNDS):
+                    for name, pool in pools.items():
+                        rates[name].append(rate(pool, calls[name]))
+                for name, found in rates.items():
+                    print(f"{name}: {statistics.median(found):,.0f} words per second")
             sentence(where["http_port"])
         finally:
             gateway.terminate()

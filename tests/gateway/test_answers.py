@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,27 @@ def test_the_model_and_its_servers_are_described(
     assert begun.log10_probs[0] == begun.log10_probs[1]
     null = callers["grpc"]("Extend", states=[model.null_state], word_ids=[3])
     assert bits(null.log10_probs) == bits([files.oracle.score([], 3).log10_prob])
+
+
+def test_the_shard_asked_for_each_word_is_said(
+    callers: dict[str, Caller], gateway: ThreadGateway, files: ModelFiles
+) -> None:
+    """As the gateway's client has sent them; none where its low orders have the answer. The traffic
+    is their sum."""
+    client = gateway.running._client
+    assert client is not None
+    for words in random_sentences(files.oracle, 8, 20):
+        before = Counter(client.sent_to)
+        (one,) = callers["json"]("Score", sentences=[" ".join(words)], with_shards=True).scores
+        assert len(one.shards) == len(words) + 1
+        asked = Counter(client.sent_to)
+        asked.subtract(before)
+        assert Counter(shard - 1 for shard in one.shards if shard) == +asked
+    traffic = callers["grpc"]("Models").traffic
+    assert dict(enumerate(traffic.shards)) == dict(client.sent_to)
+    assert traffic.queries == gateway.running.metrics.queries
+    assert 0 < traffic.local_hits < traffic.queries
+    assert sum(traffic.calls) > 0 and len(traffic.calls) == len(traffic.call_s) + 1
 
 
 def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:
