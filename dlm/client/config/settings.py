@@ -205,9 +205,9 @@ class ClientConfig:
     )
     hedging: bool = setting(
         True,
-        "If a shard has several servers, also ask a second one when a message exceeds the p95 "
+        "If a shard has several servers, also ask a second one when a message exceeds the p99 "
         "latency of its shard.",
-        why="At most 2 % of messages in the long run.",
+        why="At most 5 % of messages in the long run.",
     )
     max_queries: int = setting(
         16384,

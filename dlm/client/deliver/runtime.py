@@ -83,7 +83,7 @@ def closed_error() -> ClientClosed:
 # Share of messages that may be sent again when they fail, and the size of a burst.
 RETRIED, RETRY_BURST = 0.1, 20.0
 # Share of messages that may be sent to a second server when they are late, likewise.
-HEDGED, HEDGE_BURST = 0.02, 100.0
+HEDGED, HEDGE_BURST = 0.05, 100.0
 
 
 class Runtime:
