@@ -17,7 +17,7 @@ import pytest
 
 from cluster import WAIT_S, until
 from dlm.client.config.security import ClientSecurity
-from dlm.client.deliver import exchange, fork, loop, stream, transport
+from dlm.client.deliver import exchange, fork, loop, transport
 from dlm.client.deliver.calls import ReceivedFile
 from dlm.client.deliver.exchange import SERVICE, is_lost
 from dlm.client.deliver.transport import GrpcConnection
@@ -173,7 +173,7 @@ def test_replies_find_whoever_asked_in_whatever_order_they_come(
 ) -> None:
     """The server holds messages back and answers the last first; also to a client whose version of
     gRPC does not send and receive by one operation."""
-    monkeypatch.setattr(stream, "PAIRS", pairs)
+    monkeypatch.setattr("dlm.wire.pairs.AVAILABLE", pairs)
     held: list[tuple[Any, pb.ScoreRequest]] = []
 
     async def backwards(context: Any, message: pb.ScoreRequest) -> None:
@@ -313,7 +313,7 @@ def test_a_stream_that_breaks_fails_what_is_in_flight_and_the_next_message_opens
     server, connect, monkeypatch, pairs: bool
 ) -> None:
     """With the status that the server gave."""
-    monkeypatch.setattr(stream, "PAIRS", pairs)
+    monkeypatch.setattr("dlm.wire.pairs.AVAILABLE", pairs)
 
     async def abort(context: Any, message: pb.ScoreRequest) -> None:
         if server.streams == 1:
@@ -338,7 +338,7 @@ def test_a_stream_that_ends_while_it_is_idle_costs_no_message(
     server, connect, monkeypatch, pairs: bool
 ) -> None:
     """The next message opens another."""
-    monkeypatch.setattr(stream, "PAIRS", pairs)
+    monkeypatch.setattr("dlm.wire.pairs.AVAILABLE", pairs)
 
     async def answer_and_end(context: Any, message: pb.ScoreRequest) -> None:
         await server.answer(context, message)
