@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import HalfMemory, Json, Silent, TextColumn, Threads, Tmp, option
+from dlm.cli.options import EngineName, HalfMemory, Json, Silent, TextColumn, Threads, Tmp, option
 from dlm.cli.progress import stage_printer
 from dlm.estimate.settings import EstimateOptions
 
 if TYPE_CHECKING:
     from dlm.estimate.settings import EstimationSettings, EstimationSummary
     from dlm.progress import ProgressReporter
-
-
-class EngineName(StrEnum):
-    """Where a model is estimated."""
-
-    LOCAL = "local"
-    SPARK = "spark"
 
 
 def estimate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,15 @@ def option(kind: type, field: str, *short: str, **more: Any) -> Any:
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not report progress.")]
+
+
+class EngineName(StrEnum):
+    """Where a command works."""
+
+    LOCAL = "local"
+    SPARK = "spark"
+
+
 Silent = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing unless the command fails.")
 ]

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlm.cli.json_output import print_json
-from dlm.cli.options import ArpaModel, HalfMemory, Json, Silent, Threads, Tmp, option
+from dlm.cli.options import (
+    EngineName,
+    HalfMemory,
+    Json,
+    Silent,
+    Threads,
+    Tmp,
+    option,
+)
 from dlm.cli.progress import stage_printer
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
+if TYPE_CHECKING:
+    from dlm.index.layout import Manifest
+
 
 def shard(
-    model: ArpaModel,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="ARPA file (plain, .gz, .zst or .xz), or KenLM binary file. With Spark, a folder "
+            "of parts at any address that Spark reads.",
+        ),
+    ],
     shards: Annotated[int, option(ShardSettings, "shards", "-B")] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
@@ -39,6 +58,10 @@ def shard(
     memory: HalfMemory = None,
     tmp: Tmp = None,
     threads: Threads = 2,
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="Run in this process, or as Spark jobs (extra `spark`)."),
+    ] = EngineName.LOCAL,
     estimate: Annotated[
         bool,
         typer.Option("--estimate", help="Print the expected sizes, and build nothing."),
@@ -58,12 +81,12 @@ def shard(
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
 
-    check_reads("MODEL", model, folders=True)
+    if engine is EngineName.LOCAL:  # else it may be on Spark's own file system
+        check_reads("MODEL", model, folders=True)
     if estimate:
-        _estimate(model, shards, bits, as_json)
+        _estimate(Path(model), shards, bits, as_json)
         return
     from dlm.cli.compiling import compile_kernels
-    from dlm.cli.inspect import facts_of, summary
     from dlm.errors import ConfigError
     from dlm.index.making.shard_set import KERNELS, build_shard_set
     from dlm.resources import parse_size
@@ -85,6 +108,21 @@ def shard(
             )
         shards, slots = like.shards, like.slots
 
+    if engine is EngineName.SPARK:
+        asked = (encoding != "exact", bits is not None, repair, memory is not None, tmp is not None)
+        if any(asked):
+            raise ConfigError(
+                "--encoding compact, --bits, --repair, --memory and --tmp apply to --engine local "
+                "only; leave them out, or shard the model on one machine"
+            )
+        from dlm.spark.session import session
+        from dlm.spark.shards import build_shard_set as build_by_spark
+
+        tell("starting Spark")
+        with session() as spark:
+            manifest = build_by_spark(spark, model, output, shards, slots=slots, progress=tell)
+        _report(manifest, output, tell, as_json, quiet)
+        return
     compile_kernels(KERNELS)
     manifest = build_shard_set(
         model,
@@ -99,6 +137,14 @@ def shard(
         threads=threads,
         progress=tell,
     )
+    _report(manifest, output, tell, as_json, quiet)
+
+
+def _report(
+    manifest: Manifest, output: Path, tell: Callable[[str], None], as_json: bool, quiet: bool
+) -> None:
+    from dlm.cli.inspect import facts_of, summary
+
     tell(f"done: {output}")
     if as_json:
         print_json(facts_of(manifest, output))

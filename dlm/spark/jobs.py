@@ -90,9 +90,9 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
         raise ConfigError(f"Spark cannot read or write this: {_reason(exc)}") from exc
     except (PySparkException, Py4JError) as exc:
         text = str(exc)
-        _, mark, ours = text.partition("dlm.errors.EstimationError: ")
-        if mark:
-            raise EstimationError(ours.split("\n")[0]) from exc
+        ours = re.search(r"dlm\.errors\.\w+: (.*)", text)
+        if ours is not None:
+            raise EstimationError(ours[1]) from exc
         lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", text)
         if lacking is not None:
             raise ConfigError(
@@ -111,6 +111,8 @@ def explained(stages: JobStages, what: str) -> Iterator[None]:
 def _reason(exc: BaseException) -> str:
     """The error's message, without Python's traceback and Java's stack."""
     lines = str(exc).strip().split("\n")
+    if pythons := [line for line in lines if re.match(r"[\w.]+Error: ", line)]:
+        return pythons[0]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     if causes:
         return ", because of ".join(causes[-2:])

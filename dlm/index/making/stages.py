@@ -416,7 +416,7 @@ def raise_faults(c: Context, path: str) -> None:
     rows = c.work.array(f"{kind}-{order}")
     wanted = {tuple(row): 0 for row in rows.tolist()}
     if not is_reopenable(path):
-        raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
+        raise ArpaError(fault_message(order, kind, count), path=path, order=order)
     with open_ngrams(path) as reader:
         words: list[bytes] = []
         for batch in reader.batches():
@@ -448,14 +448,14 @@ def raise_faults(c: Context, path: str) -> None:
                     )
                     advice = "Remove one of the two lines"
                 raise reader.error_at(message, order=order, row=batch.first_row + i, advice=advice)
-    raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
+    raise ArpaError(fault_message(order, kind, count), path=path, order=order)
 
 
 def _spell(words: list[bytes], ids: list[int]) -> str:
     return repr(b" ".join(words[i] for i in ids).decode("utf-8", "replace"))
 
 
-def _fault_message(order: int, kind: str, count: int) -> str:
+def fault_message(order: int, kind: str, count: int) -> str:
     what = f"have a prefix that is not among the {order - 1}-grams"
     return f"{count} {order}-grams " + (what if kind == "missing" else "are listed twice")
 
