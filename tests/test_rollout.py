@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dlm.client.config.cluster_file import ClusterToml
+from cluster import build
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.client.config.rollout import Rollout, edited
+from dlm.client.config.security import ClientSecurity
+from dlm.cluster.rolling import Pair, Rolling, places_of, seen
 from dlm.cluster.rollout import (
     Compare,
     Compared,
@@ -24,6 +28,10 @@ from dlm.cluster.rollout import (
     resumed,
     step,
 )
+from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, Row
+from dlm.errors import ConfigError
+from dlm.server.sets import read_sets, write_sets
+from models import random_model
 
 OLD, NEW = "0" * 32, "1" * 32
 RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load_within=30, compare=8)
@@ -213,3 +221,46 @@ def test_editing_cluster_toml_leaves_the_rest_as_it_was(tmp_path: Path, text: st
     kept = [line for line in text.splitlines() if line.startswith(("#", "token", "ca", "[tls"))]
     assert [line for line in once.splitlines() if line in kept] == kept
     assert "rollout" not in edited(once, None, None)
+
+
+# ------------------------------------------------------------------ servers and their list
+
+
+def test_a_server_that_only_one_set_needs_is_not_waited_for():
+    """From four shards to three, the fourth has nothing to load, and nothing else to serve."""
+    old, new = SimpleNamespace(shard_set=OLD, shards=4), SimpleNamespace(shard_set=NEW, shards=3)
+    rows = [
+        Row(f"host:{shard}", shard, "ready", shard_set=name[:ID_DIGITS], messages_per_s=0.0)
+        for shard, names in enumerate([[OLD, NEW], [OLD, NEW], [NEW], [OLD]])
+        for name in names
+    ]
+    found = seen(ClusterSnapshot(tuple(rows), (), ()), Pair(old, new))
+    assert found.lacking == {OLD: ("host:2",), NEW: ()}
+    assert found.holding[OLD] == ("host:0", "host:1")
+
+
+def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Path):
+    """From the list; without it, the command says so and does not wait for the servers."""
+    old, new = (
+        build(random_model(seed=seed, order=2, words=5, per_order=5), tmp_path / str(seed), 1)
+        for seed in (7, 8)
+    )
+    pair = Pair(old.manifest, new.manifest)
+    cluster, sets = tmp_path / "cluster.toml", tmp_path / "cluster.sets"
+    rollout = Rollout(pair.new.shard_set, pair.old.shard_set, 1.0)
+    listed = [Endpoint("127.0.0.1:9", 0)]
+    write_cluster_file(cluster, listed, shard_set="", model=rollout.model, rollout=rollout)
+    write_sets(sets, [new.directory], [old.directory])
+    assert read_sets(sets) == [new.directory]
+    places = places_of(cluster, sets, pair, None)
+    assert places.folders == {
+        pair.old.shard_set: old.directory,
+        pair.new.shard_set: new.directory,
+    }
+    write_sets(sets, [new.directory])
+    before = cluster.read_text()
+    places = places_of(cluster, sets, pair, None)
+    rolling = Rolling(pair, places, RULES, ClientSecurity(), lambda line: None)
+    with pytest.raises(ConfigError, match="folder of shard set"):
+        rolling.run(undo=True)
+    assert (cluster.read_text(), read_sets(sets)) == (before, [new.directory])

@@ -76,10 +76,14 @@ def rollout(
         dlm rollout shards/new --share 5%
         dlm rollout --undo
     """
+    import os
     import sys
     from dataclasses import asdict
     from functools import partial
 
+    from dlm.server.child import LEAST_PRIORITY
+
+    os.nice(LEAST_PRIORITY)  # before what takes time: servers may share this machine
     from dlm.cli.paths import check_reads
     from dlm.client.config.cluster_file import ClusterToml
     from dlm.client.config.credentials import check_files

@@ -168,6 +168,29 @@ def _wait_ready(
     return endpoints
 
 
+def start_beside(server: Server, shard: int, ready: Path) -> Server:
+    """Starts a server of another shard with the same options, at a free port; returns it once it is
+    ready.
+
+    Args    ready  its file, for as long as it serves
+    Raises  ShardDown, ConfigError  it did not start; its message is on standard error
+    """
+    command = list(server.command)
+    for name, value in (
+        ("--shard", str(shard)),
+        ("--ready-file", os.fspath(ready)),
+        ("--port", "0"),
+    ):
+        command[command.index(name) + 1] = value
+    process = _start(command)
+    try:
+        (endpoint,) = _wait_ready([process], [ready], 1)
+    except BaseException:
+        stop([process])
+        raise
+    return Server(process, replace(endpoint, shard=shard), command)
+
+
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:

@@ -43,15 +43,15 @@ from dlm.cluster.rollout import (
 from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, ClusterStatus
 from dlm.errors import ConfigError, DlmError
 from dlm.files import locked
-from dlm.index.layout import Manifest, read_manifest
+from dlm.index.layout import MANIFEST, Manifest, read_manifest
 from dlm.ngram.vocab import as_text
 from dlm.resources import available_bytes
-from dlm.server.sets import read_sets, write_sets
+from dlm.server.sets import read_sets, replaced_sets, write_sets
 from dlm.wire.ids import is_named
 
 LOOK_S = 1.0
 CENSUS_S = 5.0
-SENTENCES, WORDS, CHOICES = 32, 8, 16
+SENTENCES, WORDS, CHOICES, TURNS = 32, 8, 16, 2
 SEED = 20191201
 
 
@@ -182,8 +182,9 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
     if missing:
         raise ConfigError(
             f"shard set {new.shard_set} has {new.shards} shards, and cluster.toml lists no server "
-            f"of shard {', '.join(map(str, missing))}. Start servers of these shards with the same "
-            "list (dlm serve --sets FILE --shard N), and add them to cluster.toml"
+            f"of shard {', '.join(map(str, missing))}. Add its folder to the servers' list, start "
+            "servers of these shards with that list (dlm serve --sets FILE --shard N), and add "
+            "them to cluster.toml"
         )
 
 
@@ -233,6 +234,9 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
     if sets is None:
         return RolloutPlaces(cluster, None, folders)
     others = []
+    for left in replaced_sets(sets):  # servers were told to unload them
+        if (left / MANIFEST).is_file():
+            folders.setdefault(read_manifest(left).shard_set, left)
     for listed in read_sets(sets):
         name = read_manifest(listed).shard_set
         if name in (pair.old.shard_set, pair.new.shard_set):
@@ -264,20 +268,26 @@ def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list
 
 
 def compare(old: Client, new: Client, files: Client | None, sentences: Sequence[str]) -> Comparison:
-    """Asks both models for each sentence, one after the other."""
+    """Asks both models for each sentence, one after the other.
+
+    Of two turns, the shorter counts: a delay of this machine must not count as the servers'.
+    """
     took: tuple[list[float], list[float]] = ([], [])
     failed, wrong = [0, 0], 0
     differences: list[float] = []
     for sentence in sentences:
         scores = []
         for number, client in enumerate((old, new)):
-            begun = time.perf_counter()
+            lasted = []
             try:
-                (found,) = client.utterance().score_sentences([sentence])
+                for _ in range(TURNS):
+                    begun = time.perf_counter()
+                    (found,) = client.utterance().score_sentences([sentence])
+                    lasted.append(1e3 * (time.perf_counter() - begun))
             except DlmError:
                 failed[number] += 1
                 continue
-            took[number].append(1e3 * (time.perf_counter() - begun))
+            took[number].append(min(lasted))
             scores.append(found.token_log10_prob)
             if number and files is not None:
                 (told,) = files.utterance().score_sentences([sentence])
@@ -298,6 +308,7 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     lacking: dict[str, tuple[str, ...]] = {}
     holding: dict[str, tuple[str, ...]] = {}
     busy = set()
+    both = min(pair.old.shards, pair.new.shards)  # a server of another shard has but one of them
     for manifest in (pair.old, pair.new):
         name = manifest.shard_set
         rows = [row for row in snapshot.rows if (row.shard or 0) < manifest.shards]
@@ -306,7 +317,7 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
         able = [row for row in mine if row.state == "ready" and row.error is None]
         lacks = processes - {(row.address, row.worker) for row in able}
         lacking[name] = tuple(sorted({address for address, _ in lacks}))
-        holding[name] = tuple(sorted({row.address for row in mine}))
+        holding[name] = tuple(sorted({row.address for row in mine if (row.shard or 0) < both}))
         if any(row.messages_per_s is None or row.messages_per_s > 0 for row in mine):
             busy.add(name)
     return Seen(lacking, holding, frozenset(busy))
@@ -354,6 +365,7 @@ class Rolling:
             )
             if undo:
                 state, actions = step(state, Undo(), rules, self._clock())
+                self._check_known(state)
             self._tell_stage(state)
             while True:
                 state = self._carry_out(state, actions)
@@ -361,6 +373,14 @@ class Rolling:
                     return self.ended
                 self._pause(LOOK_S)
                 state, actions = self._next(state, seen(status.poll(), pair))
+
+    def _check_known(self, state: Progress) -> None:
+        places, old = self._places, self._pair.old.shard_set
+        if state.stage is Phase.RELOAD and places.sets is not None and old not in places.folders:
+            raise ConfigError(
+                f"{places.sets} no longer lists the folder of shard set {old}, so servers could "
+                "not load it again; add it there, and give the same command again"
+            )
 
     def _next(self, state: Progress, event: Event) -> tuple[Progress, Actions]:
         after, actions = step(state, event, self._rules, self._clock())
@@ -379,13 +399,21 @@ class Rolling:
                 state = self._carry_out(state, more)
             else:
                 self.ended = action
+                self._forget_replaced()
         return state
+
+    def _forget_replaced(self) -> None:
+        """The list without comments, once it is over."""
+        places = self._places
+        if places.sets is not None and replaced_sets(places.sets):
+            write_sets(places.sets, read_sets(places.sets))
 
     def _tell_servers(self, told: TellServers) -> None:
         places = self._places
         folders = [places.folders[one] for one in told.sets if one in places.folders]
         if places.sets is not None:
-            write_sets(places.sets, [*folders, *places.others])
+            left = [one for name, one in places.folders.items() if name not in told.sets]
+            write_sets(places.sets, [*folders, *places.others], left)
             return
         lines = [str(places.folders.get(one, f"(folder of {one})")) for one in told.sets]
         self._tell("the file of each server (dlm serve --sets FILE) must list, in this order:")

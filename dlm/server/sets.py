@@ -1,8 +1,9 @@
 """The file that lists a server's shard sets, followed while it serves.
 
-The supervisor reads the list when it changes and has the files of new sets checked by a child
-process of low priority. Then its workers load them, one after another, beside what they serve; no
-connection ends. A list that cannot be served changes nothing. `step` decides; it is pure.
+The supervisor reads the list when it changes. When it is this server's turn on its machine, a child
+process of low priority checks the files of new sets. Then the workers load them, one after another,
+beside what they serve; no connection ends. A list that cannot be served changes nothing. `step`
+decides; it is pure.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from dlm.resources import available_bytes
 from dlm.server.child import Child
 from dlm.server.config import ServerConfig
 from dlm.server.trouble import SharedText
+from dlm.server.turn import Turn
 from dlm.server.watch import FileWatcher
 from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.secret import require_file
 
 logger = EventLog(__name__)
 
+REPLACED = "# replaced: "  # before a folder
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 
 
@@ -214,9 +217,18 @@ def read_sets(path: Path) -> list[Path]:
     return named
 
 
-def write_sets(path: Path, folders: Sequence[Path]) -> None:
-    """Replaces the list: these folders, by their whole paths, the default first."""
-    write_whole(path, "".join(f"{folder.absolute()}\n" for folder in folders).encode())
+def write_sets(path: Path, folders: Sequence[Path], replaced: Sequence[Path] = ()) -> None:
+    """Replaces the list: these folders, by their whole paths, the default first; `replaced` stay
+    as comments, for whoever goes back to them."""
+    lines = [f"{folder.absolute()}\n" for folder in folders]
+    lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
+    write_whole(path, "".join(lines).encode())
+
+
+def replaced_sets(path: Path) -> list[Path]:
+    """The folders that the list names as replaced."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Path(one.removeprefix(REPLACED)) for one in lines if one.startswith(REPLACED)]
 
 
 def sets_file_of(cluster_file: Path) -> Path:
@@ -289,6 +301,7 @@ class ListedSets:
         index: int,
         check: Callable[[Sequence[Path]], None],
         available: Callable[[], int] = available_bytes,
+        turn: Turn | None = None,
     ) -> None:
         self._path = Path(config.sets)
         self._config, self._index, self._available = config, index, available
@@ -297,6 +310,7 @@ class ListedSets:
         self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
         self.state = SetsState(listed(self.folders, index))
         self.told, self.rejected = SharedText(1 << 16), SharedText()
+        self.turn = turn or Turn()
         self._child: Child | None = None
 
     def look(self) -> None:
@@ -310,7 +324,7 @@ class ListedSets:
 
     def _read(self) -> None:
         self._stop_check()
-        self._watch.applied()  # a list that is rejected is not read again until it changes
+        new = []
         try:
             found = sets_of(read_sets(self._path), self._index)
             held = {one.shard_set for one in self.state.serving}
@@ -319,8 +333,11 @@ class ListedSets:
             if new:
                 check_memory(new, self._index, copies, self._available)
         except DlmError as exc:
+            self._watch.applied()  # not read again until it changes
             self._carry_out(*_reject(self.state, str(exc)))
-        else:
+            return
+        if not new or self.turn.take():
+            self._watch.applied()
             self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
 
     def holds(self, shard_set: str) -> bool:
@@ -337,6 +354,7 @@ class ListedSets:
 
     def close(self) -> None:
         self._stop_check()
+        self.turn.leave()
 
     def _begin_check(self, folders: Sequence[Path]) -> None:
         try:
@@ -354,6 +372,8 @@ class ListedSets:
 
     def _carry_out(self, state: SetsState, actions: Sequence[Action]) -> None:
         self.state = state
+        if state.loading is None:
+            self.turn.leave()
         self.rejected.write(state.rejected)
         for action in actions:
             if isinstance(action, CheckSets):

@@ -3,8 +3,7 @@
 It opens and compiles, then forks its workers, and never starts gRPC, an event loop or a thread:
 none would survive the fork that replaces a worker. Workers send lines of JSON over a pipe, which
 closes when one ends for any reason; SIGTERM drains them, SIGKILL ends them. One that is stuck, or
-does not become ready, is ended. If metrics are on, one more process joins those of the workers, and
-outlives them all.
+does not become ready, is ended. If metrics are on, one more process joins theirs, and outlives all.
 
 A worker that dies of SIGBUS could not read a page of a mapped file. Later workers read the files
 and map them again; while they find one damaged, the server is not ready and says which.
@@ -381,6 +380,7 @@ class Supervisor:
     def _told(self, worker: int, pipe: int) -> ToldSets | None:
         if self._sets is None:
             return None
+        self._sets.turn.leave()
         number, _ = self._sets.state.of(worker)
         return ToldSets(self._sets.told, worker, number, lambda said: say(pipe, {"sets": said}))
 

@@ -83,9 +83,16 @@ def run(
         str,
         typer.Option(
             help="Faults during the run: replica-killed, shard-gone, slow-network, stalled-server, "
-            "or a file of lines `at SECONDS command` (run/CHAOS.md)."
+            "rollout, reshard, or a file of lines `at SECONDS command` (run/CHAOS.md)."
         ),
     ] = "",
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Shard set that --faults rollout rolls out.  [default: the packaged model, "
+            "quantised]"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and utterance order.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="New folder for the results; default: named after the time.")
@@ -103,10 +110,10 @@ def run(
     from dlm.cli.progress import stage_printer
     from loadtest.report.session import measure, new_results, write_report
     from loadtest.run.driver import RunSettings
-    from loadtest.run.faults import REPLICA_KILLED, check_named, read_plan
+    from loadtest.run.faults import MOVING, REPLICA_KILLED, ROLLOUT, check_named, moving, read_plan
     from loadtest.run.faults import faults as breaking
     from loadtest.run.latency import check_installed
-    from loadtest.run.local_cluster import local_servers
+    from loadtest.run.local_cluster import local_servers, quantised
     from loadtest.run.worker import ClientSettings
     from loadtest.traces.trace import read_trace
 
@@ -125,6 +132,11 @@ def run(
     # What is wrong with any of it is told before servers start.
     if faults:
         check_named(faults)
+    moves = faults in MOVING
+    if moves and cluster is not None:
+        raise ConfigError(f"--faults {faults} moves servers that are started here; not --cluster")
+    if faults == ROLLOUT and shard_set is not None and to is None:
+        raise ConfigError("--faults rollout with --shard-set needs --to, the set to roll out")
     used = trace or DEMO_TRACE
     read_trace(used)
     settings = RunSettings(
@@ -149,10 +161,17 @@ def run(
         own = None
         if cluster is None:
             count = replicas or 1 + (faults == REPLICA_KILLED)
-            own = stack.enter_context(local_servers(shard_set, shards, tell, replicas=count))
+            own = stack.enter_context(
+                local_servers(shard_set, shards, tell, replicas=count, follow=moves)
+            )
             cluster = own.cluster
         broken = None
-        if faults:
+        if moves and own is not None:
+            new = (to or quantised(own, tell)) if faults == ROLLOUT else own.beside("resharded")
+            oracles = (own.folder, *([new] if faults == ROLLOUT else []))
+            settings = replace(settings, oracles=oracles)
+            broken = stack.enter_context(moving(faults, own, new, load.seconds, window))
+        elif faults:
             plan = read_plan(faults, cluster, load.seconds, window, own=own is not None)
             start = None if own is None else own.start
             broken = stack.enter_context(breaking(plan, cluster, seed, start))

@@ -69,6 +69,7 @@ def build(records: Iterable[Record]) -> Report:
         "warmup": {"seconds": load["warmup_s"], "requests": sum(w.sent for w in warmup)},
         "results": {**total.facts(), **total.curves(), **_server_totals(measured)},
         "errors": total.errors(),
+        "checked": _checked(by_type["checked"]),
         "balance": _balance(ready[0]["shard_bytes"], measured),
         "driver": _driver(ready, total),
         "stability": _stability(windows),
@@ -310,6 +311,13 @@ def _driver(ready: list[Record], total: _Merged) -> Report:
         "share_of_client_cpu": share,
         "is_bottleneck": share is not None and share > BOTTLENECK,
     }
+
+
+def _checked(found: list[Record]) -> Report | None:
+    """Answers that were compared with the files of the models they name, and how many differed."""
+    if not found:
+        return None
+    return {name: sum(one[name] for one in found) for name in ("answers", "wrong")}
 
 
 def _stability(windows: list[_Merged]) -> Report:

@@ -112,6 +112,8 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
         ("failed", f"{r['failed']:,} ({percent(r['failed_share'])})"),
         ("driver's share of the clients' CPU", percent(driver["share_of_client_cpu"])),
     ]  # fmt: skip
+    if (checked := report.get("checked")) is not None:
+        rows.append(("wrong scores", f"{checked['wrong']:,} of {checked['answers']:,} answers"))
     if report["modes"]:
         modes = ", ".join(f"{m['mode']} from {number(m['at_s'])} s" for m in report["modes"])
         rows.append(("mode of the cascade", modes))

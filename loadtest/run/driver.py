@@ -32,6 +32,7 @@ READY_S = 600.0  # of client processes: the first one of a version compiles kern
 LEAD_S = 0.25  # from the order to start until the first request may be due
 GRACE_S = 20.0  # beyond a request's deadline, for the last window
 KILL_S = 5.0
+CHECK_S = 120.0  # in which clients compare their scores with the files
 LOAD_ENDED = "the load ended"
 BACK_S = 30.0  # that clients and servers may need after the last planned fault
 Keep = Callable[[Record], None]
@@ -44,6 +45,7 @@ class RunSettings:
     processes  client processes, which share the load
     window_s   what is measured is kept per window
     stability_percent  end as soon as the last windows agree this closely; None: never early
+    oracles  shard sets whose scores are checked against their files once the load has ended
     """
 
     cluster: Path
@@ -54,6 +56,7 @@ class RunSettings:
     window_s: float = 5.0
     seed: int = 1
     stability_percent: float | None = None
+    oracles: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= 256:
@@ -173,6 +176,7 @@ class Run:
             s.seed,
             index,
             s.processes,
+            tuple(str(one.absolute()) for one in s.oracles),
         )
 
     def _at_s(self) -> float | None:
@@ -202,6 +206,7 @@ class Run:
         settings = self._settings
         why = LOAD_ENDED
         last = self._start + settings.load.seconds + settings.client.deadline_s + GRACE_S
+        last += CHECK_S if settings.oracles else 0.0
         try:
             while len(self._ended) < settings.processes:
                 now = time.monotonic()

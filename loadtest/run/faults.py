@@ -10,26 +10,33 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlm.client.config.cluster_file import ClusterToml
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, DlmError
 from dlm.files import scratch_folder
 from loadtest.run.chaos import Chaos, Command, read_script, server_pid, write_through
+from loadtest.run.local_cluster import LocalServers
+from loadtest.run.moving import GROW, RESHARD, ROLL_OUT, SHARE, SHRINK, UNDO, Move, Moves
 from loadtest.run.proxy import Proxies
 from loadtest.run.replay import Record
 
 REPLICA_KILLED, SHARD_GONE = "replica-killed", "shard-gone"
 SLOW_NETWORK, STALLED_SERVER = "slow-network", "stalled-server"
+ROLLOUT, RESHARDING = "rollout", "reshard"
 SCENARIOS = {
     REPLICA_KILLED: "one of the servers of shard 0 is killed, then restarted",
     SHARD_GONE: "all servers of shard 0 are killed, then restarted",
     SLOW_NETWORK: "every round trip takes 20 ms longer",
     STALLED_SERVER: "a server of shard 0 stops, then continues",
+    ROLLOUT: "a model is rolled out by half and taken back, then rolled out whole",
+    RESHARDING: "the model is sharded for one server more, which comes, and goes again",
 }
+# Those that move a model or servers, each at a further quarter of the run.
+MOVING = {ROLLOUT: (SHARE, UNDO, ROLL_OUT), RESHARDING: (RESHARD, GROW, SHRINK)}
 SLOW_MS = 10.0  # each way
 LATE_S = 60.0  # that commands may be late at the end of a run
 # In front of servers that this process cannot kill or stop, the network fails in their place.
 ON_THE_WAY = {"kill": "drop", "start": "heal", "stop": "partition", "continue": "heal"}
 OF_PROCESSES = ("kill", "stop", "continue")
-Plan = Sequence[tuple[float, Command]]
+Plan = Sequence[tuple[float, Command | Move]]
 
 
 def scenario(
@@ -62,6 +69,14 @@ def scenario(
     return [
         *((begin_s, Command(verb, at, value)) for at in servers),
         *((end_s, Command(back, at)) for at in servers),
+    ]
+
+
+def moves(name: str, seconds: float, window_s: float) -> list[tuple[float, Move]]:
+    """The moves of a scenario, at the begin of windows."""
+    return [
+        (max(round(seconds * k / 4 / window_s), k) * window_s, Move(verb))
+        for k, verb in enumerate(MOVING[name], 1)
     ]
 
 
@@ -106,14 +121,23 @@ def read_plan(
 
 
 class Faults:
-    """A plan, and what carries it out. Clients see what breaks through the file `through`."""
+    """A plan, and what carries it out. Clients see what breaks through the file `through`.
 
-    def __init__(self, plan: Plan, through: Path, chaos: Chaos) -> None:
+    Args  ended  set by `close`: whatever goes on then ends
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        through: Path,
+        chaos: Chaos | Moves,
+        ended: threading.Event | None = None,
+    ) -> None:
         self.through = through
         self.last_s = plan[-1][0]  # when the last command is due
         self._plan = plan
         self._chaos = chaos
-        self._ended = threading.Event()
+        self._ended = ended or threading.Event()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -131,11 +155,20 @@ class Faults:
         for at_s, command in self._plan:
             if self._ended.wait(max(start + at_s - time.monotonic(), 0.0)):
                 return
+            begun_s = time.monotonic() - start
             try:
-                what = self._chaos.do(command)
-            except (ConfigError, OSError) as exc:
+                what = self._chaos.do(command)  # type: ignore[arg-type]
+            except (DlmError, OSError) as exc:
                 what = f"{command}: {exc}"  # a server that is gone is no reason to stop
-            put({"type": "fault", "at_s": at_s, "command": str(command), "what": what})
+            if not isinstance(command, Move):
+                put({"type": "fault", "at_s": at_s, "command": str(command), "what": what})
+                continue
+            # The one before may have taken longer than planned; and its end is of interest, too.
+            for when_s, name in (
+                (begun_s if begun_s > at_s + 1.0 else at_s, str(command)),
+                (time.monotonic() - start, f"{command} ended"),
+            ):
+                put({"type": "fault", "at_s": when_s, "command": name, "what": what})
         self._done.set()
         # A server ends with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
         self._ended.wait()
@@ -150,6 +183,22 @@ class Faults:
         if self._thread is not None:
             self._thread.join()
         self._chaos.close()
+
+
+@contextmanager
+def moving(
+    name: str, own: LocalServers, new: Path, seconds: float, window_s: float
+) -> Iterator[Faults]:
+    """A scenario of `MOVING`, until the end of the block.
+
+    Args  new  the shard set that is rolled out, or the folder of the one that `dlm reshard` makes
+    """
+    ended = threading.Event()
+    carried = Moves(own, new, ended)
+    with contextlib.closing(
+        Faults(moves(name, seconds, window_s), own.cluster, carried, ended)
+    ) as found:
+        yield found
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dlm.index.layout import read_manifest
 from dlm.index.making import build_shard_set
 from dlm.index.making.shard_set import KERNELS as BUILDING
 from dlm.server.compiling import KERNELS as SERVING
+from dlm.server.sets import sets_file_of, write_sets
 from dlm.units import counted
 
 DEMO = "books20k.arpa.zst"
@@ -27,11 +28,20 @@ KILLED_S = 5.0  # until a process that was killed has ended
 
 @dataclass(frozen=True, slots=True)
 class LocalServers:
-    """Servers on this machine that this process started, and their cluster.toml."""
+    """Servers on this machine that this process started, and their cluster.toml.
+
+    folder  of the shard set;  sets  the list that they follow, if they follow one
+    """
 
     cluster: Path
     shard_set: str
     servers: list[Server]
+    folder: Path
+    sets: Path | None = None
+
+    def beside(self, name: str) -> Path:
+        """A folder to make, which goes with the cluster."""
+        return self.cluster.with_name(name)
 
     def write(self) -> None:
         endpoints = [server.endpoint for server in self.servers]
@@ -56,12 +66,14 @@ def local_servers(
     *,
     workers: int = 1,
     replicas: int = 1,
+    follow: bool = False,
 ) -> Iterator[LocalServers]:
     """Servers that run until the end of the block.
 
     Args  shard_set  folder of the model that is served; None takes the local fallback of the
                      package, in `shards` shards
           workers    processes of each server;  replicas  servers of each shard
+          follow     whether they follow a list of shard sets
     """
     with scratch_folder(None, "dlm-loadtest") as scratch:
         compile_kernels((*SERVING, *ASKING, *BUILDING))
@@ -72,10 +84,23 @@ def local_servers(
                 build_shard_set(arpa, folder, shards)
         manifest = read_manifest(folder)
         tell(f"starting {counted(manifest.shards * replicas, 'server')} on this machine")
-        with running_servers([folder], workers=workers, replicas=replicas) as servers:
-            found = LocalServers(scratch / "cluster.toml", manifest.shard_set, servers)
+        cluster = scratch / "cluster.toml"
+        sets = sets_file_of(cluster) if follow else None
+        if sets is not None:
+            write_sets(sets, [folder])
+        with running_servers([folder], workers=workers, replicas=replicas, sets=sets) as servers:
+            found = LocalServers(cluster, manifest.shard_set, servers, folder, sets)
             found.write()
             yield found
+
+
+def quantised(own: LocalServers, tell: Callable[[str], None]) -> Path:
+    """Makes another model of as many shards: the packaged one, quantised."""
+    tell(f"sharding the packaged model {DEMO}, quantised")
+    folder = own.beside("quantised")
+    with as_file(files("dlm") / "data" / DEMO) as arpa:
+        build_shard_set(arpa, folder, read_manifest(own.folder).shards, encoding="compact")
+    return folder
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -130,6 +130,10 @@ class Replay:
         self._before: Record = {}
         self.fault: BaseException | None = None  # what no decoder should meet: a bug
         self.watch: Callable[[float], object] | None = None  # takes each latency in seconds
+        # Where the scores are to be checked: model and request -> its scores. Each further answer
+        # must equal the first.
+        self.answers: dict[tuple[str, int], NDArray[np.float32]] | None = None
+        self.compared = self.differing = 0
 
     def prepare(self, requests: Iterable[int]) -> None:
         """Looks up the words of these requests, so that no time of the run goes into it."""
@@ -249,6 +253,8 @@ class Replay:
             else:
                 found = await handle.extend(states, words)
             outcome = OK
+            if self.answers is not None and words is not None and not found.source.any():
+                self._compare(self.answers, (handle.model_info.model, request), found.log10_prob)
             if found.source.any():
                 for source, count in zip(*np.unique(found.source, return_counts=True), strict=True):
                     window.sources[SOURCES[int(source)]] += int(count)
@@ -271,6 +277,30 @@ class Replay:
             window.service_s.append(done - sent)
         window.call_s += done - sent
         window.ended += 1
+
+    def _compare(
+        self,
+        answers: dict[tuple[str, int], NDArray[np.float32]],
+        key: tuple[str, int],
+        log10_prob: NDArray[np.float32],
+    ) -> None:
+        first = answers.setdefault(key, log10_prob)
+        self.compared += 1
+        self.differing += first is not log10_prob and not np.array_equal(first, log10_prob)
+
+    async def check(self, oracles: Mapping[str, Asked]) -> tuple[int, int]:
+        """How many answers were compared with those of the model that they name, and how many were
+        wrong; an answer of any other model is."""
+        wrong = self.differing
+        for (model, request), scores in (self.answers or {}).items():
+            oracle = oracles.get(model)
+            if oracle is None:
+                wrong += 1
+                continue
+            handle = oracle.utterance()
+            found = await handle.extend(*self._asked(handle, request))
+            wrong += not np.array_equal(scores, found.log10_prob)
+        return self.compared, wrong
 
     # -- windows -------------------------------------------------------------------------------
 

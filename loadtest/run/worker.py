@@ -58,7 +58,10 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """One client process's part: `index` of `of`."""
+    """One client process's part: `index` of `of`.
+
+    oracles  folders of the shard sets whose scores are checked against their files; () for none
+    """
 
     cluster: str
     trace: str
@@ -68,6 +71,7 @@ class WorkerSettings:
     seed: int
     index: int
     of: int
+    oracles: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, text: str) -> WorkerSettings:
@@ -150,6 +154,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
             opened.push_async_callback(through.close)
         replay = Replay(through or client, trace, settings.window_s, emit)
         replay.prepare(requests)
+        replay.answers = {} if settings.oracles else None
         gc.collect()
         gc.freeze()  # collections of the run look at what the run makes
         cost_s = await driver_cost_s(client.utterance(), trace, requests) if requests else 0.0
@@ -183,7 +188,20 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         stopper.cancel()
         if replay.fault is not None:
             raise replay.fault
+        if settings.oracles:
+            compared, wrong = await _check(replay, settings.oracles)
+            say("checked", client=settings.index, answers=compared, wrong=wrong)
         say("end", client=settings.index)
+
+
+async def _check(replay: Replay, folders: Sequence[str]) -> tuple[int, int]:
+    """Compares all answers with the files of the models that they name."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = [
+            await stack.enter_async_context(AsyncClient.local(Path(folder), verify=False))
+            for folder in folders
+        ]
+        return await replay.check({one.manifest.model: one for one in found})
 
 
 async def _stop(replay: Replay, lines: asyncio.Queue[str]) -> None:

@@ -15,21 +15,27 @@ pytest.importorskip("hdrh")
 from cluster import Cluster, ModelFiles
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.errors import ConfigError
+from dlm.index.making import build_shard_set
 from loadtest.report.session import measure, write_report
-from loadtest.report.table import tables_of
+from loadtest.report.table import rows_of, tables_of
 from loadtest.run.chaos import Chaos, Command
 from loadtest.run.driver import RunSettings
 from loadtest.run.faults import (
     REPLICA_KILLED,
+    RESHARDING,
+    ROLLOUT,
     SCENARIOS,
     SHARD_GONE,
     SLOW_NETWORK,
     STALLED_SERVER,
     faults,
+    moves,
+    moving,
     read_plan,
     scenario,
 )
 from loadtest.run.local_cluster import local_servers
+from loadtest.run.moving import MOVES
 from loadtest.run.proxy import Proxies
 from loadtest.run.worker import ClientSettings
 from loadtest.traces.schedule import Load, Segment
@@ -64,6 +70,44 @@ def test_scenarios_break_the_first_shard_and_mend_it(
     assert [at_s for at_s, _ in plan] == [35.0] * half + [65.0] * half
     short = scenario(name, FOUR, 3.0, 1.0, own=own)
     assert {at_s for at_s, _ in short} == {1.0, 2.0}
+
+
+@pytest.mark.parametrize("name", [ROLLOUT, RESHARDING])
+def test_moves_begin_at_each_further_quarter(name: str) -> None:
+    """At the begin of windows, also of a short run."""
+    assert [at_s for at_s, _ in moves(name, 100.0, 5.0)] == [25.0, 50.0, 75.0]
+    assert [at_s for at_s, _ in moves(name, 4.0, 1.0)] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [ROLLOUT, RESHARDING])
+def test_no_request_fails_and_no_score_is_wrong_while_models_or_servers_change(
+    files: ModelFiles, trace_file: Path, tmp_path: Path, name: str
+) -> None:
+    """Each move is carried out by the commands, and the report has the figures of each."""
+    new = tmp_path / "new"
+    if name == ROLLOUT:
+        build_shard_set(
+            files.directory.parent / "model.arpa", new, files.manifest.shards, encoding="compact"
+        )
+    load = Load((Segment(40.0, 20, 20),), warmup_s=1.0)
+    client = ClientSettings(60.0, cache_dir=str(tmp_path / "cache"))
+    (tmp_path / "results").mkdir()
+    with (
+        local_servers(files.directory, 0, lambda line: None, replicas=2, follow=True) as own,
+        moving(name, own, new, load.seconds, 1.0) as carried,
+    ):
+        oracles = (files.directory, *([new] if name == ROLLOUT else []))
+        settings = RunSettings(own.cluster, trace_file, load, client, window_s=1.0, oracles=oracles)
+        report = measure(settings, tmp_path / "results", lambda line: None, carried)
+    jsonschema.validate(report, SCHEMA)
+    assert report["complete"]
+    done = [one["what"] for one in report["faults"][::2]]
+    planned = [MOVES[move.verb] for _, move in moves(name, 40.0, 1.0)]
+    assert [one.split(": ")[1].split(" (took")[0] for one in done] == planned
+    assert report["results"]["failed"] == 0
+    assert report["checked"]["wrong"] == 0 < report["checked"]["answers"]
+    assert f"0 of {report['checked']['answers']:,} answers" in dict(rows_of(report)).values()
 
 
 def test_a_replica_that_is_not_there_cannot_be_killed() -> None:

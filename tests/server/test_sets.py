@@ -31,7 +31,9 @@ from dlm.server.sets import (
     check_memory,
     read_sets,
     step,
+    write_sets,
 )
+from dlm.server.turn import TURN_S, Turn
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 from server.calls import Caller, Stream, outcome
@@ -132,6 +134,41 @@ def test_a_list_of_which_no_set_has_the_shard_does_not_start_a_server(tmp_path, 
     (tmp_path / "sets").write_text(f"{other.directory}\n")
     with pytest.raises(ConfigError, match="shard 2"):
         ListedSets(ServerConfig(sets=str(tmp_path / "sets")), 2, lambda folders: None)
+
+
+def test_servers_of_a_machine_load_one_after_another(tmp_path, sharded, other):
+    """The second has its files checked once the first serves the list; and a list that needs no
+    loading waits for nobody."""
+    path, turns = tmp_path / "sets", [Turn(f"test-{tmp_path}") for _ in range(2)]
+    write_sets(path, [sharded.directory])
+    config = ServerConfig(sets=str(path))
+    first, second = (ListedSets(config, 0, lambda folders: None, turn=turn) for turn in turns)
+    write_sets(path, [sharded.directory, other.directory])
+    until(lambda: first.look() or first.state.told == 1)
+    for _ in range(5):
+        second.look()
+    assert second.state.loading is None
+    first.heard(0, {"number": first.state.number})
+    until(lambda: second.look() or second.state.told == 1)
+    write_sets(path, [sharded.directory])
+    until(lambda: first.look() or first.state.told == 1)
+    for one in (first, second):
+        one.close()
+
+
+def test_a_server_that_waited_long_for_its_turn_loads(tmp_path):
+    """Whoever holds it may never let go."""
+    now = [0.0]
+    holder, waiting = (Turn(f"test-{tmp_path}", lambda: now[0]) for _ in range(2))
+    assert holder.take()
+    assert not waiting.take()
+    now[0] = TURN_S
+    assert waiting.take()
+    waiting.leave()
+    assert not waiting.take()
+    holder.leave()
+    assert waiting.take()
+    waiting.leave()
 
 
 # ------------------------------------------------------------------------------------ a server
