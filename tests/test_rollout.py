@@ -120,6 +120,7 @@ def test_a_roll_out_goes_from_the_old_set_to_the_new():
     assert world.shares == [0.0, 0.1, 1.0]
 
 
+@pytest.mark.promise("rollout_rules")
 @pytest.mark.parametrize("found", BAD)
 def test_a_new_model_that_fails_is_slow_or_wrong_gets_no_utterance(found):
     """The command says why; the files are as they were."""
@@ -130,6 +131,7 @@ def test_a_new_model_that_fails_is_slow_or_wrong_gets_no_utterance(found):
     assert set(world.shares) == {0.0}
 
 
+@pytest.mark.promise("rollout_rules")
 def test_a_new_model_that_becomes_slow_is_taken_back():
     """Utterances that have it end on it."""
     world = World(random.Random(3))
@@ -163,6 +165,7 @@ def test_a_set_that_is_asked_for_ever_is_unloaded_in_the_end():
     assert actions == (TellServers((NEW,)),)
 
 
+@pytest.mark.promise("rollout")
 @pytest.mark.parametrize("seed", range(60))
 def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(seed):
     """However often, and whichever the operator chooses next."""

@@ -28,6 +28,7 @@ def content(folder: Path) -> tuple[str, str]:
     return (folder / "cluster.toml").read_text(), (folder / "cluster.sets").read_text()
 
 
+@pytest.mark.promise("rollout_refused")
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -132,6 +133,7 @@ def start(environ, tmp_path, *arguments) -> subprocess.Popen:
     return forked.Popen(line, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.promise("rollout")
 @pytest.mark.slow
 def test_no_utterance_fails_through_a_roll_out_and_an_undo(tmp_path, environ, run, pair) -> None:
     """Three shards, two replicas; every score is that of the model that its utterance names; the
@@ -187,6 +189,7 @@ def test_a_token_that_names_one_of_the_models_rolls_nothing_out(
         assert content(tmp_path)[1] == f"{new.directory}\n"
 
 
+@pytest.mark.promise("rollout")
 @pytest.mark.slow
 def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(tmp_path, environ, run, pair) -> None:
     """kill -9 after a time of its own, then the same command or `--undo`."""

@@ -79,6 +79,7 @@ def test_moves_begin_at_each_further_quarter(name: str) -> None:
     assert [at_s for at_s, _ in moves(name, 4.0, 1.0)] == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.promise("rollout")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [ROLLOUT, RESHARDING])
 def test_no_request_fails_and_no_score_is_wrong_while_models_or_servers_change(

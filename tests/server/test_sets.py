@@ -136,6 +136,7 @@ def test_a_list_of_which_no_set_has_the_shard_does_not_start_a_server(tmp_path, 
         ListedSets(ServerConfig(sets=str(tmp_path / "sets")), 2, lambda folders: None)
 
 
+@pytest.mark.promise("loads_in_turn")
 def test_servers_of_a_machine_load_one_after_another(tmp_path, sharded, other):
     """The second has its files checked once the first serves the list; and a list that needs no
     loading waits for nobody."""

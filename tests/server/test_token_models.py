@@ -61,6 +61,7 @@ def write(path, alices):
     new.rename(path)
 
 
+@pytest.mark.promise("token_models")
 def test_a_token_sees_only_the_models_that_it_names(sharded, other, server):
     """Its default is the first of them; each description says what the token names."""
     callers, _ = server
@@ -77,6 +78,7 @@ def test_a_token_sees_only_the_models_that_it_names(sharded, other, server):
         assert beat.shard_set == seen[0]
 
 
+@pytest.mark.promise("token_models")
 def test_a_model_that_a_token_does_not_name_is_as_one_that_is_not_there(sharded, other, server):
     """For every call, with the same words; and the other model answers."""
     callers, _ = server
@@ -119,6 +121,7 @@ def test_a_token_that_names_no_model_of_the_server_is_refused_with_what_to_do(sh
     assert carol.ask("Score", asked.data).reason is Reason.WRONG_SHARD_SET
 
 
+@pytest.mark.promise("token_models")
 def test_open_streams_follow_the_models_of_their_token(sharded, other, server):
     """Another model is added while the stream is open, and one is taken away."""
     callers, path = server
