@@ -79,6 +79,7 @@ class WorkerSettings:
         found["client"] = ClientSettings(**found["client"])
         segments = tuple(Segment(**one) for one in found["load"].pop("segments"))
         found["load"] = Load(segments, **found["load"])
+        found["oracles"] = tuple(found["oracles"])
         return cls(**found)
 
 
