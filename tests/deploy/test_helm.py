@@ -21,6 +21,7 @@ from dlm.config import resolve
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
 from dlm.server.config import ServerConfig
+from dlm.server.sets import read_sets
 
 FOLDER = DEPLOY / "helm/dlm"
 SCHEMA = json.loads((FOLDER / "values.schema.json").read_text())
@@ -37,6 +38,7 @@ ALL = {
     "replicas": 3,
     "workers": 4,
     "directories": ["/models/new", "/models/old"],
+    "followDirectories": True,
     "volume": {"persistentVolumeClaim": None, "nfs": {"server": "files", "path": "/models"}},
     "server": {"mlock": True, "max_in_flight": 512, "shutdown_timeout_s": 2.5},
     "image": {"tag": "1", "pullSecrets": [{"name": "pull"}]},
@@ -172,6 +174,19 @@ def volumes(found: dict[str, Any]) -> dict[str, Any]:
     return {v["name"]: v for v in found["spec"]["template"]["spec"]["volumes"]}
 
 
+def test_servers_follow_the_folders_of_a_config_map(chart: Chart, tmp_path: Path) -> None:
+    """As a server reads it; another list restarts no pod."""
+    found = [
+        chart.objects({**ALL, "directories": names}) for names in (["/models/a"], ["/models/b"])
+    ]
+    for objects, name in zip(found, "ab", strict=True):
+        listed = next(m for m in objects if m["metadata"]["name"] == "lm-dlm-sets")["data"]["sets"]
+        (tmp_path / "sets").write_text(listed)
+        assert read_sets(tmp_path / "sets") == [Path("/models") / name]
+    before, after = (of_kind(objects, "StatefulSet") for objects in found)
+    assert before == after
+
+
 @pytest.mark.parametrize("given", SET_UPS, ids=range(len(SET_UPS)))
 def test_a_pod_has_what_its_server_needs_and_no_more(given: dict[str, Any], chart: Chart) -> None:
     """Command, settings, files, rights and time, as the code has them."""
@@ -188,7 +203,8 @@ def test_a_pod_has_what_its_server_needs_and_no_more(given: dict[str, Any], char
         assert container["args"][place + 1] == str(index)
         mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         assert mounted.keys() == volumes(found).keys()
-        for name in ("tls_cert", "tls_key", "tls_client_ca", "tokens"):
+        assert ("sets" in settings) != any("/models/" in one for one in container["args"])
+        for name in ("tls_cert", "tls_key", "tls_client_ca", "tokens", "sets"):
             path = settings.get(name, "/etc/dlm/server/x")
             assert str(Path(path).parent) in mounted.values(), name
         probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
