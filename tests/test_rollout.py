@@ -199,6 +199,18 @@ def test_an_undo_while_the_old_set_is_unloaded_loads_it_first():
     assert actions == (TellClients(OLD, Rollout(NEW, OLD, 0.0)), TellServers((OLD, NEW)))
 
 
+def test_an_undo_does_not_wait_for_a_server_that_is_lost():
+    """Another of its shard answers; a roll-out waits for all."""
+    lacking, silent = {OLD: ("host:1",), NEW: ("host:1",)}, frozenset({"host:1"})
+    seen_ = Seen(lacking, {}, frozenset(), silent)
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
+    state, _ = step(state, Undo(), RULES, 1.0)
+    assert step(state, replace(seen_, silent=frozenset()), RULES, 2.0)[0].stage is Phase.RELOAD
+    assert step(state, seen_, RULES, 2.0)[0].stage is Phase.RETREAT
+    state, _ = resumed(OLD, NEW, None, RULES, 0.0)
+    assert step(state, seen_, RULES, 2.0)[0].stage is Phase.LOAD
+
+
 # -------------------------------------------------------------------------- cluster.toml
 
 

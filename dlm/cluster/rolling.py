@@ -38,6 +38,7 @@ from dlm.cluster.rollout import (
     TellServers,
     Undo,
     resumed,
+    shown,
     step,
 )
 from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, ClusterStatus
@@ -50,6 +51,7 @@ from dlm.server.sets import read_sets, replaced_sets, write_sets
 from dlm.wire.ids import is_named
 
 LOOK_S = 1.0
+TELL_S = 10.0
 CENSUS_S = 5.0
 SENTENCES, WORDS, CHOICES, TURNS = 32, 8, 16, 2
 SEED = 20191201
@@ -320,7 +322,10 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
         holding[name] = tuple(sorted({row.address for row in mine if (row.shard or 0) < both}))
         if any(row.messages_per_s is None or row.messages_per_s > 0 for row in mine):
             busy.add(name)
-    return Seen(lacking, holding, frozenset(busy))
+    answering = {row.shard for row in snapshot.rows if row.state == "ready"}
+    silent = {row.address for row in snapshot.rows if row.state == "silent"}
+    spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
+    return Seen(lacking, holding, frozenset(busy), frozenset(spared))
 
 
 class Rolling:
@@ -346,6 +351,7 @@ class Rolling:
         self._sentences = list(sentences)
         self._clients: tuple[Client, Client, Client | None] | None = None
         self._stack = ExitStack()
+        self._waited: tuple[str, ...] = ()
         self.last: Comparison | None = None
         self.ended: End | None = None
         self.written: list[str] = []
@@ -372,7 +378,9 @@ class Rolling:
                 if self.ended is not None:
                     return self.ended
                 self._pause(LOOK_S)
-                state, actions = self._next(state, seen(status.poll(), pair))
+                event = seen(status.poll(), pair)
+                self._tell_waiting(state, event)
+                state, actions = self._next(state, event)
 
     def _check_known(self, state: Progress) -> None:
         places, old = self._places, self._pair.old.shard_set
@@ -451,6 +459,13 @@ class Rolling:
         compare(old, new, files, self._sentences[:4])  # connections, and the first look-ups
         self._clients = old, new, files
         return self._clients
+
+    def _tell_waiting(self, state: Progress, event: Seen) -> None:
+        """Names the servers that keep it waiting, once that is longer than usual."""
+        missing = event.missing(state)
+        if missing and missing != self._waited and self._clock() - state.since >= TELL_S:
+            self._waited = missing
+            self._tell(f"still waiting for {shown(missing)}")
 
     def _tell_stage(self, state: Progress) -> None:
         rules = self._rules

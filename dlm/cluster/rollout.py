@@ -145,11 +145,25 @@ class Seen:
     lacking  shard set -> servers that should hold it and do not, or do not answer
     holding  shard set -> servers that hold it
     busy     shard sets that may have been asked since the last look
+    silent   servers that do not answer while another of their shard does
     """
 
     lacking: Mapping[str, tuple[str, ...]]
     holding: Mapping[str, tuple[str, ...]]
     busy: frozenset[str]
+    silent: frozenset[str] = frozenset()
+
+    def missing(self, state: Progress) -> tuple[str, ...]:
+        """The servers that a stage waits for. To go back need not wait for a lost one: clients do
+        not ask it, and it loads the whole list when it starts."""
+        if state.stage is Phase.LOAD:
+            return self.lacking.get(state.new, ())
+        if state.stage is Phase.RELOAD:
+            lacking = self.lacking.get(state.old, ())
+            return tuple(one for one in lacking if one not in self.silent)
+        if state.stage is Phase.UNLOAD:
+            return self.holding.get(state.old, ())
+        return self.holding.get(state.new, ()) if state.stage is Phase.CLEAR else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +272,19 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         return _compared(state, event.found, rules, now)
     passed = now - state.since
     if state.stage is Phase.LOAD:
-        lacking = event.lacking.get(state.new, ())
+        lacking = event.missing(state)
         if not lacking:
             return _enter(state, Phase.COMPARE, rules, now)
         if passed >= rules.load_within:
-            late = _shown(lacking)
+            late = shown(lacking)
             why = f"after {rules.load_within:g} s, {late} did not hold the new set; see its log"
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
-        lacking = event.lacking.get(state.old, ())
+        lacking = event.missing(state)
         if not lacking:
             return _enter(state, Phase.RETREAT, rules, now)
         if passed >= rules.load_within:
-            late = _shown(lacking)
+            late = shown(lacking)
             why = f"after {rules.load_within:g} s, {late} did not hold the old set; see its log"
             return replace(state, stage=Phase.ENDED), (End(why),)
     elif state.stage is Phase.SHARE and not state.comparing:
@@ -288,12 +302,12 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
     elif state.stage in (Phase.UNLOAD, Phase.CLEAR):
         is_undo = state.stage is Phase.CLEAR
         leaving, stays = (state.new, state.old) if is_undo else (state.old, state.new)
-        holding = event.holding.get(leaving, ())
+        holding = event.missing(state)
         ended = replace(state, stage=Phase.ENDED)
         if not holding:
             return ended, (TellClients(stays, None), End(state.failure, is_undo))
         if passed >= rules.load_within:
-            late = _shown(holding)
+            late = shown(holding)
             why = f"after {rules.load_within:g} s, {late} still held {leaving}; see its log"
             return ended, (End(state.failure or why, is_undo),)
     return state, ()
@@ -340,7 +354,7 @@ def _enter(state: Progress, stage: Phase, rules: Rules, now: float) -> tuple[Pro
     return state, (TellServers((new,)),)
 
 
-def _shown(addresses: tuple[str, ...]) -> str:
+def shown(addresses: tuple[str, ...]) -> str:
     more = len(addresses) - ADDRESSES_SHOWN
-    shown = ", ".join(addresses[:ADDRESSES_SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown
+    first = ", ".join(addresses[:ADDRESSES_SHOWN])
+    return f"{first} and {more} more" if more > 0 else first
