@@ -350,7 +350,7 @@ class Rolling:
         self._tell, self._pause, self._clock = tell, pause, clock
         self._sentences = list(sentences)
         self._clients: tuple[Client, Client, Client | None] | None = None
-        self._stack = ExitStack()
+        self._stack, self._asking = ExitStack(), ExitStack()  # the second of the clients
         self._waited: tuple[str, ...] = ()
         self.last: Comparison | None = None
         self.ended: End | None = None
@@ -366,6 +366,7 @@ class Rolling:
         with self._stack:
             status = ClusterStatus(toml.servers(), connect, CENSUS_S, model=None)
             self._stack.callback(status.close)
+            self._stack.enter_context(self._asking)
             state, actions = resumed(
                 pair.old.shard_set, pair.new.shard_set, toml.rollout(), rules, self._clock()
             )
@@ -394,6 +395,9 @@ class Rolling:
         after, actions = step(state, event, self._rules, self._clock())
         if after.stage is not state.stage:
             self._tell_stage(after)
+        if after.stage not in (Phase.COMPARE, Phase.SHARE):
+            self._asking.close()  # before a model goes away under them
+            self._clients = None
         return after, actions
 
     def _carry_out(self, state: Progress, actions: Actions) -> Progress:
@@ -448,12 +452,12 @@ class Rolling:
         cluster, pair = self._places.cluster, self._pair
         config = ClientConfig(deadline_s=5.0, **asdict(self._given))
         old, new = (
-            self._stack.enter_context(Client.connect(cluster, config, model=one.shard_set))
+            self._asking.enter_context(Client.connect(cluster, config, model=one.shard_set))
             for one in (pair.old, pair.new)
         )
         files, folder = None, self._places.folders.get(pair.new.shard_set)
         if folder is not None and all((folder / one.name).is_file() for one in pair.new.files):
-            files = self._stack.enter_context(Client.local(folder, verify=False))
+            files = self._asking.enter_context(Client.local(folder, verify=False))
         if not self._sentences:
             self._sentences = sample(old)
         compare(old, new, files, self._sentences[:4])  # connections, and the first look-ups

@@ -42,7 +42,7 @@ class Rollout:
     @property
     def text(self) -> str:
         return (
-            f"roll-out: {100 * self.share:g} % of new utterances get model {self.model[:12]}, "
+            f"roll-out: {100 * self.share:g} % of new utterances get shard set {self.model[:12]}, "
             f"which replaces {self.replaces[:12]}"
         )
 
