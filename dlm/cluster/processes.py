@@ -48,6 +48,25 @@ class Server:
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
+    def beside(self, shard: int, ready: Path) -> Server:
+        """Starts a server of another shard with the same options, at a free port; returns it once
+        it is ready.
+
+        Args    ready  its file, for as long as it serves
+        Raises  ShardDown, ConfigError  it did not start; its message is on standard error
+        """
+        command = list(self.command)
+        changes = (("--shard", str(shard)), ("--ready-file", os.fspath(ready)), ("--port", "0"))
+        for name, value in changes:
+            command[command.index(name) + 1] = value
+        process = _start(command)
+        try:
+            (endpoint,) = _wait_ready([process], [ready], 1)
+        except BaseException:
+            stop([process])
+            raise
+        return Server(process, replace(endpoint, shard=shard), command)
+
     def by_hand(self) -> str:
         """The command line that starts another in its place, for a user to type."""
         options = list(self.command)
@@ -166,29 +185,6 @@ def _wait_ready(
         port = json.loads(path.read_text())["port"]
         endpoints.append(Endpoint(f"127.0.0.1:{port}", index % shards, process.pid))
     return endpoints
-
-
-def start_beside(server: Server, shard: int, ready: Path) -> Server:
-    """Starts a server of another shard with the same options, at a free port; returns it once it is
-    ready.
-
-    Args    ready  its file, for as long as it serves
-    Raises  ShardDown, ConfigError  it did not start; its message is on standard error
-    """
-    command = list(server.command)
-    for name, value in (
-        ("--shard", str(shard)),
-        ("--ready-file", os.fspath(ready)),
-        ("--port", "0"),
-    ):
-        command[command.index(name) + 1] = value
-    process = _start(command)
-    try:
-        (endpoint,) = _wait_ready([process], [ready], 1)
-    except BaseException:
-        stop([process])
-        raise
-    return Server(process, replace(endpoint, shard=shard), command)
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.client.config.cluster_file import ClusterToml, replace_servers
-from dlm.cluster.processes import Server, start_beside, stop
+from dlm.cluster.processes import Server, stop
 from dlm.errors import DlmError
 from dlm.index.layout import read_manifest
 from dlm.server.parent import command_of_child
@@ -121,7 +121,7 @@ class Moves:
         write_sets(self._sets, [*read_sets(self._sets), self._new])
         for number, _ in enumerate([one for one in own.servers if one.endpoint.shard == 0]):
             ready = own.cluster.with_name(f"server-{added}-{number}.json")
-            self._more.append(start_beside(own.servers[0], added, ready))
+            self._more.append(own.servers[0].beside(added, ready))
         self._list([*own.servers, *self._more])
         self._roll_out(self._new)
 
