@@ -19,7 +19,7 @@ from pathlib import Path
 
 WIDTH, ROW, TOP = 96, 19, 46  # characters of the terminal; pixels per line, above the first
 CHARACTER = 8.2  # pixels
-HOLD_S = 5.0  # the end stays this long, and then it starts again
+HOLD_S = 3.0  # the end stays this long, and then it starts again
 
 STYLE = """
   .screen { fill: #10171f; }
