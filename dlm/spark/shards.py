@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-# N-grams of a partition: about 250 bytes each while an order is joined.
-PARTITION_NGRAMS = 1 << 21
+# N-grams of a partition: some 600 bytes each while an order is joined.
+PARTITION_NGRAMS = 1 << 20
 
 
 def build_shard_set(
