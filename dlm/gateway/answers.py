@@ -138,6 +138,13 @@ class LanguageModel:
         )
         if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
             raise _malformed("a scale or an acoustic score is not finite; expected numbers")
+        given = (
+            request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
+            request.lm_scale if request.HasField("lm_scale") else 1.0,
+            request.word_penalty,
+        )
+        if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
+            raise _malformed("a scale or an acoustic score is not finite; expected numbers")
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
