@@ -41,7 +41,7 @@ class Traffic:
             local_hits=local_hits,
             fallbacks=fallbacks,
             calls=total[_NUMBERS:first],
-            call_s=SECONDS,
+            within_s=SECONDS,
             shards=total[first : first + min(shards, MAX_SHARDS)],
         )
 

@@ -56,7 +56,7 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.WRONG_SHARD_SET: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.WRONG_SHARD: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.SLOT_NOT_OWNED: grpc.StatusCode.FAILED_PRECONDITION,
-    Reason.PHRASES_UNKNOWN: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.PHRASES_UNKNOWN: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,

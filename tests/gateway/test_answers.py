@@ -166,7 +166,7 @@ def test_the_shard_asked_for_each_word_is_said(
     assert dict(enumerate(traffic.shards)) == dict(client.sent_to)
     assert traffic.queries == gateway.running.metrics.queries
     assert 0 < traffic.local_hits < traffic.queries
-    assert sum(traffic.calls) > 0 and len(traffic.calls) == len(traffic.call_s) + 1
+    assert sum(traffic.calls) > 0 and len(traffic.calls) == len(traffic.within_s) + 1
 
 
 def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:

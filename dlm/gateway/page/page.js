@@ -120,8 +120,8 @@ function showTraffic(traffic) {
   const mean = sent.reduce((sum, count) => sum + count, 0) / sent.length;
   const cards = [
     ["queries per second", looks.length > 1 ? shown(queries / seconds) : "–"],
-    ["p50 of a call", within(each("calls"), traffic.callS, 0.5)],
-    ["p99 of a call", within(each("calls"), traffic.callS, 0.99)],
+    ["p50 of a call", within(each("calls"), traffic.withinS, 0.5)],
+    ["p99 of a call", within(each("calls"), traffic.withinS, 0.99)],
     ["local hits", share(since("localHits"))],
     ["fallback", share(since("fallbacks"))],
     ["balance", mean ? (Math.max(...sent) / mean).toFixed(2) : "–"],

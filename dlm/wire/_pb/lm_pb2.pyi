@@ -219,20 +219,20 @@ class ModelsReply(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., servers: _Optional[_Iterable[_Union[ShardServer, _Mapping]]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("queries", "local_hits", "fallbacks", "calls", "call_s", "shards")
+    __slots__ = ("queries", "local_hits", "fallbacks", "calls", "within_s", "shards")
     QUERIES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_HITS_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
-    CALL_S_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     queries: int
     local_hits: int
     fallbacks: int
     calls: _containers.RepeatedScalarFieldContainer[int]
-    call_s: _containers.RepeatedScalarFieldContainer[float]
+    within_s: _containers.RepeatedScalarFieldContainer[float]
     shards: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, queries: _Optional[int] = ..., local_hits: _Optional[int] = ..., fallbacks: _Optional[int] = ..., calls: _Optional[_Iterable[int]] = ..., call_s: _Optional[_Iterable[float]] = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, queries: _Optional[int] = ..., local_hits: _Optional[int] = ..., fallbacks: _Optional[int] = ..., calls: _Optional[_Iterable[int]] = ..., within_s: _Optional[_Iterable[float]] = ..., shards: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("model", "shard_set", "kind", "order", "counts", "vocabulary_size", "bos_id", "eos_id", "begin_state", "null_state")
