@@ -54,8 +54,8 @@ class Checkpoint:
         found = differences(self.settings, canonical(settings))
         if found:
             raise ConfigError(
-                f"{self.path} is of a run with other settings: {'; '.join(found)}. Go on with the "
-                "old settings, or start a new run in another folder"
+                f"{self.path} belongs to a run with other settings: {'; '.join(found)}. Go on with "
+                "the old settings, or start a new run in another folder"
             )
 
 
@@ -170,7 +170,7 @@ def parse(content: bytes, path: Path) -> Checkpoint:
             f"{path} is cut off: {len(content):,} bytes, not even its header is whole"
         )
     if hashlib.sha256(text).digest() != content[len(MAGIC) + 8 : start]:
-        raise FormatError(f"{path} is damaged: its header does not have its checksum")
+        raise FormatError(f"{path} is damaged: its header does not match its checksum")
     body = content[start + length :]
     try:
         header: dict[str, Any] = json.loads(text)

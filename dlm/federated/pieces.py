@@ -114,7 +114,7 @@ class Inventory:
             found = cls(model, Provenance.none("not said yet"))
         except FormatError as exc:
             raise FormatError(
-                f"{path}: {exc} (names in .model are for wordpieces from dlm pieces; give a list "
+                f"{path}: {exc} (a file named .model holds wordpieces from dlm pieces; give a list "
                 "of words another name)"
             ) from exc
         record = read_record(path, model, digest_name=PIECES_DIGEST, kind="wordpieces")

@@ -294,7 +294,7 @@ def _check_changes(release: ReleaseConfig, mechanism: DiscreteNoise) -> None:
     if missing:
         raise PrivacyError(
             f"{why} at the start of rounds {missing[:5]}, where {mechanism.name} continues with "
-            "noise made for another; use gaussian, or tree-restart with restarts at these rounds"
+            "noise made for another clip norm; use gaussian, or tree-restart with restarts there"
         )
 
 

@@ -323,7 +323,7 @@ def _check(m: Manifest) -> None:
         raise ValueError(f"{m.vocabulary_size} words; ids have 32 bits")
     sizes = [count + blanks for count, blanks in zip(m.counts, m.blanks, strict=True)]
     if max(sizes) > MAX_NGRAMS:
-        raise ValueError(f"{max(sizes)} n-grams of one order; there are {MAX_NGRAMS} at most")
+        raise ValueError(f"{max(sizes)} n-grams of one order; at most {MAX_NGRAMS} can be stored")
     for order, (prefixes, ngrams) in enumerate(pairwise(sizes), 2):
         if ngrams > prefixes * m.vocabulary_size:
             raise ValueError(

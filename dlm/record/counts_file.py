@@ -103,6 +103,6 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
     except UnicodeDecodeError as exc:
         raise FormatError(f"{path} is not UTF-8: {exc}") from exc
     if not words:
-        raise FormatError(f"{path} is empty; it must hold a word, a tab and a count a line")
+        raise FormatError(f"{path} is empty; expected a word, a tab and a count per line")
     provenance = read_record(path, content, digest_name=DIGEST, kind="counts")
     return WordCounts(tuple(words), np.array(values), provenance)

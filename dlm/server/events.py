@@ -23,7 +23,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         "Another step: it drains, or the warm-up failed (`cause`).", _STEP
     ),
     "server.drained": DeclaredEvent(
-        "Nothing is in flight any more, or the time for it has passed.", ("state", *_STEP[3:])
+        "No message is in flight any more, or the time to finish them has passed.",
+        ("state", *_STEP[3:]),
     ),
     "server.stop": DeclaredEvent("A second signal ends it at once.", ("state", *_STEP[3:])),
     "server.drain.timed_out": DeclaredEvent(

@@ -30,7 +30,7 @@ class Event(Enum):
     WARMED = "the warm-up has ended"
     FAILED = "the warm-up has failed"
     STOP = "a signal asked it to stop"
-    DRAINED = "nothing is in flight any more, or the time for it has passed"
+    DRAINED = "no message is in flight any more, or the time to finish them has passed"
 
 
 class Action(Enum):

@@ -102,7 +102,7 @@ def _counts(path: Path) -> tuple[int, ...]:
     """N-grams of a file by order, from its header; it is opened again for the rest."""
     if path.exists() and not path.is_dir() and not is_reopenable(path):
         raise ConfigError(
-            f"{path} is not a regular file, but a model is opened twice; write it to a file first"
+            f"{path} is not a regular file; dlm reads a model twice, so write it to a file first"
         )
     with open_ngrams(path) as reader:
         return tuple(reader.counts)
