@@ -17,8 +17,10 @@ from dlm.client import AsyncClient, States
 from dlm.client.deliver.counts import Stats
 from dlm.errors import ConfigError
 from dlm.gateway.answers import SERVICE
-from dlm.wire._pb import lm_pb2 as pb
+from dlm.gateway.calls import CALLS
 from dlm.wire.status import error_from_rpc
+
+ExtendRequest, ExtendReply, _ = CALLS["Extend"]
 
 
 class GatewayClient:
@@ -30,8 +32,8 @@ class GatewayClient:
         self._channel = grpc.aio.insecure_channel(address, options)
         self._extend = self._channel.unary_unary(
             f"/{SERVICE}/Extend",
-            request_serializer=pb.ExtendRequest.SerializeToString,
-            response_deserializer=pb.ExtendReply.FromString,
+            request_serializer=ExtendRequest.SerializeToString,
+            response_deserializer=ExtendReply.FromString,
         )
         self._stats = Stats()
         self.metrics = CollectorRegistry()
@@ -60,7 +62,7 @@ class GatewayClient:
     async def extend(self, states: States, words: Any) -> Any:
         """A step of a decoder."""
         ids = np.asarray(words)
-        request = pb.ExtendRequest(
+        request = ExtendRequest(
             states=states.to_bytes(), word_ids=ids.ravel().tolist(), own_words=ids.ndim == 2
         )
         try:
