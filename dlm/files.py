@@ -115,6 +115,11 @@ def locked(
         unlock(handle)
 
 
+def editing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Holds the lock under which one process at a time reads a file and replaces it."""
+    return locked(path.with_name(f".{path.name}.edit"), remove=True, needs_locks=False)
+
+
 # The locks of the cache entries that this process uses; forked children have them too.
 _claims: dict[Path, int] = {}
 
@@ -279,6 +284,7 @@ class Replacement:
         self.path = path
         self._beside: Path | None = None
         self._done = False
+        keep_owner = keep_owner and path.exists()
         if path.exists() and not path.is_file():
             self.file: IO[bytes] = path.open("wb", buffering=buffering)
             return
@@ -290,7 +296,7 @@ class Replacement:
         self._beside, descriptor = _beside(path, make)
         try:
             if keep_owner:
-                _take_owner(descriptor, path, mode)
+                _take_owner(descriptor, path)
             # By its name, which is then what `file.name` says.
             self.file = open(  # noqa: SIM115 - an opener; closed by commit and discard
                 self._beside, "wb", buffering, opener=lambda *_: descriptor
@@ -336,13 +342,10 @@ class Replacement:
                 self.file.close()
 
 
-def _take_owner(descriptor: int, path: Path, mode: int) -> None:
-    if path.exists():
-        found = path.stat()
-        os.fchown(descriptor, found.st_uid, found.st_gid)
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-    else:
-        os.fchmod(descriptor, mode)
+def _take_owner(descriptor: int, path: Path) -> None:
+    found = path.stat()
+    os.fchown(descriptor, found.st_uid, found.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 
 @contextlib.contextmanager

@@ -111,6 +111,10 @@ def test_modes_are_those_that_are_asked_for(tmp_path: Path) -> None:
     with replacing(secret, mode=0o600, keep_owner=True) as file:
         assert stat.S_IMODE(Path(file.name).stat().st_mode) == 0o640
     assert stat.S_IMODE(secret.stat().st_mode) == 0o640
+    for name, keeps in (("one", False), ("two", True)):
+        write_whole(tmp_path / name, b"", keep_owner=keeps)
+    one, two = ((tmp_path / name).stat().st_mode for name in ("one", "two"))
+    assert one == two
     with scratch_folder(tmp_path, "work") as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 

@@ -195,6 +195,8 @@ def read_sets(path: Path) -> list[Path]:
     require_file(path)
     try:
         text = path.read_text(encoding="utf-8")
+        if "\0" in text:  # as some file systems leave after a crash; no path has one
+            raise OSError("it has zero bytes")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(
             f"{path} cannot be read: {exc}; expected the folders of shard sets, one per line"
@@ -219,10 +221,10 @@ def read_sets(path: Path) -> list[Path]:
 
 def write_sets(path: Path, folders: Sequence[Path], replaced: Sequence[Path] = ()) -> None:
     """Replaces the list: these folders, by their whole paths, the default first; `replaced` stay
-    as comments, for whoever goes back to them."""
+    as comments, for whoever goes back to them. Owner, mode and a symbolic link stay."""
     lines = [f"{folder.absolute()}\n" for folder in folders]
     lines += [f"{REPLACED}{folder.absolute()}\n" for folder in replaced]
-    write_whole(path, "".join(lines).encode())
+    write_whole(path.resolve(), "".join(lines).encode(), keep_owner=True)
 
 
 def replaced_sets(path: Path) -> list[Path]:
@@ -332,7 +334,7 @@ class ListedSets:
             copies = self._config.workers if self._config.huge_pages else 1
             if new:
                 check_memory(new, self._index, copies, self._available)
-        except DlmError as exc:
+        except (DlmError, OSError) as exc:
             self._watch.applied()  # not read again until it changes
             self._carry_out(*_reject(self.state, str(exc)))
             return

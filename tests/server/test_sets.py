@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from cluster import WAIT_S, children, until
 from dlm.errors import ConfigError
 from dlm.files import write_whole
-from dlm.index.layout import read_manifest
+from dlm.index.layout import MANIFEST, read_manifest
 from dlm.server.config import ServerConfig
 from dlm.server.sets import (
     CheckSets,
@@ -29,6 +30,7 @@ from dlm.server.sets import (
     SetsState,
     Tell,
     check_memory,
+    listed,
     read_sets,
     step,
     write_sets,
@@ -107,9 +109,9 @@ def test_a_list_that_changes_during_the_check_is_checked_anew_and_not_during_the
 # ------------------------------------------------------------------------------------ the list
 
 
-@pytest.mark.parametrize("text", ["", "# none\n", "a", "a\na\n", "a\n" * 65])
+@pytest.mark.parametrize("text", ["", "# none\n", "a", "a\na\n", "a\n" * 65, "a\0b\n"])
 def test_a_list_of_another_form_is_rejected(tmp_path, text):
-    """Empty, half-written, twice the same, too long."""
+    """Empty, half-written, twice the same, too long, with zero bytes."""
     (tmp_path / "sets").write_text(text)
     with pytest.raises(ConfigError, match="sets"):
         read_sets(tmp_path / "sets")
@@ -119,6 +121,22 @@ def test_folders_are_relative_to_the_list(tmp_path):
     """A comment and an empty line are no folder."""
     (tmp_path / "sets").write_text("# models\n\n new \n/srv/old\n")
     assert read_sets(tmp_path / "sets") == [tmp_path / "new", Path("/srv/old")]
+
+
+def test_a_list_that_is_replaced_keeps_its_owner_its_mode_and_a_link_to_it(tmp_path):
+    """Whoever writes it, with whatever umask: its servers must still read it."""
+    path, link = tmp_path / "sets", tmp_path / "link"
+    path.write_text("a\n")
+    path.chmod(0o644)
+    link.symlink_to(path)
+    before = os.umask(0o077)
+    try:
+        write_sets(link, [tmp_path / "new"])
+    finally:
+        os.umask(before)
+    assert link.is_symlink()
+    assert read_sets(path) == [tmp_path / "new"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 def test_two_models_must_fit_in_memory(sharded):
@@ -155,6 +173,19 @@ def test_servers_of_a_machine_load_one_after_another(tmp_path, sharded, other):
     until(lambda: first.look() or first.state.told == 1)
     for one in (first, second):
         one.close()
+
+
+def test_a_folder_on_a_disk_that_fails_is_rejected(tmp_path, sharded):
+    """Its manifest can be opened and not read; the server lives on."""
+    path, bad = tmp_path / "sets", tmp_path / "bad"
+    write_sets(path, [sharded.directory])
+    following = ListedSets(ServerConfig(sets=str(path)), 0, lambda folders: None)
+    bad.mkdir()
+    (bad / MANIFEST).symlink_to("/proc/self/mem")  # an input/output error at its first byte
+    write_sets(path, [sharded.directory, bad])
+    until(lambda: following.look() or following.state.rejected)
+    assert following.state.serving == listed([sharded.directory], 0)
+    following.close()
 
 
 def test_a_server_that_waited_long_for_its_turn_loads(tmp_path):

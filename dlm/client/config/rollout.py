@@ -14,7 +14,7 @@ import xxhash
 
 from dlm.config import nearest
 from dlm.errors import ConfigError
-from dlm.files import locked, write_whole
+from dlm.files import editing, write_whole
 
 # The settings of [rollout], which `dlm rollout` writes, and what they mean.
 ROLLOUT_KEYS = {
@@ -108,8 +108,9 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
 
 def edit(path: Path, change: Callable[[str], str]) -> str:
     """Replaces a cluster.toml by what `change` makes of its text, one process at a time; returns
-    the text."""
-    with locked(path.with_name(f".{path.name}.edit")):
+    the text. Owner, mode and a symbolic link stay."""
+    path = path.resolve()
+    with editing(path):
         before = path.read_text(encoding="utf-8")
         after = change(before)
         if after != before:
