@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from dlm.errors import ConfigError, DlmError
+from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.memory_options import MemoryOptions
 from dlm.server.admission import Clock
@@ -310,7 +310,7 @@ class ShardServer:
                     loaded[one.shard_set] = await asyncio.to_thread(self._load, one)
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
-        except (DlmError, OSError) as exc:
+        except Exception as exc:  # noqa: BLE001 - without a report the supervisor waits for ever
             for service in loaded.values():
                 service.close()
             sets.report(str(exc) or repr(exc))

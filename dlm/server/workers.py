@@ -340,6 +340,8 @@ class Supervisor:
             end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._selector.close()
+            if self._sets is not None:
+                self._sets.turn.leave()
             metrics = self._metrics
             if worker.index is None:
                 assert metrics is not None
@@ -380,7 +382,6 @@ class Supervisor:
     def _told(self, worker: int, pipe: int) -> ToldSets | None:
         if self._sets is None:
             return None
-        self._sets.turn.leave()
         number, _ = self._sets.state.of(worker)
         return ToldSets(self._sets.told, worker, number, lambda said: say(pipe, {"sets": said}))
 

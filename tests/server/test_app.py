@@ -22,6 +22,8 @@ from dlm.server.opening import open_shard, warm_up_messages
 from dlm.server.process import Process
 from dlm.server.ready import Notice
 from dlm.server.service import ShardService
+from dlm.server.sets import ToldSets
+from dlm.server.trouble import SharedText
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
@@ -57,6 +59,37 @@ def test_a_worker_beats_from_its_event_loop_until_it_ends(sharded, monkeypatch):
 
     assert asyncio.run(main()) == 0
     assert states == {"WARMING", "READY", "DRAINING"}
+
+
+def test_a_set_that_a_worker_cannot_load_is_reported_whatever_the_reason(
+    sharded, other, monkeypatch
+):
+    """Else its supervisor would wait for ever, and so would each later list."""
+
+    def load(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
+    monkeypatch.setattr(ShardServer, "_load", load)
+    told, said = SharedText(), []
+    listed = [[str(one.directory), one.manifest.shard_set] for one in (sharded, other)]
+    told.write(json.dumps({"number": 1, "workers": 1, "sets": listed}))
+
+    async def main() -> int:
+        server = ShardServer(
+            ServerConfig(),
+            [Shard.open(sharded.directory, 0)],
+            process=Process(sets=ToldSets(told, 0, 0, said.append)),
+        )
+        running = asyncio.create_task(server.run())
+        async with asyncio.timeout(WAIT_S):
+            while not said:
+                await asyncio.sleep(0.001)
+        server.post(Event.STOP)
+        return await running
+
+    assert asyncio.run(main()) == 0
+    assert said == [{"number": 1, "error": "no room"}]
 
 
 def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):

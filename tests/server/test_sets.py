@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -312,4 +313,22 @@ def test_a_worker_that_is_replaced_serves_the_list_of_the_others(sharded, other,
             fresh.close()
 
     until(answers, server.process)
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_process_that_shows_metrics_keeps_no_turn(sharded, other, listing):
+    """One that is started while its server has the turn: others load once that is over."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server, caller, write = listing(metrics_port=port)
+    worker, shows = children(server.process.pid)
+    os.kill(worker, signal.SIGSTOP)
+    write(sharded.directory, other.directory)
+    until(lambda: server.errors.count("sets.checking") == 1, server.process)
+    os.kill(shows, signal.SIGKILL)
+    until(lambda: server.errors.count("exposition.started") == 2, server.process)
+    os.kill(worker, signal.SIGCONT)
+    until(lambda: len(held(caller)) == 2, server.process)
+    until(lambda: "dlm.server.turn/load" not in Path("/proc/net/unix").read_text())
     assert server.stop() == 0
