@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -54,8 +55,10 @@ def token(
     """
     from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
+    from dlm.files import editing
     from dlm.server.tokens import (
         EXPIRES,
+        MAX_TOKENS,
         MODELS,
         is_name,
         parse_expiry,
@@ -83,17 +86,23 @@ def token(
         )
     check_writes("--token-file", token_file)
     check_writes("--tokens", tokens)
-    present = b""
-    if tokens is not None and tokens.exists():
-        read_tokens(tokens)  # do not extend a file that servers would reject
-        present = read_secret(tokens)
     new = new_token()
     line = " ".join([f"{name}:{digest(new.encode()).hex()}", *options]) + "\n"
-    # The client's file first: if it cannot be written, the servers' file gains no unusable token.
-    if token_file is not None:
-        _write(token_file, f"{new}\n".encode())
-    if tokens is not None:
-        _write(tokens, present + line.encode())
+    with nullcontext() if tokens is None else editing(tokens.resolve()):
+        present = b""
+        if tokens is not None and tokens.exists():
+            # Do not extend a file that servers reject, nor to one that they would.
+            if len(read_tokens(tokens).names) == MAX_TOKENS:
+                raise ConfigError(
+                    f"{tokens} has {MAX_TOKENS} tokens, the most that servers take; remove lines "
+                    "of clients that are gone"
+                )
+            present = read_secret(tokens)
+        # The client's file first: if it cannot be written, the servers' gains no unusable token.
+        if token_file is not None:
+            _write(token_file, f"{new}\n".encode())
+        if tokens is not None:
+            _write(tokens, present + line.encode())
     if as_json:
         print_json(
             {

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import forked
 from cli.conftest import Run
-from cluster import CommandServer
+from cluster import WAIT_S, CommandServer, command
 from dlm.cli.main import app
 from dlm.client.config.cluster_file import ClusterToml
-from dlm.server.tokens import read_tokens
+from dlm.server.tokens import MAX_TOKENS, read_tokens
 from dlm.wire.secret import digest
 
 
@@ -49,6 +50,33 @@ def test_files_are_made_for_their_owner_alone_and_the_servers_grows(
     again = run("token", "bob", *mine)
     assert (again.returncode, b"exists" in again.stderr) == (1, True)
     assert read_tokens(tokens) == found
+
+
+def test_tokens_that_are_made_at_once_are_all_added(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """By several programs to one file; nothing else is left beside it."""
+    names = [f"decoder-{number}" for number in range(6)]
+    line = ("--tokens", tmp_path / "tokens", "--token-file")
+    made = [
+        forked.Popen(command("token", name, *line, tmp_path / name), env=environ) for name in names
+    ]
+    assert [one.wait(WAIT_S) for one in made] == [0] * len(names)
+    assert sorted(read_tokens(tmp_path / "tokens").names) == names
+    assert sorted(one.name for one in tmp_path.iterdir()) == [*names, "tokens"]
+
+
+def test_a_file_with_as_many_tokens_as_servers_take_is_not_extended(
+    run: Run, tmp_path: Path
+) -> None:
+    """Servers would not start with one more."""
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    text = "".join(f"a:{number:064x}\n" for number in range(MAX_TOKENS))
+    tokens.write_text(text)
+    done = run("token", "b", "--tokens", tokens)
+    assert (done.returncode, tokens.read_text()) == (1, text)
+    assert str(MAX_TOKENS) in done.stderr.decode()
 
 
 def test_a_full_disk_is_told_with_the_file_that_was_not_written(tmp_path: Path) -> None:
