@@ -211,6 +211,16 @@ def test_an_undo_does_not_wait_for_a_server_that_is_lost():
     assert step(state, seen_, RULES, 2.0)[0].stage is Phase.LOAD
 
 
+def test_an_undo_that_cannot_load_the_old_set_again_is_not_one():
+    """Clients stay on the new one; the failure names the server."""
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
+    state, _ = step(state, Undo(), RULES, 1.0)
+    lacking = Seen({OLD: ("host:1",)}, {}, frozenset())
+    _, (end,) = step(state, lacking, RULES, 1.0 + RULES.load_within)
+    assert not end.undone
+    assert "host:1" in end.failure
+
+
 # -------------------------------------------------------------------------- cluster.toml
 
 
@@ -254,6 +264,16 @@ def test_a_server_that_only_one_set_needs_is_not_waited_for():
     assert found.holding[OLD] == ("host:0", "host:1")
 
 
+@pytest.mark.parametrize(("shards", "spared"), [(1, {"host:9"}), (2, set())])
+def test_a_lost_server_without_a_shard_in_cluster_toml_is_spared_if_no_shard_lacks_one(
+    shards, spared
+):
+    """It may be a server of any shard."""
+    pair = Pair(*(SimpleNamespace(shard_set=one, shards=shards) for one in (OLD, NEW)))
+    rows = Row("host:0", 0, "ready", shard_set=OLD[:ID_DIGITS]), Row("host:9", None)
+    assert seen(ClusterSnapshot(rows, (), ()), pair).silent == spared
+
+
 def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Path):
     """From the list; without it, the command says so and does not wait for the servers."""
     old, new = (
@@ -272,6 +292,10 @@ def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Pat
         pair.old.shard_set: old.directory,
         pair.new.shard_set: new.directory,
     }
+    other = build(random_model(seed=9, order=2, words=5, per_order=5), tmp_path / "9", 1)
+    write_sets(sets, [other.directory])
+    with pytest.raises(ConfigError, match="another list"):
+        places_of(cluster, sets, pair, new.directory)
     write_sets(sets, [new.directory])
     before = cluster.read_text()
     places = places_of(cluster, sets, pair, None)

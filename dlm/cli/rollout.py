@@ -100,7 +100,7 @@ def rollout(
         places_of,
     )
     from dlm.config import resolve
-    from dlm.errors import ConfigError
+    from dlm.errors import ConfigError, DlmError
     from dlm.index.layout import read_manifest
     from dlm.server.sets import sets_file_of
 
@@ -144,10 +144,10 @@ def rollout(
         rolling = Rolling(pair, places, rules, given, tell, sentences=lines)
         try:
             ended = rolling.run(undo=undo)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DlmError, OSError):
             tell("stopped where it was; the same command goes on, and --undo goes back")
             raise
-    stays = pair.old if undo or ended.undone else pair.new
+    stays = pair.old if ended.undone else pair.new
     if as_json:
         compared = None if rolling.last is None else asdict(rolling.last)
         print_json(

@@ -86,7 +86,8 @@ class Pair:
 @contextmanager
 def only_one(cluster: Path) -> Iterator[None]:
     """Raises `ConfigError` if another roll-out of this cluster runs."""
-    file = cluster.with_name(f".{cluster.name}.rollout")
+    real = cluster.resolve()
+    file = real.with_name(f".{real.name}.rollout")
     running = ConfigError(
         f"another dlm rollout of {cluster} runs; wait for it, or stop it and go on with the same "
         "command"
@@ -239,12 +240,19 @@ def places_of(cluster: Path, sets: Path | None, pair: Pair, folder: Path | None)
     for left in replaced_sets(sets):  # servers were told to unload them
         if (left / MANIFEST).is_file():
             folders.setdefault(read_manifest(left).shard_set, left)
-    for listed in read_sets(sets):
-        name = read_manifest(listed).shard_set
+    listed = read_sets(sets)
+    for one in listed:
+        name = read_manifest(one).shard_set
         if name in (pair.old.shard_set, pair.new.shard_set):
-            folders.setdefault(name, listed)
+            folders.setdefault(name, one)
         else:
-            others.append(listed)
+            others.append(one)
+    if len(others) == len(listed):
+        raise ConfigError(
+            f"{sets} lists neither shard set {pair.old.shard_set}, which is served, nor "
+            f"{pair.new.shard_set}: the servers of this cluster follow another list, or the folder "
+            "that they serve was replaced. Give the list that they follow (--sets FILE)"
+        )
     return RolloutPlaces(cluster, sets, folders, others)
 
 
@@ -324,6 +332,8 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
             busy.add(name)
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
+    if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
+        answering.add(None)  # a silent server of which cluster.toml gives no shard
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
     return Seen(lacking, holding, frozenset(busy), frozenset(spared))
 
@@ -411,14 +421,9 @@ class Rolling:
                 state = self._carry_out(state, more)
             else:
                 self.ended = action
-                self._forget_replaced()
+                if action.failure and not state.failure:  # else told with the stage
+                    self._tell(action.failure)
         return state
-
-    def _forget_replaced(self) -> None:
-        """The list without comments, once it is over."""
-        places = self._places
-        if places.sets is not None and replaced_sets(places.sets):
-            write_sets(places.sets, read_sets(places.sets))
 
     def _tell_servers(self, told: TellServers) -> None:
         places = self._places
@@ -433,9 +438,12 @@ class Rolling:
             self._tell(f"  {line}")
 
     def _tell_clients(self, told: TellClients) -> None:
-        edit(self._places.cluster, lambda text: edited(text, told.model, told.rollout))
-        if self._places.sets is None:
-            self._tell(f"copy {self._places.cluster} to the clients' hosts")
+        places = self._places
+        edit(places.cluster, lambda text: edited(text, told.model, told.rollout))
+        if told.rollout is None and places.sets is not None and replaced_sets(places.sets):
+            write_sets(places.sets, read_sets(places.sets))  # without comments: it is over
+        if places.sets is None:
+            self._tell(f"copy {places.cluster} to the clients' hosts")
 
     def _compare(self) -> Comparison:
         old, new, files = self._clients or self._connect()

@@ -16,8 +16,11 @@ import pytest
 import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
 from dlm.client import Client, ClientConfig
+from dlm.client.config.rollout import Rollout, edited
 from dlm.errors import DlmError
 from dlm.files import locked, write_whole
+from dlm.index.layout import read_manifest
+from dlm.server.sets import read_sets, replaced_sets, write_sets
 from models import random_model
 
 QUICK = ("--watch-for", 1, "--idle", 2, "--longest", 20)
@@ -65,6 +68,47 @@ def test_what_cannot_be_rolled_out_is_refused_and_nothing_changes(
     assert done.returncode == 1
     assert said in done.stderr.decode()
     assert content(cluster.parent) == before
+
+
+@pytest.fixture
+def two(run, cluster, folder, tmp_path) -> tuple[Path, Path, Path]:
+    """The folders of the set that is served and of another one, and a cluster.toml to change."""
+    old, new, mine = folder / "shards", tmp_path / "new", tmp_path / "cluster.toml"
+    done = run("shard", folder / "other.arpa", "--shards", 2, "--output", new)
+    assert done.returncode == 0, done.stderr
+    mine.write_text(cluster.read_text())
+    return old, new, mine
+
+
+def test_a_list_that_cannot_be_replaced_stays_and_the_command_can_go_on(run, two, tmp_path) -> None:
+    """A full disk, or here: a name to which nothing can be added."""
+    old, new, mine = two
+    sets = tmp_path / ("s" * 250)
+    text = f"{old}\n"
+    sets.write_text(text)
+    done = run("rollout", new, "--cluster", mine, "--sets", sets, "--other-words")
+    assert done.returncode == 1
+    assert "goes on" in done.stdout.decode()
+    assert sets.read_text() == text
+    assert "rollout" in mine.read_text()
+
+
+@pytest.mark.slow
+def test_servers_that_keep_the_old_set_are_named_and_an_undo_stays_possible(
+    run, two, tmp_path
+) -> None:
+    """They follow another list. Theirs still says where the old set lies."""
+    old, new, mine = two
+    before, after = (read_manifest(one).shard_set for one in (old, new))
+    mine.write_text(edited(mine.read_text(), before, Rollout(after, before, 1.0)))
+    sets = tmp_path / "sets"
+    write_sets(sets, [new, old])
+    quick = ("--idle", 1, "--longest", 1, "--load-within", 1, "--other-words")
+    done = run("rollout", new, "--cluster", mine, "--sets", sets, *quick)
+    assert done.returncode == 1
+    assert "still held" in done.stdout.decode()
+    assert read_sets(sets) == [new]
+    assert replaced_sets(sets) == [old]
 
 
 @dataclass
