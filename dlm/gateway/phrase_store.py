@@ -1,4 +1,8 @@
-"""Phrases that callers sent, kept by their id for their later calls; nothing logs one."""
+"""Phrases that callers sent, kept by their id for their later calls; nothing logs one.
+
+Whoever guesses a list has its id, and must not learn whether another client sent it: each token
+finds its own lists only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 
 from dlm.client import Phrases
 from dlm.server.refusals import Refusal
+from dlm.server.security import token_name
 from dlm.wire.status import Reason
 
 
@@ -19,7 +24,8 @@ class PhraseStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, tuple[Phrases, int]] = OrderedDict()  # the last used is last
+        # By the name of the token, and id; the last used is last.
+        self._kept: OrderedDict[tuple[str, str], tuple[Phrases, int]] = OrderedDict()
         self.bytes = 0
 
     async def of(self, request: Any, vocabulary_size: int) -> Phrases | None:
@@ -45,18 +51,20 @@ class PhraseStore:
         return found
 
     def _known(self, digest: str) -> Phrases:
-        if digest not in self._kept:
+        key = token_name(), digest
+        if key not in self._kept:
             raise Refusal(
                 Reason.PHRASES_UNKNOWN,
                 "this gateway does not know, or no longer knows, the phrases of this id; send the "
                 "phrases in place of their id",
             )
-        self._kept.move_to_end(digest)
-        return self._kept[digest][0]
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
 
     def _keep(self, phrases: Phrases, size: int) -> None:
-        _, before = self._kept.pop(phrases.digest, (None, 0))
-        self._kept[phrases.digest] = phrases, size
+        key = token_name(), phrases.digest
+        _, before = self._kept.pop(key, (None, 0))
+        self._kept[key] = phrases, size
         self.bytes += size - before
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             self.bytes -= self._kept.popitem(last=False)[1][1]

@@ -118,6 +118,11 @@ def caller() -> ClientUsage | None:
     return _caller.get()
 
 
+def token_name() -> str:
+    """The name of the token of the current call; "" without."""
+    return _bearer.get().name or ""
+
+
 def models_named() -> tuple[str, ...]:
     """The models that the token of the current call may ask for, by the first digits of their ids
     or their shard sets'; () for all."""

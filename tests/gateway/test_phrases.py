@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,19 @@ def test_the_memory_for_phrases_is_bounded() -> None:
         assert not await knows(large) and store.bytes < 10_000
 
     asyncio.run(fill())
+
+
+def test_a_client_finds_its_own_phrases_only(opening: Any, tokens: Path) -> None:
+    """An id can be guessed with its list, and would tell that another client sent that."""
+    with ThreadGateway(opening, tokens=str(tokens)) as gateway:
+        for door in DOORS:
+            alice, bob = (Caller(gateway, door, name * 32) for name in "ab")
+            sent = message({f"strangelove {door}": 1.0})
+            known = pb.Phrases(id=alice("Extend", word_ids=[3], phrases=sent).phrases_id)
+            with pytest.raises(Refused) as refused:
+                bob("Extend", word_ids=[3], phrases=known)
+            assert refused.value.reason == "PHRASES_UNKNOWN"
+            bob("Extend", word_ids=[3], phrases=sent)
+            for caller in (alice, bob):
+                assert caller("Extend", word_ids=[3], phrases=known).bonuses
+                caller.close()
