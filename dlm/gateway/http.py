@@ -3,19 +3,22 @@
 A call is the unary form of the Connect protocol: POST /dlm.v1.LanguageModel/METHOD with
 `application/json` (or `application/proto`), its deadline in `Connect-Timeout-Ms`; an error is
 {"code", "message", "reason"} with the status of its code. h11 reads and writes HTTP; this file says
-how much and how long. No path leads to a file, and no page of another origin may read an answer.
+how much and how long. No path leads to a file, and no page of another origin may read an answer,
+nor of one whose name was made to lead here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import h11
 from google.protobuf import json_format
@@ -24,6 +27,7 @@ from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.gateway.metrics import GatewayMetrics
 from dlm.logs import EventLog
+from dlm.server.config import is_loopback
 from dlm.server.refusals import LOAD_REASONS, Refusal, parse
 from dlm.server.security import Guard
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
@@ -79,6 +83,12 @@ class HttpDoor:
     ) -> None:
         self._calls, self._guard, self._metrics = calls, guard, metrics
         self._pages = pages
+        config = calls.config
+        # A page of another site may give its own name the address of this machine, and then reads
+        # what it gets from that name.
+        self._only_own_names = is_loopback(config.host) and not (
+            config.tokens or config.tls_cert or config.insecure
+        )
         self._idle: dict[asyncio.Task[Any], None] = {}  # those between requests, oldest first
         self._open: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
@@ -132,6 +142,15 @@ class HttpDoor:
     ) -> Answer:
         """The answer to a request whose body `body()` reads; `held` is closed once it is
         written."""
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
+        fields = dict(headers)
+        if self._only_own_names and not _is_own_name(fields.get("host", "")):
+            return _plain_error(
+                403,
+                "permission_denied",
+                "this gateway takes calls from this machine alone, without tokens; expected its "
+                "address or localhost in the header Host. Let a proxy send that, or use --tokens",
+            )
         path = request.target.split(b"?", 1)[0].decode("latin-1")
         if request.method in (b"GET", b"HEAD"):
             page = self._pages.get(path)
@@ -142,8 +161,6 @@ class HttpDoor:
             return _plain_error(404, "unimplemented", f"unknown path; expected POST to {known}")
         if request.method != b"POST":
             return _plain_error(405, "unimplemented", "expected the method POST")
-        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
-        fields = dict(headers)
         kind = fields.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, PROTO):
             return _plain_error(415, "invalid_argument", f"expected Content-Type: {JSON}")
@@ -235,8 +252,12 @@ class _Connection:
                     soon = loop.time() + HEAD_S
                     if (when := limit.when()) is None or when > soon:
                         limit.reschedule(soon)
-                if isinstance(event, h11.Request) and event.http_version not in VERSIONS:
-                    raise h11.RemoteProtocolError("another version", error_status_hint=505)
+                if isinstance(event, h11.Request):
+                    if event.http_version not in VERSIONS:
+                        raise h11.RemoteProtocolError("another version", error_status_hint=505)
+                    # What stands in between may go by the other one, and see another next request.
+                    if {b"content-length", b"transfer-encoding"} <= {k for k, _ in event.headers}:
+                        raise h11.RemoteProtocolError("two lengths")
         except h11.RemoteProtocolError as exc:
             status = exc.error_status_hint
             await self._write(
@@ -311,6 +332,16 @@ class _Connection:
                 for _ in range(LINGER_READS):
                     if not await self._reader.read(READ_BYTES):
                         return
+
+
+def _is_own_name(host: str) -> bool:
+    """Whether a header Host has an address, or the name that every machine gives itself; a caller
+    by HTTP/1.0 may leave it out, a browser never does."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in ("", "localhost") or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _timeout_s(value: str | None) -> float | None:

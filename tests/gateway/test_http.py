@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cluster import WAIT_S, until
 from gateway.gateways import Caller, ThreadGateway
 
 SCORE = "/dlm.v1.LanguageModel/Score"
+HEAD = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 MOST = 4096  # bytes of a request
 BODY = b'{"sentences": ["a b"]}'
 
@@ -42,10 +44,15 @@ class Raw:
         return self
 
     def request(
-        self, body: bytes = BODY, *headers: str, target: str = SCORE, method: str = "POST"
+        self,
+        body: bytes = BODY,
+        *headers: str,
+        target: str = SCORE,
+        method: str = "POST",
+        host: str = "localhost",
     ) -> Raw:
         """Sends a request with a body of JSON."""
-        head = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        head = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
         if not any(one.lower().startswith("content-type") for one in headers):
             head.append("Content-Type: application/json")
         return self.send("\r\n".join([*head, *headers, "", ""]).encode() + body)
@@ -107,8 +114,7 @@ def test_a_connection_takes_request_after_request(connect: Any) -> None:
     values = np.array(score["log10Probs"], np.float32)
     assert score["log10Prob"] == float(values.sum(dtype=np.float64))
     assert [str(value) for value in values] == [str(np.float32(v)) for v in score["log10Probs"]]
-    slow = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % SCORE.encode()
-    for byte in slow + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY:
+    for byte in HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY:
         raw.send(bytes([byte]))
     assert raw.reply()[2] == first
 
@@ -147,6 +153,35 @@ def test_only_known_paths_are_answered(
     assert status == 200 or json.loads(body)["message"]
 
 
+@pytest.mark.promise("gateway_bounds")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("elsewhere.example:8080", 403),
+        ("localhost.elsewhere.example", 403),
+        ("[::1", 403),
+        ("localhost:8080", 200),
+        ("[::1]:8080", 200),
+        ("192.0.2.1", 200),
+    ],
+)
+def test_a_name_that_another_site_gave_this_machine_is_not_answered(
+    connect: Any, host: str, status: int
+) -> None:
+    """A page of that site would read the answer."""
+    assert connect().request(host=host).reply()[0] == status
+    assert connect().request(b"", target="/", method="GET", host=host).reply()[0] == status
+
+
+def test_any_name_is_answered_where_callers_need_a_token(opening: Any, tokens: Path) -> None:
+    """Which a page of another site lacks; or where every machine may ask."""
+    for config, status in ({"tokens": str(tokens)}, 401), ({"insecure": True}, 200):
+        with ThreadGateway(opening, **config) as gateway:
+            raw = Raw(gateway)
+            assert raw.request(host="gateway.example").reply()[0] == status
+            raw.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -175,17 +210,16 @@ def test_what_is_no_request_is_refused(connect: Any, body: bytes) -> None:
 def test_a_large_body_is_refused_unread(connect: Any) -> None:
     """One that says so, one that does not, and one that waits to be asked for it."""
     raw = connect()
-    head = f"POST {SCORE} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    raw.send(head.encode() + b"Content-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n")
+    raw.send(HEAD + b"Content-Length: 1000000000\r\nExpect: 100-continue\r\n\r\n")
     status, headers, body = raw.reply()
     assert (status, headers["connection"]) == (400, "close")
     assert json.loads(body)["reason"] == "TOO_MANY_QUERIES"
     chunked = connect()
-    chunked.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+    chunked.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     chunked.send((b"1000\r\n" + b" " * 0x1000 + b"\r\n") * 3)
     assert chunked.reply()[0] == 400
     asked = connect()
-    asked.send(head.encode() + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BODY))
+    asked.send(HEAD + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BODY))
     assert asked.reply()[0] == 100
     assert asked.send(BODY).reply()[0] == 200
 
@@ -198,6 +232,7 @@ def test_a_large_body_is_refused_unread(connect: Any) -> None:
         b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000,
         b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
         b"GET /\r\n\r\n",
+        HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 def test_what_is_not_http_ends_its_connection(connect: Any, data: bytes) -> None:
@@ -217,8 +252,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
     monkeypatch.setattr("dlm.gateway.http.HEAD_S", 0.05)
     monkeypatch.setattr("dlm.gateway.http.BODY_S", 0.05)
     silent, slow = connect(), connect().send(b"GET / HTTP/1.1\r\n")
-    head = f"POST {SCORE} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-    body = connect().send(head.encode() + b"Content-Length: 9\r\n\r\n{")
+    body = connect().send(HEAD + b"Content-Length: 9\r\n\r\n{")
     assert all(one.is_closed() for one in (silent, slow, body))
 
 
@@ -259,8 +293,7 @@ def test_the_longest_idle_connection_makes_room(connect: Any, gateway: ThreadGat
 def test_random_requests_are_answered_or_refused(connect: Any, gateway: ThreadGateway) -> None:
     """Bits of a good request changed, in the body and in the head; then a good one."""
     rng = np.random.default_rng(5)
-    good = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % SCORE.encode()
-    good += b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    good = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     for _ in range(200):
         data = bytearray(good)
         for at in rng.integers(0, len(data), 3):
