@@ -138,13 +138,6 @@ class LanguageModel:
         )
         if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
             raise _malformed("a scale or an acoustic score is not finite; expected numbers")
-        given = (
-            request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
-            request.lm_scale if request.HasField("lm_scale") else 1.0,
-            request.word_penalty,
-        )
-        if not all(map(math.isfinite, [*given, *(one.acoustic for one in request.hypotheses)])):
-            raise _malformed("a scale or an acoustic score is not finite; expected numbers")
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
@@ -178,19 +171,21 @@ class LanguageModel:
             shard_set=info.shard_set,
             kind=info.kind,
             order=utterance.order,
-            counts=self.client.manifest.counts,
+            counts=utterance.manifest.counts,
             vocabulary_size=utterance.vocabulary_size,
             bos_id=words.begin_id,
             eos_id=words.end_id,
             begin_state=begin,
             null_state=null,
         )
-        self._traffic.write(self._metrics, self.client)
-        reply.traffic.CopyFrom(self._traffic.traffic.reply(self.client.manifest.shards))
         try:
             servers = self.client.cascade.servers
         except ConfigError:  # no heartbeats: a shard set in this process, or switched off
             servers = ()
+        # Of the cluster, which may not have answered yet; looking for it would block the loop.
+        shards = max((one.shard + 1 for one in servers), default=utterance.manifest.shards)
+        self._traffic.write(self._metrics, self.client)
+        reply.traffic.CopyFrom(self._traffic.traffic.reply(shards))
         for one in servers:
             delay_ms = 1000 * one.delay_s if one.delay_s is not None else 0.0
             reply.servers.add(

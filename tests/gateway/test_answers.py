@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from client.questions import random_sentences
-from cluster import ModelFiles
-from dlm.client import AsyncClient, Client
+from cluster import ModelFiles, build, free_ports
+from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
+from models import random_model
 
 every_door = pytest.mark.parametrize("door", DOORS)
 
@@ -234,3 +236,18 @@ def test_a_call_without_time_is_late(callers: dict[str, Caller]) -> None:
     with pytest.raises(Refused) as refused:
         callers["json"]("Score", timeout_s=-1.0, sentences=["a"])
     assert (refused.value.reason, refused.value.status) == ("MALFORMED", 400)
+
+
+def test_a_gateway_without_any_server_describes_its_local_fallback(tmp_path: Path) -> None:
+    """Its order and counts, not those of a model that no server has named yet."""
+    small = build(random_model(8, order=2, words=20, per_order=50), tmp_path / "small", 1)
+    config = ClientConfig(
+        cache_dir=tmp_path / "cache", heartbeats=True, local_fallback=small.directory
+    )
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with ThreadGateway(lambda: AsyncClient.connect(addresses, config)) as gateway:
+        caller = Caller(gateway, "json")
+        (model,) = caller("Models").models
+        caller.close()
+    described = model.kind, model.model, model.order, tuple(model.counts)
+    assert described == ("local_fallback", small.manifest.model, 2, small.manifest.counts)

@@ -52,6 +52,7 @@ from dlm.errors import (
     QueryError,
     StaleShardSet,
 )
+from dlm.index.layout import Manifest
 from dlm.index.search.local import LocalModel
 from dlm.kenlm.model import KenlmFile
 from dlm.ngram.query import FULL, LOCAL_FALLBACK, Answers
@@ -191,7 +192,7 @@ class BaseUtterance:
 
     def _pin(self, inputs: Inputs) -> None:
         self._inputs = inputs
-        self.order = inputs.snapshot.topology.manifest.order
+        self.order = self.manifest.order
         self.vocabulary_size = inputs.vocabulary_size
         self.model_info = inputs.model_info
 
@@ -208,6 +209,11 @@ class BaseUtterance:
     def local_model(self) -> LocalModel | KenlmFile | None:
         """The model, if it is in this process; None if servers hold it."""
         return self._core.local_model
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the shard set that answers, which is the local fallback's while servers fail."""
+        return self._inputs.snapshot.topology.manifest
 
     @property
     def low_orders(self) -> LowGrams:
