@@ -8,7 +8,6 @@ import signal
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -251,23 +250,32 @@ class Gateway:
 
     def _context(self) -> ssl.SSLContext | None:
         """TLS of the door by HTTP, from the files of the other; read again when they change."""
-        config = self.config
-        if not config.tls_cert:
+        if not self.config.tls_cert:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load(context)
-        if config.tls_client_ca:
-            context.verify_mode = ssl.CERT_REQUIRED
-        self._credentials.on_certificates = partial(self._load, context)
-        return context
+        first = self._load()
+        newest = [first]
 
-    def _load(self, context: ssl.SSLContext) -> None:
+        # A context forgets no authority, so each change makes a new one, for the next handshakes.
+        def choose(connection: ssl.SSLObject, *_: object) -> None:
+            connection.context = newest[0]
+
+        def change() -> None:
+            newest[0] = self._load()
+
+        first.sni_callback = choose
+        self._credentials.on_certificates = change
+        return first
+
+    def _load(self) -> ssl.SSLContext:
         config = self.config
         read_certificates(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(config.tls_cert, config.tls_key)
         if config.tls_client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(config.tls_client_ca)
+        return context
 
     def _show(self) -> HttpServer | None:
         config = self.config

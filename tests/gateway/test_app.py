@@ -202,6 +202,33 @@ def test_tls_is_the_same_by_both_doors(opening: Any, tmp_path: Path) -> None:
         until(lambda: all(ssl.get_server_certificate(door) != before[0] for door in doors))
 
 
+def test_an_authority_of_callers_that_was_replaced_is_forgotten(
+    opening: Any, tmp_path: Path
+) -> None:
+    """By HTTP, as by gRPC: certificates that it signed no longer let anyone in."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    trusted = tmp_path / "callers.pem"
+    trusted.write_bytes(old.ca.read_bytes())
+    pair = old.server
+
+    def is_let_in(authority: Authority) -> bool:
+        context = ssl.create_default_context(cafile=str(old.ca))
+        context.load_cert_chain(authority.client.cert, authority.client.key)
+        try:
+            with urllib.request.urlopen(address, context=context) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    files = {"tls_cert": str(pair.cert), "tls_key": str(pair.key), "tls_client_ca": str(trusted)}
+    with ThreadGateway(opening, **files) as gateway:
+        address = f"https://localhost:{gateway.running.http_port}/openapi.json"
+        assert is_let_in(old) and not is_let_in(new)
+        trusted.write_bytes(new.ca.read_bytes())
+        until(lambda: is_let_in(new))
+        assert not is_let_in(old)
+
+
 def test_a_call_is_a_span_of_its_caller(opening: Any) -> None:
     """If the caller sent a sampled context; it has numbers, and no text."""
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
