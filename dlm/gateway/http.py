@@ -16,6 +16,7 @@ import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ JSON, PROTO = "application/json", "application/proto"
 VERSIONS = (b"1.0", b"1.1")
 HEAD_BYTES = 16 << 10
 READ_BYTES = 64 << 10
+LARGE_BYTES = 64 << 10  # of JSON: a larger one is read in a thread, since that may take a second
 HEAD_S = 10.0  # for the head of a request, from its first byte or from connecting
 IDLE_S = 75.0  # between two requests of one connection
 BODY_S = 20.0  # for a body
@@ -190,7 +192,8 @@ class HttpDoor:
             try:
                 if data.lstrip()[:1] != b"{":  # an empty list would pass for an empty object
                     raise ValueError("expected an object, {...}")
-                message = json_format.Parse(data, kind_of(), max_recursion_depth=16)
+                read = partial(json_format.Parse, data, kind_of(), max_recursion_depth=16)
+                message = await asyncio.to_thread(read) if len(data) > LARGE_BYTES else read()
             except (json_format.ParseError, ValueError, RecursionError) as exc:
                 raise Refusal(
                     Reason.MALFORMED,

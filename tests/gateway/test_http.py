@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import json_format
 
 from cluster import WAIT_S, until
+from dlm.gateway.http import LARGE_BYTES
 from gateway.gateways import Caller, ThreadGateway
 
 SCORE = "/dlm.v1.LanguageModel/Score"
@@ -204,6 +206,31 @@ def test_what_is_no_request_is_refused(connect: Any, body: bytes) -> None:
     status, _, answer = raw.request(body).reply()
     assert (status, json.loads(answer)["reason"]) == (400, "MALFORMED")
     assert raw.request().reply()[0] == 200
+
+
+def test_others_are_answered_while_a_large_body_is_read(
+    opening: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON of a mebibyte takes the time of thousands of calls."""
+    begun, answered, parse = threading.Event(), threading.Event(), json_format.Parse
+
+    def slowly(data: bytes, *rest: Any, **more: Any) -> Any:
+        if len(data) > LARGE_BYTES:
+            begun.set()
+            assert answered.wait(WAIT_S)
+        return parse(data, *rest, **more)
+
+    monkeypatch.setattr(json_format, "Parse", slowly)
+    with ThreadGateway(opening) as gateway:
+        slow, quick = Raw(gateway), Raw(gateway)
+        slow.request(b'{"ids": [%s{}]}' % (b"{}," * LARGE_BYTES))
+        assert begun.wait(WAIT_S)
+        assert quick.request().reply()[0] == 200
+        answered.set()
+        status, _, answer = slow.reply()
+        assert (status, json.loads(answer)["reason"]) == (400, "TOO_MANY_QUERIES")
+        slow.close()
+        quick.close()
 
 
 @pytest.mark.promise("gateway_bounds")
