@@ -33,7 +33,6 @@ STAGES = {
     ("server", "decode"): ("bytes to arrays", CODING),
     ("server", "search"): ("check ids, walk the suffix tree", SEARCH),
     ("server", "encode"): ("answers to bytes", CODING),
-    ("server", "write"): ("hand the bytes to gRPC", SENDING),
     ("client", "decode"): ("bytes to arrays, merge, hand out", CODING),
 }
 PAPER_US = {CODING: 60, SENDING: 130, SEARCH: 10}
@@ -68,7 +67,7 @@ def run(setup: Setup) -> Result:
         client_side, server_side, queries = _ask(setup, file, config, port, seconds)
     us = {("client", name): _mean_us(one) for name, one in client_side.items()}
     us |= {("server", name): _mean_us(one) for name, one in server_side.items()}
-    inside = sum(us["server", name] for name in ("queue", "decode", "search", "encode", "write"))
+    inside = sum(us["server", name] for name in ("queue", "decode", "search", "encode"))
     network = max(us["client", "wire"] - inside, 0.0)
     rows: list[Row] = [
         {"stage": f"{side}: {name}", "what": what, "group": group, "us": us[side, name],

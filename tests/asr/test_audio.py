@@ -118,7 +118,7 @@ def write_slow(path: Path) -> None:
         (half("W64"), "1.00 s of the 2.00 s"),
         (half("NIST"), "0.98 s of the 2.00 s"),
         (half("SVX"), "1.00 s of the 2.00 s"),
-        *((half(kind), r"\d s, before") for kind in ("VOC", "MAT4", "OGG")),
+        *((half(kind), r"\d s, without") for kind in ("VOC", "MAT4", "OGG")),
         (write_slow, "1 samples .*4,000"),
         (Path.mkdir, "folder.*pipe"),
         (os.mkfifo, "folder.*pipe"),
