@@ -58,8 +58,9 @@ def _version() -> str:
 def between(values: RDD[Any], partitions: int, stage: Callable[..., Any] | None) -> RDD[Any]:
     """What a stage makes of each partition, a shuffle later: values by the partition they are for.
 
-    Args  stage  (partition, values) -> (partition, value); None: they are that already. The last
-                 partition of its input is the driver's, if `partitions` are no more
+    Args  stage  (partition, values) -> (partition, value); None: the values are such pairs already.
+                 If input and output have as many partitions, the last is for the driver, and is
+                 left out
     """
     if stage is not None:
         before = values.getNumPartitions()

@@ -183,7 +183,7 @@ def test_the_memory_for_phrases_is_bounded() -> None:
 
 
 def test_a_client_finds_its_own_phrases_only(opening: Any, tokens: Path) -> None:
-    """An id can be guessed with its list, and would tell that another client sent that."""
+    """Whoever guesses a list has its id; it must not show that another client sent this list."""
     with ThreadGateway(opening, tokens=str(tokens)) as gateway:
         for door in DOORS:
             alice, bob = (Caller(gateway, door, name * 32) for name in "ab")

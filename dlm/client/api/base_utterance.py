@@ -1,7 +1,8 @@
 """What an utterance's calls do, except waiting.
 
 A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
-caller's thread, `AsyncUtterance` on its event loop.
+caller's thread, `AsyncUtterance` on its event loop. Above 500 lines: all calls stand together, so
+that both classes have the same ones.
 """
 
 from __future__ import annotations
