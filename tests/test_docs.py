@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 import typer
 
-import dlm.client.api.metrics as client_metrics
-import dlm.gateway.metrics as gateway_metrics
-import dlm.server.metrics as server_metrics
 import forked
 from dlm.cli.main import app
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
-from dlm.families import Family
 from dlm.index.making import build_shard_set
 from models import PlainModel
 from parsed import tree_of
@@ -235,27 +231,6 @@ def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -
     for path, name in re.findall(r"`([\w/]+\.py)`[,:] `(\w+)`", text):
         found = [p for p in (ROOT / path, ROOT / "dlm" / path, folder / path) if p.exists()]
         assert name in found[0].read_text(encoding="utf-8"), f"{page}: no {name} in {path}"
-
-
-@pytest.mark.promise("metrics_listed")
-@pytest.mark.parametrize(
-    ("page", "families", "of_all"),
-    [
-        ("dlm/client/README.md", client_metrics.FAMILIES, ()),
-        ("dlm/gateway/README.md", gateway_metrics.FAMILIES, ()),
-        ("dlm/server/README.md", server_metrics.FAMILIES, server_metrics.LABELS),
-    ],
-)
-def test_the_page_lists_every_metric_with_its_labels(
-    page: str, families: dict[str, Family], of_all: tuple[str, ...]
-) -> None:
-    """In its table; buckets (`le`), and labels that all families have, are not repeated there."""
-    table = "".join(re.findall(r"^\| `dlm_.*? \|", read(page), re.M))
-    listed = {
-        name: set(labels.split(",")) - {""}
-        for name, labels in re.findall(r"`(dlm_\w+)(?:\{([\w,]*)\})?`", table)
-    }
-    assert listed == {name: set(one.labels) - {*of_all, "le"} for name, one in families.items()}
 
 
 @pytest.mark.parametrize(

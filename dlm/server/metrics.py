@@ -39,8 +39,12 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_in_flight": Family("Score requests in progress.", LABELS),
     "dlm_server_streams": Family("Open Exchange streams.", LABELS),
     "dlm_server_downloads": Family("Open Download streams.", LABELS),
-    "dlm_server_state": Family("1 for the state the server is in.", (*LABELS, "state")),
-    "dlm_server_shards": Family("Shards in the shard set, on all servers.", LABELS),
+    "dlm_server_state": Family(
+        "1 for the state the server is in: warming, ready or draining.", (*LABELS, "state")
+    ),
+    "dlm_server_shards": Family(
+        "Shards in the shard set, on all servers; each needs a ready server.", LABELS
+    ),
     "dlm_server_memory_bytes": Family(
         "Private memory of the process, without pages shared with other processes.", LABELS
     ),
@@ -48,7 +52,9 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_open_files": Family("Open files and connections of the process.", LABELS),
     "dlm_server_max_files": Family("Limit of open files of the process.", LABELS),
     "dlm_server_not_ready": Family(
-        "1 for each cause that makes the server not ready although it answers.", (*LABELS, "cause")
+        "1 for each cause (open_files, damaged_file) that makes the server not ready although it "
+        "answers.",
+        (*LABELS, "cause"),
     ),
     "dlm_server_sets_rejected": Family(
         "1 while the list of shard sets differs from what is served, since it was rejected.", LABELS

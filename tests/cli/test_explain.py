@@ -29,6 +29,7 @@ def test_a_topic_has_every_setting_with_bounds_default_and_meaning(run: Run) -> 
     assert all(entry["meaning"] for table in tables.values() for entry in table)
 
 
+@pytest.mark.promise("metrics_listed")
 @pytest.mark.parametrize(
     "topic", ["server", "gateway", "rollout", "cluster", "events", "metrics", "errors"]
 )

@@ -26,12 +26,17 @@ from dlm.families import Family, family
 # Every family that a client shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_client_queries_total": Family(
-        "Queries by source of the answer. shard: distinct queries sent; bigram_fallback: the low "
-        "orders only, because no shard answered in time; local_fallback: the client's local model.",
+        "Queries by source of the answer. local: the client's 1- and 2-grams; shard: distinct "
+        "queries sent; duplicate: repeats; bigram_fallback: the low orders only, because no shard "
+        "answered in time; local_fallback: the client's local model.",
         ("answered_by",),
     ),
-    "dlm_client_calls_total": Family("Calls by result.", ("result",)),
-    "dlm_client_messages_total": Family("Messages by result.", ("result",)),
+    "dlm_client_calls_total": Family(
+        "Calls by result: ok, failed, cancelled, or an error: shard_down, deadline_exceeded, "
+        "overloaded, stale_shard_set, protocol_error, authentication_error.",
+        ("result",),
+    ),
+    "dlm_client_messages_total": Family("Messages by result, as for calls.", ("result",)),
     "dlm_client_hedges_total": Family(
         "Late messages sent to a second server too; won: the second server answered first.",
         ("result",),
@@ -39,7 +44,7 @@ FAMILIES: dict[str, Family] = {
     "dlm_client_message_queries": Family("Distinct queries per message.", ("le",)),
     "dlm_client_coalesced_calls": Family("Calls that share a message.", ("le",)),
     "dlm_client_stage_seconds": Family(
-        "Seconds in each stage: plan is measured per call, the others per message.",
+        "Seconds in each stage: plan per call; queue, encode, wire, decode per message.",
         ("stage", "le"),
     ),
     "dlm_client_in_flight": Family("Messages in flight, by shard.", ("shard",)),
