@@ -594,19 +594,15 @@ def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path
 
 
 def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_path: Path) -> None:
-    """As written, beside a cluster.toml; and its table has every name."""
+    """As written, beside a cluster.toml."""
     page = (ROOT / "dlm/asr/README.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, re.S)[0]
-    design = (ROOT / "dlm/asr/DESIGN.md").read_text(encoding="utf-8")
-    table = design.split("## KenLM's names")[1].split("\n## ")[0]
     cluster.write(tmp_path / "cluster.toml")
     environ = {**os.environ, "DLM_CACHE_DIR": str(tmp_path / "cache")}
     done = forked.script(code, cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
     total = sum(prob for prob, _, _ in expected(files, "the man is there", True, True))
     assert float(done.stdout.splitlines()[0]) == total
-    for name in kenlm.__all__:
-        assert name in table or name == "NextStates"
 
 
 def test_the_hook_comes_before_the_package_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
