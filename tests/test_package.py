@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import dlm
+from test_links import links
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +37,17 @@ def test_no_source_file_is_ignored(tmp_path: Path) -> None:
     )
     assert found.stdout == ""
     assert found.returncode == 1, found.stderr  # which says that none is
+
+
+def test_the_package_index_gets_the_readme_without_links_to_files() -> None:
+    """Those would lead nowhere there; their words stay, pictures do not."""
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert links(text)
+    for one in hatch["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(one["pattern"], one["replacement"], text)
+    assert links(text) == []
+    assert "**Decode** with KenLM's API" in text
 
 
 @pytest.mark.parametrize(

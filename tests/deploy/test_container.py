@@ -163,7 +163,7 @@ def test_what_is_copied_is_enough_to_build_the_package() -> None:
     """The files that pyproject.toml names, and the package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     copied = " ".join(w[1] for w in INSTRUCTIONS if w[0] == "COPY").split()
-    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    needed = {"pyproject.toml", "README.md", *project["project"]["license-files"]}
     assert needed | set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(
         copied
     )
