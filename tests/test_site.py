@@ -80,6 +80,8 @@ SEARCHES = {
     "hotwords": "dlm/client/PHRASES",
     "server.sets.rejected": "reference/events",
     "transcribe": "reference/commands",
+    "SIGBUS": "troubleshooting",
+    "hedging": "glossary",
 }
 
 
