@@ -31,6 +31,9 @@ logger = EventLog(__name__)
 
 REPLACED = "# replaced: "  # before a folder
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
+# Of the longest list: paths of 4,096 bytes, each of them six in JSON. Only what is used is memory.
+TOLD_BYTES = MAX_SHARD_SETS * (6 * 4096 + 100)
+LONGEST_ERROR = 600  # characters, each of six bytes in JSON: a pipe takes 4,096 bytes, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +314,7 @@ class ListedSets:
         self._watch = FileWatcher([self._path])
         self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
         self.state = SetsState(listed(self.folders, index))
-        self.told, self.rejected = SharedText(1 << 16), SharedText()
+        self.told, self.rejected = SharedText(TOLD_BYTES), SharedText()
         self.turn = turn or Turn()
         self._child: Child | None = None
 
@@ -384,7 +387,7 @@ class ListedSets:
                 logger.info("server.sets.checking", extra={"sets": len(new)})
                 self._begin_check(new)
             elif isinstance(action, Tell):
-                self.told.write(_text(action))
+                self.told.write(as_text(action))
             elif action.error:
                 logger.error("server.sets.rejected", extra={"error": action.error})
             else:
@@ -392,7 +395,8 @@ class ListedSets:
                 logger.info("server.sets.loaded", extra={"shard_sets": names})
 
 
-def _text(told: Tell) -> str:
+def as_text(told: Tell) -> str:
+    """For `ToldSets`, which reads it in the workers' processes."""
     sets = [[one.folder, one.shard_set] for one in told.sets]
     return json.dumps({"number": told.number, "workers": told.workers, "sets": sets})
 
@@ -403,16 +407,22 @@ def _text(told: Tell) -> str:
 class ToldSets:
     """What a worker is told to serve; in the worker's process.
 
-    Args  number  of the list that it began with;  say  reports to the supervisor
+    Args  number  of the list that it began with
+          say     reports to the supervisor; false if that reads nothing now
     """
 
     def __init__(
-        self, told: SharedText, worker: int, number: int, say: Callable[[dict[str, object]], None]
+        self, told: SharedText, worker: int, number: int, say: Callable[[dict[str, object]], bool]
     ) -> None:
         self._told, self._worker, self.number, self._say = told, worker, number, say
+        self._unsaid: dict[str, object] | None = None
 
     def due(self) -> Sets | None:
-        """Another list that this worker is to serve now; each is returned once."""
+        """Another list that this worker is to serve now; each is returned once.
+
+        Also repeats a report that could not be sent: the supervisor waits for it.
+        """
+        self._send()
         text = self._told.read()
         if not text:
             return None
@@ -423,4 +433,11 @@ class ToldSets:
         return tuple(Listed(folder, name) for folder, name in content["sets"])
 
     def report(self, error: str = "") -> None:
-        self._say({"number": self.number, **({"error": error} if error else {})})
+        self._unsaid = {"number": self.number}
+        if error:
+            self._unsaid["error"] = error[:LONGEST_ERROR]
+        self._send()
+
+    def _send(self) -> None:
+        if self._unsaid is not None and self._say(self._unsaid):
+            self._unsaid = None

@@ -104,11 +104,11 @@ class SharedText:
         self._memory = mmap.mmap(-1, size)
 
     def write(self, text: str) -> None:
-        data = text.encode()[: len(self._memory) - 2]
-        self._memory[:2] = b"\0\0"  # a reader meanwhile finds nothing rather than half
-        self._memory[2 : 2 + len(data)] = data
-        self._memory[:2] = len(data).to_bytes(2, "little")
+        data = text.encode()[: len(self._memory) - 4]
+        self._memory[:4] = bytes(4)  # a reader meanwhile finds nothing rather than half
+        self._memory[4 : 4 + len(data)] = data
+        self._memory[:4] = len(data).to_bytes(4, "little")
 
     def read(self) -> str:
-        length = int.from_bytes(self._memory[:2], "little")
-        return self._memory[2 : 2 + length].decode(errors="replace")
+        length = int.from_bytes(self._memory[:4], "little")
+        return self._memory[4 : 4 + length].decode(errors="replace")

@@ -79,7 +79,7 @@ def test_a_set_that_a_worker_cannot_load_is_reported_whatever_the_reason(
         server = ShardServer(
             ServerConfig(),
             [Shard.open(sharded.directory, 0)],
-            process=Process(sets=ToldSets(told, 0, 0, said.append)),
+            process=Process(sets=ToldSets(told, 0, 0, lambda one: said.append(one) is None)),
         )
         running = asyncio.create_task(server.run())
         async with asyncio.timeout(WAIT_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,9 @@ from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.index.layout import MANIFEST, read_manifest
 from dlm.server.config import ServerConfig
+from dlm.server.pipe import say
 from dlm.server.sets import (
+    TOLD_BYTES,
     CheckSets,
     Ended,
     ListChanged,
@@ -30,14 +33,18 @@ from dlm.server.sets import (
     SetsChecked,
     SetsState,
     Tell,
+    ToldSets,
+    as_text,
     check_memory,
     listed,
     read_sets,
     step,
     write_sets,
 )
+from dlm.server.trouble import SharedText
 from dlm.server.turn import TURN_S, Turn
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.status import Reason
 from server.calls import Caller, Stream, outcome
 
@@ -97,6 +104,31 @@ def test_files_that_are_damaged_are_given_to_no_worker():
     state, done = run(START, ListChanged((A, B)), Loaded(0, 0), Ended(1), SetsChecked("damaged"))
     assert done == [CheckSets((A, B)), Report((A,), "damaged")]
     assert state == replace(START, rejected="damaged")
+
+
+def test_a_worker_is_told_the_longest_list_there_is():
+    """As many sets as a server may hold, with the longest paths."""
+    every = tuple(Listed("\x01" * 4096, "0" * 32) for _ in range(MAX_SHARD_SETS))
+    told = SharedText(TOLD_BYTES)
+    told.write(as_text(Tell(every, 1, 1)))
+    assert ToldSets(told, 0, 0, lambda said: True).due() == every
+
+
+def test_a_report_that_a_full_pipe_did_not_take_is_sent_again():
+    """Else its supervisor, which read nothing for an hour, would wait for it for ever."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    while say(writer, {"beat": 1}):
+        pass
+    sets = ToldSets(SharedText(), 0, 7, lambda said: say(writer, {"sets": said}))
+    sets.report("\x01" * 9000)
+    assert b"sets" not in os.read(reader, 1 << 20)
+    assert sets.due() is None
+    assert sets.due() is None
+    (line,) = os.read(reader, 1 << 20).splitlines()
+    assert json.loads(line)["sets"]["number"] == 7
+    for one in (reader, writer):
+        os.close(one)
 
 
 def test_a_list_that_changes_during_the_check_is_checked_anew_and_not_during_the_loading():
