@@ -201,14 +201,33 @@ def test_an_undo_while_the_old_set_is_unloaded_loads_it_first():
 
 def test_an_undo_does_not_wait_for_a_server_that_is_lost():
     """Another of its shard answers; a roll-out waits for all."""
-    lacking, silent = {OLD: ("host:1",), NEW: ("host:1",)}, frozenset({"host:1"})
-    seen_ = Seen(lacking, {}, frozenset(), silent)
+    lacking, spared = {OLD: ("host:1",), NEW: ("host:1",)}, frozenset({"host:1"})
+    seen_ = Seen(lacking, {}, frozenset(), spared=spared)
     state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
     state, _ = step(state, Undo(), RULES, 1.0)
-    assert step(state, replace(seen_, silent=frozenset()), RULES, 2.0)[0].stage is Phase.RELOAD
+    assert step(state, replace(seen_, spared=frozenset()), RULES, 2.0)[0].stage is Phase.RELOAD
     assert step(state, seen_, RULES, 2.0)[0].stage is Phase.RETREAT
     state, _ = resumed(OLD, NEW, None, RULES, 0.0)
     assert step(state, seen_, RULES, 2.0)[0].stage is Phase.LOAD
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_servers_that_did_not_answer_are_named_at_the_end(undo: bool):
+    """They may still hold the set: nothing says that they have unloaded it. Also of a server of
+    which one worker is silent."""
+    rows = (
+        *(Row("host:0", 0, "ready", shard_set=one[:ID_DIGITS]) for one in (OLD, NEW)),
+        Row("host:1", 1, "ready", shard_set=OLD[:ID_DIGITS], error="1 of 2 workers answered"),
+        Row("host:2", 0, error="no answer"),
+    )
+    pair = Pair(*(SimpleNamespace(shard_set=one, shards=2) for one in (OLD, NEW)))
+    found = replace(seen(ClusterSnapshot(rows, (), ()), pair), holding={})
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 0.0 if undo else 1.0), RULES, 0.0)
+    if undo:
+        state, _ = step(state, Undo(), RULES, 1.0)
+    for now in (100.0, 101.0):
+        state, actions = step(state, found, RULES, now)
+    assert actions[-1] == End(undone=undo, silent=("host:1", "host:2"))
 
 
 def test_an_undo_that_cannot_load_the_old_set_again_is_not_one():
@@ -271,7 +290,7 @@ def test_a_lost_server_without_a_shard_in_cluster_toml_is_spared_if_no_shard_lac
     """It may be a server of any shard."""
     pair = Pair(*(SimpleNamespace(shard_set=one, shards=shards) for one in (OLD, NEW)))
     rows = Row("host:0", 0, "ready", shard_set=OLD[:ID_DIGITS]), Row("host:9", None)
-    assert seen(ClusterSnapshot(rows, (), ()), pair).silent == spared
+    assert seen(ClusterSnapshot(rows, (), ()), pair).spared == spared
 
 
 def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Path):

@@ -274,10 +274,11 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
             busy.add(name)
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
+    partly = {row.address for row in snapshot.rows if row.error is not None}
     if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
         answering.add(None)  # a silent server of which cluster.toml gives no shard
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
-    return Seen(lacking, holding, frozenset(busy), frozenset(spared))
+    return Seen(lacking, holding, frozenset(busy), tuple(sorted(partly)), frozenset(spared))
 
 
 class Rolling:
@@ -365,6 +366,12 @@ class Rolling:
                 self.ended = action
                 if action.failure and not state.failure:  # else told with the stage
                     self._tell(action.failure)
+                if action.silent:
+                    self._tell(
+                        f"{shown(action.silent)} did not answer: it is not known whether the set "
+                        "is unloaded there. A server reads the list again when it goes on or "
+                        "starts; look at it with dlm status"
+                    )
         return state
 
     def _tell_servers(self, told: TellServers) -> None:

@@ -145,13 +145,15 @@ class Seen:
     lacking  shard set -> servers that should hold it and do not, or do not answer
     holding  shard set -> servers that hold it
     busy     shard sets that may have been asked since the last look
-    silent   servers that do not answer while another of their shard does
+    silent   servers of which a worker does not answer
+    spared   servers that do not answer while another of their shard does
     """
 
     lacking: Mapping[str, tuple[str, ...]]
     holding: Mapping[str, tuple[str, ...]]
     busy: frozenset[str]
-    silent: frozenset[str] = frozenset()
+    silent: tuple[str, ...] = ()
+    spared: frozenset[str] = frozenset()
 
     def missing(self, state: Progress) -> tuple[str, ...]:
         """The servers that a stage waits for. To go back need not wait for a lost one: clients do
@@ -160,7 +162,7 @@ class Seen:
             return self.lacking.get(state.new, ())
         if state.stage is Phase.RELOAD:
             lacking = self.lacking.get(state.old, ())
-            return tuple(one for one in lacking if one not in self.silent)
+            return tuple(one for one in lacking if one not in self.spared)
         if state.stage is Phase.UNLOAD:
             return self.holding.get(state.old, ())
         return self.holding.get(state.new, ()) if state.stage is Phase.CLEAR else ()
@@ -206,10 +208,15 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop. `failure` says why it did not end as the operator wanted; `undone`: on the old set."""
+    """Stop.
+
+    failure  why it did not end as the operator wanted;  undone  on the old set
+    silent   servers that did not answer, and so may still hold the set that was to be unloaded
+    """
 
     failure: str = ""
     undone: bool = False
+    silent: tuple[str, ...] = ()
 
 
 Action: TypeAlias = TellServers | TellClients | Compare | End
@@ -305,7 +312,7 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         holding = event.missing(state)
         ended = replace(state, stage=Phase.ENDED)
         if not holding:
-            return ended, (TellClients(stays, None), End(state.failure, is_undo))
+            return ended, (TellClients(stays, None), End(state.failure, is_undo, event.silent))
         if passed >= rules.load_within:
             late = shown(holding)
             why = f"after {rules.load_within:g} s, {late} still held {leaving}; see its log"
