@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -42,11 +43,14 @@ BOOKS20K = Path(__file__).parents[3] / "dlm" / "data" / "books20k.arpa.zst"
 Usage = namedtuple("Usage", "total used free")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder by name, but the manifest: its provenance says who made the set."""
-    return {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"
-    }
+def contents(folder: Path) -> dict[str, Any]:
+    """Every file of a folder by name; the manifest without its provenance, which says who made the
+    set, and without the checksum over it."""
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found["manifest.json"] = json.loads(found["manifest.json"])
+    for name in ("provenance", "check"):
+        del found["manifest.json"][name]
+    return found
 
 
 def moved(before: Path, after: Path, shards: int, **more: Any) -> tuple[Resharded, SourceSet]:
