@@ -13,7 +13,7 @@ from cluster import build
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.client.config.rollout import Rollout, edited
 from dlm.client.config.security import ClientSecurity
-from dlm.cluster.rolling import Pair, Rolling, places_of, seen
+from dlm.cluster.rolling import Pair, Rolling, find_pair, manifests_of, places_of, seen
 from dlm.cluster.rollout import (
     Compare,
     Compared,
@@ -267,6 +267,22 @@ def test_editing_cluster_toml_leaves_the_rest_as_it_was(tmp_path: Path, text: st
     assert "rollout" not in edited(once, None, None)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'"model" = "{OLD}"\n[[server]]\naddress = "a:1"\n',
+        'rollout = { model = "a", replaces = "b", share = 1 }\n[[server]]\naddress = "a:1"\n',
+        'rollout.share = 1\nrollout.model = "a"\n[[server]]\naddress = "a:1"\n',
+        '[[server]]\naddress = "a:1"\n[ rollout ]\nshare = 1\n',
+        f'token_file = """\n[x]\nmodel = 3"""\nmodel = "{OLD}"\n[[server]]\naddress = "a:1"\n',
+    ],
+)
+def test_a_cluster_toml_of_a_form_that_is_not_edited_is_refused(text: str):
+    """What it says is never lost."""
+    with pytest.raises(ConfigError, match=r"model = \"ID\""):
+        edited(text, NEW, Rollout(NEW, OLD, 0.25))
+
+
 # ------------------------------------------------------------------ servers and their list
 
 
@@ -322,3 +338,27 @@ def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Pat
     with pytest.raises(ConfigError, match="folder of shard set"):
         rolling.run(undo=True)
     assert (cluster.read_text(), read_sets(sets)) == (before, [new.directory])
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_undo_needs_no_server_that_holds_both_sets(tmp_path: Path, told: bool):
+    """Killed once all had unloaded the old one, which the list has as replaced; or before any was
+    told of the new one."""
+    old, new = (
+        build(random_model(seed=seed, order=2, words=5, per_order=5), tmp_path / str(seed), 1)
+        for seed in (7, 8)
+    )
+    cluster, sets = tmp_path / "cluster.toml", tmp_path / "cluster.sets"
+    default, share = (new, 1.0) if told else (old, 0.0)
+    rollout = Rollout(new.manifest.shard_set, old.manifest.shard_set, share)
+    listed = [Endpoint("127.0.0.1:9", 0)]
+    name = default.manifest.shard_set
+    write_cluster_file(cluster, listed, shard_set="", model=name, rollout=rollout)
+    write_sets(sets, [default.directory], [old.directory] if told else [])
+    pair = find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)
+    assert pair.old.text == old.manifest.text
+    assert pair.new.shard_set == new.manifest.shard_set
+    if told:
+        write_sets(sets, [new.directory])
+        with pytest.raises(ConfigError, match="no way back"):
+            find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)

@@ -87,6 +87,7 @@ def rollout(
     from dlm.cli.paths import check_reads
     from dlm.client.config.cluster_file import ClusterToml
     from dlm.client.config.credentials import check_files
+    from dlm.client.config.rollout import edited
     from dlm.client.config.security import ClientSecurity
     from dlm.client.deliver.transport import GrpcConnection
     from dlm.cluster.rolling import (
@@ -95,6 +96,7 @@ def rollout(
         check_pair,
         check_token,
         find_pair,
+        manifests_of,
         models_served,
         only_one,
         places_of,
@@ -129,7 +131,9 @@ def rollout(
         check_files(security)
         connect = partial(GrpcConnection, security=security)
         held, default, named = models_served(toml, connect)
-        pair = find_pair(toml, manifest, held, default, undo=undo)
+        edited(cluster.read_text(encoding="utf-8"), default, toml.rollout())  # or it is refused
+        known = {**manifests_of(sets), **held}
+        pair = find_pair(toml, manifest, known, default, undo=undo)
         check_token(named, pair)
         places = places_of(cluster, sets, pair, new)
         if not undo:

@@ -121,7 +121,8 @@ def find_pair(
 ) -> Pair:
     """The models of the roll-out that cluster.toml describes; else of a new one.
 
-    Args    new  the shard set that is to be rolled out; None to go back
+    Args    new   the shard set that is to be rolled out; None to go back
+            held  the sets that servers hold, or that their list has
     Raises  ConfigError  another roll-out is under way; there is none to undo; the new set is
             served already
     """
@@ -145,17 +146,23 @@ def find_pair(
         )
     found = new or _named(held, under_way.model)
     old = _named(held, under_way.replaces)
-    if found is None or (old is None and undo):
-        missing = under_way.model if found is None else under_way.replaces
+    if undo and old is None:
         raise ConfigError(
-            f"no server holds shard set {missing} any longer; "
-            + (
-                "give the folder that was rolled out, to finish: dlm rollout DIR"
-                if found is not None
-                else "give its folder: dlm rollout DIR --undo"
-            )
+            f"no server holds shard set {under_way.replaces} any longer, and the servers' list "
+            "does not say where it lies, so there is no way back. Finish with the folder of "
+            f"{under_way.model}: dlm rollout DIR"
         )
+    if found is None:  # killed before a server was told of it
+        assert old is not None
+        found = replace(old, shard_set=under_way.model)
     return Pair(old or replace(found, shard_set=under_way.replaces), found)
+
+
+def manifests_of(sets: Path | None) -> dict[str, Manifest]:
+    """Of the servers' list: the sets whose folders it has, also as replaced."""
+    folders = [] if sets is None else [*read_sets(sets), *replaced_sets(sets)]
+    found = [read_manifest(one) for one in folders if (one / MANIFEST).is_file()]
+    return {one.shard_set: one for one in found}
 
 
 def _named(held: Mapping[str, Manifest], beginning: str) -> Manifest | None:

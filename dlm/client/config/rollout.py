@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROLLOUT_KEYS = {
     "replaces": "Likewise of the model that was the default before.",
     "share": "Share of new utterances that get the next model, 0 to 1.",
 }
+CHANGED = ("model", "rollout")
 _TABLE = re.compile(r"\s*\[")
 _MODEL = re.compile(r"\s*model\s*=")
 
@@ -86,7 +88,10 @@ def parse_rollout(path: Path, table: Any, check_model: Callable[[str], object]) 
 
 
 def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
-    """The text of a cluster.toml with this default model and this roll-out; all else stays."""
+    """The text of a cluster.toml with this default model and this roll-out; all else stays.
+
+    Raises  ConfigError  they stand there in another form than `dlm` writes, as in an inline table
+    """
     kept: list[str] = []
     is_top, in_rollout = True, False
     for line in text.splitlines():
@@ -103,7 +108,23 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
         while kept and not kept[-1].strip():
             kept.pop()
         kept += ["", "[rollout]", *values]
-    return "\n".join([*kept[:comments], *head, *kept[comments:]]) + "\n"
+    after = "\n".join([*kept[:comments], *head, *kept[comments:]]) + "\n"
+    wanted = {name: value for name, value in tomllib.loads(text).items() if name not in CHANGED}
+    if model:
+        wanted["model"] = model
+    if rollout is not None:
+        wanted["rollout"] = asdict(rollout)
+    try:
+        is_right = tomllib.loads(after) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
+        raise ConfigError(
+            "cluster.toml has model or rollout in a form that is not edited; expected, before all "
+            'tables, a line model = "ID", and a table that begins with a line [rollout]. '
+            "Write it so, and repeat the command; nothing was changed"
+        )
+    return after
 
 
 def edit(path: Path, change: Callable[[str], str]) -> str:
