@@ -13,7 +13,15 @@ from cluster import build
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.client.config.rollout import Rollout, edited
 from dlm.client.config.security import ClientSecurity
-from dlm.cluster.rolling import Pair, Rolling, find_pair, manifests_of, places_of, seen
+from dlm.cluster.rolling import (
+    Pair,
+    Rolling,
+    check_files_whole,
+    find_pair,
+    manifests_of,
+    places_of,
+    seen,
+)
 from dlm.cluster.rollout import (
     Compare,
     Compared,
@@ -362,3 +370,12 @@ def test_an_undo_needs_no_server_that_holds_both_sets(tmp_path: Path, told: bool
         write_sets(sets, [new.directory])
         with pytest.raises(ConfigError, match="no way back"):
             find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)
+
+
+def test_two_models_that_do_not_fit_in_memory_are_refused(tmp_path: Path):
+    """Before anything is written; with the bytes that are needed."""
+    files = build(random_model(seed=7, order=2, words=5, per_order=5), tmp_path, 1)
+    needed = sum(entry.bytes for entry in files.manifest.files)
+    check_files_whole(files.directory, files.manifest, lambda: needed)
+    with pytest.raises(ConfigError, match="MiB are free"):
+        check_files_whole(files.directory, files.manifest, lambda: needed - 1)

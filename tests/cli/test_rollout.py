@@ -36,6 +36,7 @@ def content(folder: Path) -> tuple[str, str]:
     ("case", "said"),
     [
         ("same", "already"),
+        ("other words", "vocabulary"),
         ("more shards", "shard 2"),
         ("half-copied", "bytes"),
         ("damaged", "manifest.json"),
@@ -48,8 +49,8 @@ def test_what_cannot_be_rolled_out_is_refused_and_nothing_changes(
     run, cluster, folder, other, tmp_path, case, said
 ) -> None:
     """With what to do; before a file is written."""
-    new, more = tmp_path / "new", ["--other-words"]
-    shutil.copytree(other if case == "more shards" else folder / "shards", new)
+    new, more = tmp_path / "new", [] if case == "other words" else ["--other-words"]
+    shutil.copytree(other if case in ("more shards", "other words") else folder / "shards", new)
     if case in ("half-copied", "damaged"):
         shutil.rmtree(new)
         done = run("shard", folder / "other.arpa", "--shards", 2, "--output", new)
