@@ -99,11 +99,11 @@ class Process:
     open_files: OpenFiles = field(default_factory=OpenFiles, compare=False, repr=False)
     damage: SharedText = field(default_factory=SharedText, compare=False, repr=False)
     metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
-    beat: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    beat: Callable[[], object] | None = field(default=None, compare=False, repr=False)
     sets: ToldSets | None = field(default=None, compare=False, repr=False)
     rejected: SharedText = field(default_factory=SharedText, compare=False, repr=False)
     doubts: bool = False
-    checks: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    checks: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     @property
     def shares_port(self) -> bool:

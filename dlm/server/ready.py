@@ -29,7 +29,7 @@ class Ready:
     workers: int = 1
 
 
-OnReady = Callable[[Any], None]
+OnReady = Callable[[Any], object]
 
 
 class Notice:
