@@ -411,7 +411,7 @@ def file_checksum(path: Path) -> str:
     return str(digest.hexdigest())
 
 
-def check_file(path: Path, entry: FileEntry, tick: Callable[[], None] = lambda: None) -> None:
+def check_file(path: Path, entry: FileEntry, tick: Callable[[], object] = lambda: None) -> None:
     """Reads a file that may be damaged from its beginning to its end, without mapping it.
 
     A page of a map that cannot be read ends the process; a read that fails is an error.

@@ -49,7 +49,7 @@ def open_shard(
 
 
 def reopen_shard(
-    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], None] | None = None
+    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], object] | None = None
 ) -> Shard:
     """Maps the same shard again, after reading all of its files.
 
@@ -82,7 +82,7 @@ class Opened:
     shard: Shard
     files: dict[int, int]
 
-    def again(self, memory_options: MemoryOptions, tick: Callable[[], None] | None) -> Opened:
+    def again(self, memory_options: MemoryOptions, tick: Callable[[], object] | None) -> Opened:
         shard = reopen_shard(self.shard, memory_options, tick)
         return Opened(shard, open_files(shard))
 
