@@ -27,7 +27,7 @@ from dlm.progress import ProgressReporter
 from dlm.spark import text, tries
 from dlm.spark.driver import bounds_of, statistics_of, table_of, take_facts
 from dlm.spark.folder import ModelFolder
-from dlm.spark.jobs import JobStages, between, checked, explained, of_driver
+from dlm.spark.jobs import JobStages, as_bytes, between, checked, explained, of_driver
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -209,7 +209,7 @@ class _Estimation:
             text.COUNTS_SCHEMA,
         )
         return between(
-            between(counted.rdd, len(bounds) + 1, None),
+            as_bytes(counted.repartitionById(len(bounds) + 1, "part")),
             len(bounds) + 2,
             lambda part, blocks: tries.adjusted(
                 part, blocks, order, words, thresholds, known_words.value, bounds

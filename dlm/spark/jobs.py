@@ -15,7 +15,7 @@ from dlm.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class JobStages:
@@ -55,21 +55,29 @@ def _version() -> str:
     return f"dlm {__version__} with kernels {version()[:12]}"
 
 
-def between(values: RDD[Any], partitions: int, stage: Callable[..., Any] | None) -> RDD[Any]:
+def as_bytes(frame: DataFrame) -> RDD[bytes]:
+    """The column `value` (binary) as it is. `frame.rdd` would make text of each byte on its way."""
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
+
+    context = frame.sparkSession.sparkContext
+    rows: Any = frame.select("value")._jdf
+    encoder = context._jvm.org.apache.spark.sql.Encoders.BINARY()
+    return RDD(getattr(rows, "as")(encoder).toJavaRDD(), context, NoOpSerializer())
+
+
+def between(values: RDD[Any], partitions: int, stage: Callable[..., Any]) -> RDD[Any]:
     """What a stage makes of each partition, a shuffle later: values by the partition they are for.
 
-    Args  stage  (partition, values) -> (partition, value); None: the values are such pairs already.
-                 If input and output have as many partitions, the last is for the driver, and is
-                 left out
+    Args  stage  (partition, values) -> (partition, value). If input and output have as many
+                 partitions, the last is for the driver, and is left out
     """
-    if stage is not None:
-        before = values.getNumPartitions()
+    before = values.getNumPartitions()
 
-        def run(part: int, own: Iterator[Any]) -> Iterator[tuple[int, Any]]:
-            return iter(()) if part + 1 == before == partitions else stage(part, own)
+    def run(part: int, own: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+        return iter(()) if part + 1 == before == partitions else stage(part, own)
 
-        values = values.mapPartitionsWithIndex(checked(run))
-    return values.partitionBy(partitions, int).values()
+    return values.mapPartitionsWithIndex(checked(run)).partitionBy(partitions, int).values()
 
 
 def of_driver(values: RDD[Any]) -> list[Any]:

@@ -43,7 +43,7 @@ from dlm.ngram.partition import SLOTS, balanced_slot_table
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spark import linking
-from dlm.spark.jobs import JobStages, between, checked, of_driver
+from dlm.spark.jobs import JobStages, as_bytes, between, checked, of_driver
 from dlm.spark.jobs import explained as explained_jobs
 
 if TYPE_CHECKING:
@@ -337,7 +337,6 @@ def _rows(lines: DataFrame, n: int, model: linking.ModelFacts, shared: Any) -> R
 
     def packed(batches: Any) -> Iterator[pa.RecordBatch]:
         for part, value in linking.suffix_rows(batches, n, model, shared.value):
-            yield pa.record_batch({"part": [part], "value": [pickle.dumps(value)]})
+            yield pa.record_batch({"value": [pickle.dumps((part, value))]})
 
-    rows = lines.mapInArrow(checked(packed), "part bigint, value binary").rdd
-    return rows.map(lambda row: (row[0], pickle.loads(row[1])))
+    return as_bytes(lines.mapInArrow(checked(packed), "value binary")).map(pickle.loads)

@@ -185,7 +185,7 @@ def _end_of_part(batch: pa.RecordBatch, at: int, here: tuple[str, int]) -> int:
 # ------------------------------------------------------------------------------------ counts
 
 
-COUNTS_SCHEMA = "part int, block binary"
+COUNTS_SCHEMA = "part int, value binary"
 
 
 def counted(
@@ -200,7 +200,7 @@ def counted(
 
     Args     bounds  (partitions - 1,) rising: of last words, where each partition after the first
                      begins (`pairs_of`)
-    Returns  part: a partition;  block: its n-grams, (order + 1, n) uint32 by column: the most
+    Returns  part: a partition;  value: its n-grams, (order + 1, n) uint32 by column: the most
              recent word, those before it, and how often the n-gram occurs; sorted
     """
     encoder = _Encoder(table, skip, block_tokens)
@@ -235,7 +235,7 @@ def _block(part: int, rows: list[NDArray[np.uint32]]) -> Iterator[pa.RecordBatch
         yield pa.record_batch(
             {
                 "part": pa.array([part], pa.int32()),
-                "block": pa.array([columns.tobytes()], pa.binary()),
+                "value": pa.array([columns.tobytes()], pa.binary()),
             }
         )
 

@@ -93,7 +93,7 @@ def made(one: Case, seed: int, skip: bool = False) -> bytes:
         (part, block)
         for own in lines
         for b in text.counted(own, order, skip, words, bounds, 300)
-        for part, block in zip(b.column("part").to_pylist(), b.column("block"), strict=True)
+        for part, block in zip(b.column("part").to_pylist(), b.column("value"), strict=True)
     ]
     adjusted = shuffled(
         [
@@ -214,7 +214,7 @@ def test_a_line_longer_than_a_block_is_counted() -> None:
     table = table_of(pa.chunked_array([[b"a"]], pa.binary()))
     batch = pa.record_batch({"value": pa.array([b"a " * 999], pa.binary())})
     (found,) = text.counted([batch], 2, False, table, NO_BOUNDS, 16)
-    block = np.frombuffer(found.column("block")[0].as_py(), np.uint32)
+    block = np.frombuffer(found.column("value")[0].as_py(), np.uint32)
     assert block.reshape(3, -1)[2].sum() == 1000
 
 
