@@ -6,7 +6,6 @@ words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,16 +25,12 @@ from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spark import text, tries
 from dlm.spark.driver import bounds_of, statistics_of, table_of, take_facts
-from dlm.spark.folder import ModelFolder
+from dlm.spark.folder import ModelFolder, lines_of_source, write_parts
 from dlm.spark.jobs import JobStages, as_bytes, between, checked, explained, of_driver
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
-
-# Compressed text that Spark takes for plain text, or for Hadoop's own format of that name: it may
-# then silently find nothing in it.
-_UNREADABLE = {".lz4", ".snappy", ".xz"}
 
 # Words of the text, `</s>` among them, of a partition: its memory is about 150 bytes for each.
 PARTITION_TOKENS = 1 << 21
@@ -89,15 +84,13 @@ class _Estimation:
     ) -> None:
         # Its settings are this run's own.
         self._spark = spark.newSession()
-        # Rows of all orders are written as they come: to be sorted, they would all be held.
-        self._spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", settings.order)
         self._sources = sources
         self._settings = settings
         self._stages = stages
         self._progress = stages.progress
         self._block_tokens = block_tokens
         self._folder = ModelFolder(spark, output)
-        self._lines = [_lines(self._spark, source, settings.column) for source in sources]
+        self._lines = [lines_of_source(self._spark, source, settings.column) for source in sources]
         if not self._lines:
             raise ConfigError("give at least one text")
         self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
@@ -237,57 +230,12 @@ class _Estimation:
         self._write(weighed.mapPartitionsWithIndex(texts))
 
     def _write(self, texts: RDD[Any]) -> None:
-        """Blocks of rows with their order: a part for each partition and order."""
         frame = self._spark.createDataFrame(texts, "order int, value binary", verifySchema=False)
-        (
-            frame.selectExpr("order", "cast(value as string) as value")
-            .write.mode("append")
-            .partitionBy("order")
-            .option("lineSep", "\n")
-            .text(self._folder.run_path)
-        )
+        write_parts(frame, self._folder)
 
     def _share(self, value: Any) -> Any:
         self._broadcasts.append(self._spark.sparkContext.broadcast(value))
         return self._broadcasts[-1]
-
-
-def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
-    """value binary, path string, start bigint: of each line or row, with its place."""
-    from pyspark.sql import functions as F
-
-    if source == "-":
-        raise ConfigError("Spark does not read standard input; give a path, or use --engine local")
-    # The session's settings for damaged files are ignored: nothing is skipped silently.
-    read = spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
-    frame = read.option("lineSep", "\n").text(source)
-    files = frame.inputFiles()
-    if not files:
-        raise ConfigError(
-            f"{source} matches no file that Spark reads; Spark skips names that begin with _ or ."
-        )
-    suffixes = {PurePosixPath(file).suffix for file in files}
-    for suffix in sorted(suffixes & _UNREADABLE):
-        raise ConfigError(
-            f"{source}: Spark cannot read standard {suffix[1:]} files; compress "
-            "the text with bzip2, gzip or zstd"
-        )
-    name = "value"
-    if ".parquet" in suffixes:
-        frame, name = read.parquet(source), column
-        kinds = dict(frame.dtypes)
-        if column not in kinds:
-            raise ConfigError(
-                f"{source} has no column {column!r}; it has {', '.join(kinds)}; name one with "
-                "--text-column"
-            )
-        if kinds[column] not in ("string", "binary"):
-            raise ConfigError(f"{source}: column {column!r} is {kinds[column]}, not text")
-    return frame.select(
-        F.col(name).cast("binary").alias("value"),
-        F.col("_metadata.file_path").alias("path"),
-        F.col("_metadata.file_block_start").alias("start"),
-    )
 
 
 def _arrow(frame: DataFrame) -> pa.Table:

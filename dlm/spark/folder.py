@@ -1,21 +1,80 @@
-"""The folder of a model in parts, on any file system that Spark writes to."""
+"""What Spark reads and writes, on any file system: lines of text, and a model in parts."""
 
 from __future__ import annotations
 
 import secrets
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dlm.errors import ConfigError
+from dlm.index.layout import MAX_ORDER
 from dlm.ngram.arpa import PARTS_INDEX
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _RUN = "run-"
+
+# Compressed text that Spark takes for plain text, or for Hadoop's own format of that name: it may
+# then silently find nothing in it.
+_UNREADABLE = {".lz4", ".snappy", ".xz"}
 
 # Schemes of object stores, where a closed file is there whole or not at all, and renaming copies.
 # Other file systems rename at once.
 _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
+
+
+def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
+    """value binary, path string, start bigint: of each line or row, with its place."""
+    from pyspark.sql import functions as F
+
+    if source == "-":
+        raise ConfigError("Spark does not read standard input; give a path, or use --engine local")
+    # The session's settings for damaged files are ignored: nothing is skipped silently.
+    read = spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
+    frame = read.option("lineSep", "\n").text(source)
+    files = frame.inputFiles()
+    if not files:
+        raise ConfigError(
+            f"{source} matches no file that Spark reads; Spark skips names that begin with _ or ."
+        )
+    suffixes = {PurePosixPath(file).suffix for file in files}
+    for suffix in sorted(suffixes & _UNREADABLE):
+        raise ConfigError(
+            f"{source}: Spark cannot read standard {suffix[1:]} files; compress "
+            "the text with bzip2, gzip or zstd"
+        )
+    name = "value"
+    if ".parquet" in suffixes:
+        frame, name = read.parquet(source), column
+        kinds = dict(frame.dtypes)
+        if column not in kinds:
+            raise ConfigError(
+                f"{source} has no column {column!r}; it has {', '.join(kinds)}; name one with "
+                "--text-column"
+            )
+        if kinds[column] not in ("string", "binary"):
+            raise ConfigError(f"{source}: column {column!r} is {kinds[column]}, not text")
+    return frame.select(
+        F.col(name).cast("binary").alias("value"),
+        F.col("_metadata.file_path").alias("path"),
+        F.col("_metadata.file_block_start").alias("start"),
+    )
+
+
+def is_file(spark: SparkSession, path: str) -> bool:
+    jvm: Any = spark._jvm
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    files = place.getFileSystem(spark._jsc.hadoopConfiguration())
+    return bool(files.exists(place) and files.getFileStatus(place).isFile())
+
+
+def write_parts(frame: DataFrame, folder: ModelFolder) -> None:
+    """Writes blocks of rows (`value`) of an `order`: a part for each partition and order."""
+    # Those of all orders are written as they come: to be sorted, they would all be held.
+    frame.sparkSession.conf.set("spark.sql.maxConcurrentOutputFileWriters", MAX_ORDER)
+    rows = frame.select("order", frame.value.cast("string"))
+    rows.write.mode("append").partitionBy("order").option("lineSep", "\n").text(folder.run_path)
 
 
 class ModelFolder:

@@ -1,6 +1,6 @@
-"""Makes a shard set from a model in parts, as Spark jobs: the local builder's files, to the byte.
+"""Makes a shard set from a model, as Spark jobs: the local builder's files, to the byte.
 
-parts -> suffix rows -> joined, order by order -> routed -> files
+(file ->) parts -> suffix rows -> joined, order by order -> routed -> files
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from dlm.index.making.builder import (
     write_file,
 )
 from dlm.index.making.shard_set import (
+    BuildFolders,
     building,
     check_destination,
     explained,
     put_in_place,
 )
 from dlm.index.settings import ShardSettings
-from dlm.ngram.arpa import PARTS_INDEX, ArpaReader
+from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from dlm.ngram.arpa.writer import END, header, section_head
 from dlm.ngram.partition import SLOTS, balanced_slot_table
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
-from dlm.spark import linking
+from dlm.spark import linking, sections
+from dlm.spark.folder import ModelFolder, is_file, lines_of_source, write_parts
 from dlm.spark.jobs import JobStages, as_bytes, between, checked, of_driver
 from dlm.spark.jobs import explained as explained_jobs
 
@@ -64,10 +66,11 @@ def build_shard_set(
     partitions: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
-    """Shards a model in parts, exactly encoded.
+    """Shards a model, exactly encoded.
 
     Args
-        model       a folder of parts, at an address that Spark reads
+        model       an ARPA file, maybe compressed, or a folder of parts; at an address that Spark
+                    reads
         output      folder to make; on a file system that the driver and all executors share
         slots       (4096,) the shard of each slot, in place of a balance
         partitions  of the n-grams; None: by their number
@@ -89,7 +92,7 @@ def build_shard_set(
         explained_jobs(told, "the shard set"),
     ):
         place.begin(keep=False)
-        job = _Sharding(spark, model, place.folder, shards, slots, partitions, told)
+        job = _Sharding(spark, model, place, shards, slots, partitions, told)
         try:
             content = job.run()
         finally:
@@ -105,15 +108,19 @@ class _Sharding:
         self,
         spark: SparkSession,
         model: str,
-        folder: Path,
+        place: BuildFolders,
         shards: int,
         slots: NDArray[np.uint16] | None,
         partitions: int | None,
         told: JobStages,
     ) -> None:
-        self._spark, self._model, self._folder = spark, model.rstrip("/"), folder
+        self._spark, self._model, self._folder = spark, model.rstrip("/"), place.folder
         self._shards, self._slots, self._told = shards, slots, told
         self._partitions = partitions
+        self._parts = self._model
+        if is_file(spark, model):
+            self._parts = (place.spill.absolute() / "parts").as_uri()
+            self._cut()
         self._index = self._read_index()
         self._shared: list[Any] = []
 
@@ -199,21 +206,37 @@ class _Sharding:
 
     # ------------------------------------------------------------------------------ stages
 
+    def _cut(self) -> None:
+        """Makes a folder of parts of the file."""
+        self._told.begin("finding the sections of the file")
+        lines = lines_of_source(self._spark, self._model, "value")
+        found = lines.mapInArrow(checked(sections.marks), sections.MARKS_SCHEMA).toArrow()
+        whole = sections.Sections(found, self._model)
+        begins = whole.begins
+        self._told.begin("cutting the file into parts")
+        parts = ModelFolder(self._spark, self._parts)
+        rows = lines.mapInArrow(
+            checked(lambda batches: sections.rows(batches, begins)), sections.ROWS_SCHEMA
+        )
+        write_parts(rows, parts)
+        names = [parts.parts(k) for k in range(1, len(whole.counts) + 1)]
+        parts.commit(parts_index(whole.comments, whole.counts, names))
+
     def _read_index(self) -> dict[str, Any]:
         from pyspark.errors import PySparkException
 
-        path = f"{self._model}/{PARTS_INDEX}"
+        path = f"{self._parts}/{PARTS_INDEX}"
         try:
             text = "\n".join(row.value for row in self._spark.read.text(path).collect())
             return dict(json.loads(text))
         except (PySparkException, ValueError) as exc:
             raise ConfigError(
-                f"{self._model} is not a model in parts: Spark reads no {PARTS_INDEX} there. Give "
-                "the folder that dlm estimate --engine spark wrote, or use --engine local"
+                f"{self._model} is not a model that Spark can read: it is not a file, and has no "
+                f"{PARTS_INDEX}. Give an ARPA file, or what dlm estimate --engine spark wrote"
             ) from exc
 
     def _paths(self, k: int) -> list[str]:
-        return [f"{self._model}/{part['name']}" for part in self._index["parts"][k - 1]]
+        return [f"{self._parts}/{part['name']}" for part in self._index["parts"][k - 1]]
 
     def _lines(self, paths: list[str]) -> DataFrame:
         """Of some parts, not in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +42,32 @@ def in_parts(arpa: Path, folder: Path, rows: int) -> Path:
 
 @pytest.mark.promise("spark")
 @pytest.mark.parametrize(
-    ("order", "unk", "shards", "partitions"),
-    [(1, True, 1, 1), (2, True, 2, 3), (3, False, 1, 3), (5, False, 3, 4)],
+    ("order", "unk", "shards", "partitions", "form"),
+    [
+        (1, True, 1, 1, "parts"),
+        (2, True, 2, 3, "arpa.gz"),
+        (3, False, 1, 3, "parts"),
+        (5, False, 3, 4, "parts"),
+        (5, False, 3, 7, "arpa"),
+    ],
 )
 def test_the_set_is_the_local_builder_s_to_the_byte(
-    spark: Any, tmp_path: Path, order: int, unk: bool, shards: int, partitions: int
+    spark: Any, tmp_path: Path, order: int, unk: bool, shards: int, partitions: int, form: str
 ) -> None:
-    """All files, and the name; with blanks, weights of 0 and without the unknown word."""
+    """All files, and the name; with blanks, weights of 0 and without the unknown word; from parts,
+    and from a file in one piece, which Spark reads in several."""
     from dlm.spark.shards import build_shard_set as by_spark
 
     model = random_model(order, order=order, words=20, per_order=100, unk=unk)
     arpa = model.write(tmp_path / "model.arpa")
     local = build_shard_set(arpa, tmp_path / "local", shards)
-    parts = in_parts(arpa, tmp_path / "parts", 9)
-    made = by_spark(spark, str(parts), tmp_path / "set", shards, partitions=partitions)
+    given = tmp_path / f"given.{form}"
+    if form == "parts":
+        in_parts(arpa, given, 9)
+    else:
+        text = b"# a \\comment\n" + arpa.read_bytes()
+        given.write_bytes(gzip.compress(text) if form == "arpa.gz" else text)
+    made = by_spark(spark, str(given), tmp_path / "set", shards, partitions=partitions)
     assert made.shard_set == local.shard_set
     assert read_manifest(tmp_path / "set").counts == local.counts
     names = [entry.name for entry in local.files]
@@ -66,7 +79,7 @@ def test_the_set_is_the_local_builder_s_to_the_byte(
 
 
 def test_a_model_that_cannot_be_sharded_is_refused(spark: Any, tmp_path: Path) -> None:
-    """Without a context, or not in parts; nothing is left."""
+    """Without a context, not a model, or not whole; nothing is left."""
     from dlm.spark.shards import build_shard_set as by_spark
 
     ngrams = dict(random_model(1, order=3, missing_suffixes=False).ngrams)
@@ -78,4 +91,15 @@ def test_a_model_that_cannot_be_sharded_is_refused(spark: Any, tmp_path: Path) -
         by_spark(spark, str(parts), tmp_path / "set", 2)
     with pytest.raises(ConfigError, match=r"model\.json"):
         by_spark(spark, str(tmp_path), tmp_path / "set", 2)
+    whole = arpa.read_bytes()
+    for text, what in (
+        (whole.removesuffix(b"\\end\\\n"), r"\\end\\"),
+        (whole.replace(b"\\2-grams:", b"\\3-grams:"), "in order"),
+        (whole.replace(b"\n\n\\2-grams:", b"\n-1\tx\n\n\\2-grams:"), "1-grams"),
+        (whole + b"more\n", r"after \\end\\"),
+        (b"no model\n", "ARPA"),
+    ):
+        arpa.write_bytes(text)
+        with pytest.raises(ArpaError, match=what):
+            by_spark(spark, str(arpa), tmp_path / "set", 2)
     assert not (tmp_path / "set").exists()

@@ -1,0 +1,136 @@
+"""An ARPA file in one piece, wherever Spark cuts it: its sections, and its rows as parts.
+
+A piece of the file does not say in which section it begins. So a first read finds the lines that
+begin sections (`marks`), the driver puts them in order (`Sections`), and a second read writes the
+rows of each section to files of their own (`rows`). Nothing here depends on Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlm.errors import ArpaError, ConfigError
+from dlm.estimate.text import lines_of
+from dlm.files import scratch_folder
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.arpa.writer import section_head
+
+MARKS_SCHEMA = "start bigint, mark binary, rows bigint, head binary"
+ROWS_SCHEMA = "order int, value binary"
+
+_SECTION = re.compile(rb"\\(\d{1,9})-grams:\s*")
+_END = -1  # in place of an order: after the last section
+_BLANK = pa.array([b"", b"\r"], pa.binary())
+
+
+def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes | None, Any]]:
+    """(start of the piece, the line that begins with a backslash or None, the lines after it), from
+    lines (`value`) with the byte at which their piece of the file begins (`start`)."""
+    for batch in batches:
+        values, starts = batch.column("value"), batch.column("start").to_numpy()
+        marked = np.flatnonzero(pc.starts_with(values, b"\\").to_numpy(zero_copy_only=False))
+        cuts = {0, *marked.tolist(), *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)}
+        for begin, end in pairwise(sorted(cuts)):
+            own = values.slice(begin, end - begin)
+            is_marked = own[0].as_py().startswith(b"\\")
+            lines = own.slice(1) if is_marked else own
+            lines = lines.filter(pc.invert(pc.is_in(lines, _BLANK)))
+            yield int(starts[begin]), own[0].as_py() if is_marked else None, lines
+
+
+def marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The lines that begin with a backslash, in the order of each piece, and how many lines follow
+    each; `head`: those lines themselves, where no section has begun at the start of the file."""
+    before = -1
+    is_head = False
+    for start, mark, lines in _runs(batches):
+        is_head = start == 0 and (before != 0 or is_head)
+        is_head &= mark is None or not _SECTION.fullmatch(mark)
+        before = start
+        head = lines_of(lines) if is_head else b""
+        row = {"start": [start], "mark": pa.array([mark], pa.binary()), "rows": [len(lines)]}
+        yield pa.record_batch({**row, "head": pa.array([head], pa.binary())})
+
+
+class Sections:
+    """The sections of a file, from its marks; ArpaError if it is not whole.
+
+    Attributes  counts, comments  of its header
+                begins            by the start of a piece: the order of the section there
+    """
+
+    def __init__(self, found: pa.Table, path: str) -> None:
+        if np.any(np.diff(found.column("start").to_numpy()) < 0):
+            raise ConfigError(f"Spark does not read {path} from front to back; use --engine local")
+        self.begins: dict[int, int] = {}
+        counted: dict[int, int] = {}
+        head = b""
+        at = 0
+        for row in found.to_pylist():
+            self.begins.setdefault(row["start"], at)
+            if row["mark"] is not None:
+                after = _order_of(row["mark"])
+                if at == _END or 0 < after <= at:
+                    raise ArpaError(
+                        f"the line {row['mark'][:80]!r} is not where it belongs; expected the "
+                        "sections in order, and \\end\\",
+                        path=path,
+                    )
+                if after == 0:
+                    head += row["mark"] + b"\n"
+                at = after
+            counted[at] = counted.get(at, 0) + row["rows"]
+            head += row["head"]
+        with scratch_folder(None, "dlm-spark-head") as folder:
+            alone = folder / Path(path).name
+            alone.write_bytes(head + section_head(1))
+            try:
+                with ArpaReader(alone) as reader:
+                    self.counts, self.comments = list(reader.counts), reader.comments
+            except ArpaError as exc:
+                raise ArpaError(str(exc).replace(str(alone), path)) from exc
+        if at != _END:
+            raise ArpaError(
+                "the file does not end in \\end\\",
+                path=path,
+                advice="The file is truncated; copy or build it again",
+            )
+        for order in sorted({*range(1, len(self.counts) + 1), *counted} - {0}):
+            promised = self.counts[order - 1] if 0 < order <= len(self.counts) else 0
+            if (lines := counted.get(order, 0)) != promised:
+                place = "after \\end\\" if order == _END else f"as {order}-grams"
+                raise ArpaError(
+                    f"{lines:,} rows {place}; the header promises {promised:,}",
+                    path=path,
+                    advice="The file is incomplete, or its header is another model's; build it "
+                    "again",
+                )
+
+
+def _order_of(mark: bytes) -> int:
+    """Of the section that a line begins; 0: of the header."""
+    if mark.rstrip() == b"\\end\\":
+        return _END
+    found = _SECTION.fullmatch(mark)
+    return 0 if found is None else int(found[1])
+
+
+def rows(batches: Iterable[pa.RecordBatch], begins: dict[int, int]) -> Iterator[pa.RecordBatch]:
+    """The rows of sections: order, and text without the last line end."""
+    at, before = 0, -1
+    for start, mark, lines in _runs(batches):
+        at = begins[start] if start != before else at
+        before = start
+        if mark is not None:
+            at = _order_of(mark)
+        if at > 0 and len(lines):
+            text = pa.array([lines_of(lines)[:-1]], pa.binary())
+            yield pa.record_batch({"order": pa.array([at], pa.int32()), "value": text})
