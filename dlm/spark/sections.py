@@ -7,7 +7,6 @@ rows of each section to files of their own (`rows`). Nothing here depends on Spa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +20,12 @@ from dlm.errors import ArpaError, ConfigError
 from dlm.estimate.text import lines_of
 from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.arpa.header import AT_END, order_begun
 from dlm.ngram.arpa.writer import section_head
 
 MARKS_SCHEMA = "start bigint, mark binary, rows bigint, head binary"
 ROWS_SCHEMA = "order int, value binary"
 
-_SECTION = re.compile(rb"\\(\d{1,9})-grams:\s*")
-_END = -1  # in place of an order: after the last section
 _BLANK = pa.array([b"", b"\r"], pa.binary())
 
 
@@ -53,7 +51,7 @@ def marks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     is_head = False
     for start, mark, lines in _runs(batches):
         is_head = start == 0 and (before != 0 or is_head)
-        is_head &= mark is None or not _SECTION.fullmatch(mark)
+        is_head &= mark is None or not order_begun(mark)
         before = start
         head = lines_of(lines) if is_head else b""
         row = {"start": [start], "mark": pa.array([mark], pa.binary()), "rows": [len(lines)]}
@@ -77,11 +75,11 @@ class Sections:
         for row in found.to_pylist():
             self.begins.setdefault(row["start"], at)
             if row["mark"] is not None:
-                after = _order_of(row["mark"])
-                if at == _END or 0 < after <= at:
+                after = order_begun(row["mark"])
+                if at == AT_END or 0 < after <= at:
                     raise ArpaError(
                         f"the line {row['mark'][:80]!r} is not where it belongs; expected the "
-                        "sections in order, and \\end\\",
+                        "sections in order, and then the end",
                         path=path,
                     )
                 if after == 0:
@@ -97,30 +95,22 @@ class Sections:
                     self.counts, self.comments = list(reader.counts), reader.comments
             except ArpaError as exc:
                 raise ArpaError(str(exc).replace(str(alone), path)) from exc
-        if at != _END:
+        if at != AT_END:
             raise ArpaError(
-                "the file does not end in \\end\\",
+                "the file ends before the line that ends the model",
                 path=path,
                 advice="The file is truncated; copy or build it again",
             )
         for order in sorted({*range(1, len(self.counts) + 1), *counted} - {0}):
             promised = self.counts[order - 1] if 0 < order <= len(self.counts) else 0
             if (lines := counted.get(order, 0)) != promised:
-                place = "after \\end\\" if order == _END else f"as {order}-grams"
+                place = "after the last line" if order == AT_END else f"as {order}-grams"
                 raise ArpaError(
                     f"{lines:,} rows {place}; the header promises {promised:,}",
                     path=path,
                     advice="The file is incomplete, or its header is another model's; build it "
                     "again",
                 )
-
-
-def _order_of(mark: bytes) -> int:
-    """Of the section that a line begins; 0: of the header."""
-    if mark.rstrip() == b"\\end\\":
-        return _END
-    found = _SECTION.fullmatch(mark)
-    return 0 if found is None else int(found[1])
 
 
 def rows(batches: Iterable[pa.RecordBatch], begins: dict[int, int]) -> Iterator[pa.RecordBatch]:
@@ -130,7 +120,7 @@ def rows(batches: Iterable[pa.RecordBatch], begins: dict[int, int]) -> Iterator[
         at = begins[start] if start != before else at
         before = start
         if mark is not None:
-            at = _order_of(mark)
+            at = order_begun(mark)
         if at > 0 and len(lines):
             text = pa.array([lines_of(lines)[:-1]], pa.binary())
             yield pa.record_batch({"order": pa.array([at], pa.int32()), "value": text})

@@ -22,6 +22,8 @@ MAX_WORDS = (1 << 32) - 2
 
 _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 _BEGIN = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
+_SECTION_LINE = re.compile(rb"\\(\d{1,9})-grams:")
+AT_END = -1
 
 
 class Header(NamedTuple):
@@ -39,6 +41,14 @@ class Header(NamedTuple):
 def holds_header(head: bytes) -> bool:
     """Whether the first bytes of a file are those of an ARPA file and not of text."""
     return _BEGIN.search(head) is not None
+
+
+def order_begun(line: bytes) -> int:
+    """The order of the section that a line begins; 0: none; AT_END: the line ends the model."""
+    if line.rstrip() == b"\\end\\":
+        return AT_END
+    found = _SECTION_LINE.fullmatch(line.rstrip())
+    return 0 if found is None else int(found[1])
 
 
 def read_header(text: LineReader) -> Header:
