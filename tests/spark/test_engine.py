@@ -362,6 +362,28 @@ def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> No
     assert not list(tmp_path.rglob("part-*"))
 
 
+@pytest.mark.parametrize(
+    ("raised", "error", "says"),
+    [
+        (ModuleNotFoundError("No module named 'numba'"), ConfigError, "no numba"),
+        (OSError(28, "No space left on device"), EstimationError, "counting.*spark.local.dir"),
+    ],
+)
+def test_what_an_executor_lacks_is_named(
+    spark: Any, raised: Exception, error: type[DlmError], says: str
+) -> None:
+    """A package, or room, with the stage."""
+    from dlm.spark.jobs import JobStages, between, explained
+
+    def stage(part: int, values: Any) -> Any:
+        raise raised
+
+    stages = JobStages(spark, ProgressReporter(lambda _: None))
+    with pytest.raises(error, match=says), explained(stages, "the model"):
+        stages.begin("counting")
+        between(spark.sparkContext.parallelize([1], 1), 2, stage).collect()
+
+
 def test_the_program_for_spark_submit_is_the_command() -> None:
     """Though modules beside it have names of the standard library."""
     import dlm.cli.submit
