@@ -24,6 +24,8 @@ from dlm.client.deliver.replicas import (
     FORGET_S,
     KEPT,
     LEAST_S,
+    STALLED,
+    STALLED_S,
     UNKNOWN_S,
     Heard,
     TokenBucket,
@@ -95,6 +97,22 @@ def test_a_message_is_late_after_what_nearly_all_of_the_fastest_server_took() ->
     assert late_after([slow, quick], 1.1 + FORGET_S) == UNKNOWN_S
     quick.note(3.0, 20.0)  # the first after a while tells of nothing before it
     assert not quick.known(20.0)
+
+
+def test_a_server_stalls_while_its_messages_are_late_in_a_row() -> None:
+    """Until it answers about in time, or for a second: then it may be well again."""
+    one = Usual()
+    for number in range(STALLED):
+        assert not one.stalls(1.0)
+        one.late(0.01, 1.0 + number / 1000)
+    assert one.stalls(1.1)
+    one.note(0.1, 1.1)
+    assert one.stalls(1.1)
+    assert not one.stalls(1.1 + STALLED_S)
+    one.late(0.01, 3.0)
+    assert one.stalls(3.0)
+    one.note(0.015, 3.1)
+    assert not one.stalls(3.1)
 
 
 @pytest.mark.parametrize(

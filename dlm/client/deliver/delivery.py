@@ -277,6 +277,9 @@ class Delivery:
     def _late(self, attempt: Attempt) -> None:
         message, now = attempt.message, self._clock()
         runtime, watch = message.runtime, message.runtime.watch
+        if not attempt.late:
+            attempt.late = True
+            runtime.usual[attempt.address].late(now - attempt.since, now)
         _, avoided, slow = runtime.unwell(message.replicas, now, self._config.heartbeat_config)
         outcome = Late(
             since=attempt.since,

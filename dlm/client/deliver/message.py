@@ -95,12 +95,13 @@ class Attempt:
     """A message at one server, or on its way to it; `hedge` if it is the second server.
 
     since     when it was sent; until there is a connection, when it was started
+    late      whether that was decided once
     late_at   when to decide whether another server is asked as well; inf for never
     withdraw  reports that its answer is no longer wanted
     """
 
     __slots__ = (
-        *("address", "hedge", "late_at", "message", "queue_s", "replied", "sent", "since"),
+        *("address", "hedge", "late", "late_at", "message", "queue_s", "replied", "sent", "since"),
         *("since_s", "withdraw"),
     )
 
@@ -108,7 +109,7 @@ class Attempt:
         self.message, self.address, self.since, self.hedge = message, address, since, hedge
         self.since_s = self.queue_s = 0.0
         self.late_at = inf
-        self.sent = self.replied = False
+        self.sent = self.replied = self.late = False
         self.withdraw: Withdraw | None = None
 
 

@@ -24,6 +24,10 @@ PERCENTILE = 0.99
 LEAST_S = 0.005
 # What a server is taken for until enough of its answers came.
 UNKNOWN_S = 0.05
+# A server stalls once so many of its messages in a row were late, until it answers one in less than
+# twice that time or, as it may be well again, for so long: its median shows a delay only after half
+# of `KEPT` answers. Were a single late message enough, any pause of a thread would move all load.
+STALLED, STALLED_S = 3, 1.0
 
 
 class Chance(Protocol):
@@ -128,12 +132,16 @@ class Usual:
     at      when the last one came; -inf for never
     """
 
-    __slots__ = ("_missed_at", "_new", "_times", "at", "late_s", "median_s")
+    __slots__ = (
+        *("_late_at", "_lates", "_missed_at", "_new", "_times", "_waited_s"),
+        *("at", "late_s", "median_s"),
+    )
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=KEPT)
-        self._new = 0
-        self.at = self._missed_at = -inf
+        self._new = self._lates = 0
+        self._waited_s = 0.0
+        self.at = self._missed_at = self._late_at = -inf
         self.median_s = self.late_s = inf
 
     def note(self, took_s: float, now: float) -> None:
@@ -142,6 +150,8 @@ class Usual:
             self._new = 0
             self.median_s = self.late_s = inf
         self.at = now
+        if took_s < 2 * self._waited_s:
+            self._lates = 0
         self._times.append(took_s)
         self._new += 1
         if self._new >= EACH:
@@ -153,6 +163,14 @@ class Usual:
     def known(self, now: float) -> bool:
         """Whether enough answers came lately."""
         return self.late_s < inf and now - self.at <= FORGET_S
+
+    def late(self, waited_s: float, now: float) -> None:
+        """A message was late: it had been there for `waited_s`."""
+        self._lates += 1
+        self._waited_s, self._late_at = waited_s, now
+
+    def stalls(self, now: float) -> bool:
+        return self._lates >= STALLED and now - self._late_at <= STALLED_S
 
     def miss(self, now: float) -> None:
         self._missed_at = now
