@@ -5,9 +5,11 @@ Knows nothing of doors: gRPC and HTTP hand in a message, and get the bytes of on
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from dlm.client import AsyncClient, AsyncUtterance, States
 from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words
 from dlm.client.api.states import MODEL_BYTES
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, StaleShardSet
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import GatewayMetrics
 from dlm.gateway.packed import extend_reply
@@ -61,6 +63,7 @@ class LanguageModel:
 
     async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[bytes, int]:
         """A SentencesReply, and how many words were scored."""
+        left = _countdown(left_s)
         if request.sentences and request.ids:
             raise _malformed("sentences and ids are both given; expected one of them")
         self._check_count(len(request.sentences) + len(request.ids), "sentences")
@@ -70,7 +73,7 @@ class LanguageModel:
         eos = request.eos if request.HasField("eos") else True
         self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
         utterance = await self._fresh(request)
-        scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left_s)
+        scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left())
         info = utterance.model_info
         reply = pb.SentencesReply(model=info.model, phrases_id=info.phrases)
         routes = [np.zeros(0, np.int32)] * len(scores)
@@ -92,6 +95,7 @@ class LanguageModel:
 
     async def extend(self, request: pb.ExtendRequest, left_s: float) -> tuple[bytes, int]:
         """An ExtendReply, and how many words were scored."""
+        left = _countdown(left_s)
         if request.words and request.word_ids:
             raise _malformed("words and word_ids are both given; expected one of them")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
@@ -107,7 +111,7 @@ class LanguageModel:
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
         utterance, states = await self._states(request.states, request)
-        found = await utterance.extend(states, words, deadline_s=left_s)
+        found = await utterance.extend(states, words, deadline_s=left())
         self._metrics.fallbacks += int(np.count_nonzero(found.source))
         model = utterance.model_info.model
         reply = extend_reply(found, model, states=not request.without_states)
@@ -115,12 +119,13 @@ class LanguageModel:
 
     async def next_words(self, request: pb.NextWordsRequest, left_s: float) -> tuple[bytes, int]:
         """A NextWordsReply; the words of a whole vocabulary count as one."""
+        left = _countdown(left_s)
         count = request.count or DEFAULT_COUNT
         self._check_queries(count)
         utterance, states = await self._states([request.state], request)
         if text := split_words(request.text):
             states = utterance.states_after([[*states.contexts()[0], *text]])
-        found = await utterance.next_words(states[0], count, deadline_s=left_s)
+        found = await utterance.next_words(states[0], count, deadline_s=left())
         words = utterance.vocabulary.words
         reply = pb.NextWordsReply(model=utterance.model_info.model)
         for word_id, log10_prob in found:
@@ -130,6 +135,7 @@ class LanguageModel:
 
     async def rescore(self, request: pb.RescoreRequest, left_s: float) -> tuple[bytes, int]:
         """A RescoreReply, and how many words were scored."""
+        left = _countdown(left_s)
         self._check_count(len(request.hypotheses), "hypotheses")
         given = (
             request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
@@ -142,7 +148,7 @@ class LanguageModel:
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
         utterance = await self._fresh(request)
-        scores = await utterance.score_sentences(sentences, deadline_s=left_s)
+        scores = await utterance.score_sentences(sentences, deadline_s=left())
         ranked = []
         for index, (one, words, score) in enumerate(
             zip(request.hypotheses, sentences, scores, strict=True)
@@ -151,6 +157,11 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
+            if math.isnan(total) or total == math.inf:  # too large, or a scale of 0 of -inf
+                raise _malformed(
+                    f"the total of hypothesis {index} is {total}; expected scales and acoustic "
+                    "scores whose sum is a number"
+                )
             fallback = bool(self._sources(score.token_source))
             ranked.append(
                 pb.Rescored(index=index, total=total, lm=lm, fallback=fallback, bonus=bonus)
@@ -218,15 +229,11 @@ class LanguageModel:
 
     def _utterance(self, model: bytes) -> AsyncUtterance:
         """An utterance that stays on the model whose id begins with these bytes; b"": any."""
-        fresh = self.client.utterance()
-        known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
-        kept = self._pinned.get(known)
-        if kept is None or kept.model_info != fresh.model_info:  # new, or its shards are
-            _ = fresh.vocabulary  # which fixes it to its model
-            self._pinned[known] = fresh
-            if len(self._pinned) > MODELS_KEPT:
-                self._pinned.popitem(last=False)
-        self._pinned.move_to_end(known)
+        known = self._pin(self.client.utterance())
+        if model and model not in self._pinned:
+            # Another gateway may have drawn the next model of a roll-out before this one did.
+            with contextlib.suppress(StaleShardSet):
+                self._pin(self.client.utterance(model=model.hex()))
         found = self._pinned.get(model or known)
         if found is None:
             raise Refusal(
@@ -235,6 +242,19 @@ class LanguageModel:
                 "again, with the states of this gateway",
             )
         return _open_to_caller(found)
+
+    def _pin(self, fresh: AsyncUtterance) -> bytes:
+        """Keeps an utterance, unless there is one on its model; returns how that model's id
+        begins."""
+        known = bytes.fromhex(fresh.model_info.model)[:MODEL_BYTES]
+        kept = self._pinned.get(known)
+        if kept is None or kept.model_info != fresh.model_info:  # new, or its shards are
+            _ = fresh.vocabulary  # which fixes it to its model
+            self._pinned[known] = fresh
+            if len(self._pinned) > MODELS_KEPT:
+                self._pinned.popitem(last=False)
+        self._pinned.move_to_end(known)
+        return known
 
     def _sources(self, source: NDArray[np.uint8]) -> list[Any]:
         """The values of `Source`, which are those of `dlm.ngram.query`; none if all are FULL. The
@@ -260,6 +280,12 @@ class LanguageModel:
                 Reason.TOO_MANY_QUERIES,
                 f"the call asks for {queries} words; expected at most {most}. Make several calls",
             )
+
+
+def _countdown(left_s: float) -> Callable[[], float]:
+    """Seconds that are left: preparing phrases takes of them."""
+    until = time.monotonic() + left_s
+    return lambda: max(until - time.monotonic(), 0.0)
 
 
 def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class Answer:
 
 
 Body: TypeAlias = Callable[[], Awaitable[bytes | None]]
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
 
 
 class HttpDoor:
@@ -192,7 +195,7 @@ class HttpDoor:
             try:
                 if data.lstrip()[:1] != b"{":  # an empty list would pass for an empty object
                     raise ValueError("expected an object, {...}")
-                read = partial(json_format.Parse, data, kind_of(), max_recursion_depth=16)
+                read = partial(_from_json, data, kind_of())
                 message = await asyncio.to_thread(read) if len(data) > LARGE_BYTES else read()
             except (json_format.ParseError, ValueError, RecursionError) as exc:
                 raise Refusal(
@@ -271,26 +274,37 @@ class _Connection:
         return event if isinstance(event, h11.Request) else None
 
     async def _body(self) -> bytes | None:
-        """The body; None if it is larger than allowed, whether it says so or not."""
+        """The body; None if it is larger than allowed, whether it says so or not.
+
+        Raises  Refusal  it is cut off, or takes too long
+        """
         most = self._door._calls.config.max_message_bytes
         if self._announced > most:
             return None
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._whole_body(most)
+        except h11.RemoteProtocolError as exc:
+            raise Refusal(Reason.MALFORMED, "the body is cut off, or its chunks are wrong") from exc
+        except TimeoutError as exc:
+            raise Refusal(Reason.LATE, f"the body did not come within {BODY_S:g} seconds") from exc
+
+    async def _whole_body(self, most: int) -> bytes | None:
         parts, size = [], 0
-        async with asyncio.timeout(BODY_S):
-            while True:
-                event = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    if self._http.they_are_waiting_for_100_continue:
-                        go_on = h11.InformationalResponse(status_code=100, headers=[])
-                        self._writer.write(self._http.send(go_on))
-                    self._http.receive_data(await self._reader.read(READ_BYTES))
-                elif isinstance(event, h11.Data):
-                    parts.append(bytes(event.data))
-                    size += len(event.data)
-                    if size > most:
-                        return None
-                else:
-                    return b"".join(parts)
+        while True:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA:
+                if self._http.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    self._writer.write(self._http.send(go_on))
+                self._http.receive_data(await self._reader.read(READ_BYTES))
+            elif isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+                size += len(event.data)
+                if size > most:
+                    return None
+            else:
+                return b"".join(parts)
 
     async def _write(self, request: Any, answer: Answer) -> bool:
         """Writes a response; returns whether the connection goes on."""
@@ -345,6 +359,20 @@ def _is_own_name(host: str) -> bool:
         return name in ("", "localhost") or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
+
+
+def _from_json(data: bytes, message: Any) -> Any:
+    """The message of a body; ParseError or ValueError if it is none."""
+    json_format.Parse(data, message, max_recursion_depth=16)
+    names = [one.name for one in message.DESCRIPTOR.fields if one.type == one.TYPE_BYTES]
+    given = json.loads(data) if names else {}
+    for name in names:
+        value = given.get(name)
+        for one in value if isinstance(value, list) else [value]:
+            # Signs that base64 lacks are skipped by `Parse`: nothing would be left of some text.
+            if isinstance(one, str) and not _BASE64.fullmatch(one):
+                raise ValueError(f"{name} has signs that base64 lacks")
+    return message
 
 
 def _timeout_s(value: str | None) -> float | None:

@@ -204,7 +204,8 @@ def test_a_roll_out_gives_the_next_model_to_a_share_of_the_keys(
     files, other_files, rolled, config, tmp_path, monkeypatch
 ) -> None:
     """A key that has the next model keeps it while the share grows, on every client; open
-    utterances stay on theirs when the roll-out is undone; without a key, both are drawn."""
+    utterances stay on theirs when the roll-out is undone; without a key, both are drawn, and each
+    can be named."""
     old, new = files.again(2), other_files
     path, listed = cluster_file(tmp_path, rolled.addresses)
     monkeypatch.setattr("dlm.client.deliver.table.STAMP_S", 0.01)
@@ -233,6 +234,11 @@ def test_a_roll_out_gives_the_next_model_to_a_share_of_the_keys(
         ask(client.utterance(key=min(set(keys) - some)), old.oracle, [((), 1)])
         drawn = {client.utterance().model_info.model for _ in range(200)}
         assert len(drawn) == 2
+        for one in (old, new):
+            named = client.utterance(model=one.manifest.model[:16])
+            ask(named, one.oracle, random_queries(one.oracle, 2, 100))
+        with pytest.raises(StaleShardSet):
+            client.utterance(model="0" * 16)
         roll(0.6)
         until(lambda: len(on_new(client)) > len(some))
         assert on_new(client) > some

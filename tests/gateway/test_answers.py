@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from client.questions import random_sentences
-from cluster import ModelFiles, build, free_ports
+from cluster import ModelFiles, ThreadServer, build, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.config.rollout import Rollout, edited
+from dlm.index.search.shard import Shard
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
@@ -199,6 +202,11 @@ def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:
         ("NextWords", {"state": b"\x01" + bytes(30)}, "WRONG_SHARD_SET"),
         ("Rescore", {"lm_scale": float("nan")}, "MALFORMED"),
         ("Rescore", {"hypotheses": [pb.Hypothesis(acoustic=float("inf"))]}, "MALFORMED"),
+        (
+            "Rescore",
+            {"hypotheses": [pb.Hypothesis(acoustic=1e308)], "acoustic_scale": 10.0},
+            "MALFORMED",
+        ),
     ],
 )
 def test_what_breaks_a_rule_is_refused_with_its_reason(
@@ -226,6 +234,37 @@ def test_a_changed_state_is_refused(callers: dict[str, Caller]) -> None:
         with pytest.raises(Refused) as refused:
             callers["grpc"]("Extend", states=[one], word_ids=[3])
         assert refused.value.reason == "MALFORMED"
+
+
+def test_a_state_of_the_next_model_of_a_roll_out_is_taken(
+    files: ModelFiles, tmp_path: Path
+) -> None:
+    """Another gateway may have given it while this one gives the old model to everybody."""
+    other = build(random_model(8, order=4, words=60, per_order=400), tmp_path / "other", 2)
+    both = [files.directory, other.directory]
+    servers = [ThreadServer([Shard.open(one, shard) for one in both]).ready() for shard in (0, 1)]
+    path, old = tmp_path / "cluster.toml", files.manifest.model
+    listed = "".join(f'[[server]]\naddress = "{one.address}"\n' for one in servers)
+    path.write_text(edited(listed, old[:12], Rollout(other.manifest.model[:12], old[:12], 0.0)))
+    config = ClientConfig(deadline_s=20.0, cache_dir=tmp_path)
+    with Client.connect(path, config, model=other.manifest.model) as client:
+        utterance = client.utterance()
+        (state,) = utterance.states([utterance.begin()]).to_bytes()
+    try:
+        with ThreadGateway(lambda: AsyncClient.connect(path, config)) as gateway:
+            caller = Caller(gateway, "grpc")
+
+            def model() -> str:
+                with contextlib.suppress(Refused):  # until it has found the next model
+                    return str(caller("Extend", states=[state], words=["a"]).model)
+                return ""
+
+            until(lambda: model() == other.manifest.model)
+            assert caller("Extend", words=["a"]).model == old
+            caller.close()
+    finally:
+        for one in servers:
+            one.end()
 
 
 def test_a_call_without_time_is_late(callers: dict[str, Caller]) -> None:

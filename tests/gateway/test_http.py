@@ -208,6 +208,32 @@ def test_what_is_no_request_is_refused(connect: Any, body: bytes) -> None:
     assert raw.request().reply()[0] == 200
 
 
+@pytest.mark.parametrize("data", [b"5\r\n{", b"x\r\n{}\r\n0\r\n\r\n"])
+def test_a_body_that_is_cut_off_is_refused(connect: Any, data: bytes) -> None:
+    """Chunks that are none, or an end before the last."""
+    raw = connect()
+    head = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    raw.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + data)
+    raw.socket.shutdown(socket.SHUT_WR)
+    status, _, answer = raw.reply()
+    assert (status, json.loads(answer)["reason"]) == (400, "MALFORMED")
+
+
+@pytest.mark.parametrize(
+    ("call", "body"),
+    [
+        ("Extend", b'{"states": ["@@@@"], "words": ["a"]}'),
+        ("NextWords", b'{"state": "!"}'),
+        ("Extend", b'{"states": ["", "AA!A"], "words": ["a"]}'),
+    ],
+)
+def test_a_state_that_is_no_base64_is_refused(connect: Any, call: str, body: bytes) -> None:
+    """It would begin a sentence."""
+    raw = connect()
+    status, _, answer = raw.request(body, target=SCORE.replace("Score", call)).reply()
+    assert (status, json.loads(answer)["reason"]) == (400, "MALFORMED")
+
+
 def test_others_are_answered_while_a_large_body_is_read(
     opening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from dlm.client.deliver.counts import Stats
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
-from dlm.errors import ConfigError, QueryError, UnavailableError
+from dlm.errors import ConfigError, QueryError, StaleShardSet, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
@@ -130,6 +130,7 @@ class _Face:
         deadline_s: float | None,
         on_switch: str,
         key: str | bytes | None,
+        model: str | None,
         wait_s: float,
         phrases: Phrases | None,
     ) -> Opened:
@@ -143,6 +144,11 @@ class _Face:
         core.check_open()
         if not core.begun:
             self._connect()
+        if model is not None:
+            found = core.named(model)
+            if found is None:
+                raise StaleShardSet(f"no server that this client knows holds model {model}")
+            return core, found, deadline_s, FULL_MODEL, on_switch, phrases
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
             return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases
@@ -262,6 +268,7 @@ class Client(_Face):
         self,
         *,
         key: str | bytes | None = None,
+        model: str | None = None,
         deadline_s: float | None = None,
         on_switch: str = FINISH,
         wait_s: float | None = None,
@@ -273,6 +280,8 @@ class Client(_Face):
         Args
             key         of a user or a session, say: during a roll-out, all utterances with a key
                         get the same model. Without one, the model is drawn at random
+            model       the first digits of a model's id, of states of another process, say: the
+                        utterance is pinned to that model
             deadline_s  for each of its calls
             on_switch   if the client switches to the local fallback before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
@@ -283,10 +292,11 @@ class Client(_Face):
                         many utterances share
         Raises
             ClientClosed  the client is closed
+            StaleShardSet  `model` is none that servers hold
             QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
         """
         wait_s = self._core.config.connect_s if wait_s is None else wait_s
-        return Utterance(*self._open(deadline_s, on_switch, key, wait_s, prepared(phrases)))
+        return Utterance(*self._open(deadline_s, on_switch, key, model, wait_s, prepared(phrases)))
 
     def close(self) -> None:
         """Closes every connection."""
@@ -371,6 +381,7 @@ class AsyncClient(_Face):
         self,
         *,
         key: str | bytes | None = None,
+        model: str | None = None,
         deadline_s: float | None = None,
         on_switch: str = FINISH,
         phrases: Phrases | Weights | None = None,
@@ -384,9 +395,9 @@ class AsyncClient(_Face):
         self._core.check_open()
         ready = prepared(phrases)
         if self._core.begun:
-            return AsyncUtterance(*self._open(deadline_s, on_switch, key, 0.0, ready))
+            return AsyncUtterance(*self._open(deadline_s, on_switch, key, model, 0.0, ready))
         wait_s = self._core.config.connect_s
-        opened = partial(self._open, deadline_s, on_switch, key, wait_s, ready)
+        opened = partial(self._open, deadline_s, on_switch, key, model, wait_s, ready)
         return AsyncUtterance.later(opened, self._core, deadline_s)
 
     def _connect_now(self) -> None:

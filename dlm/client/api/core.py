@@ -114,6 +114,9 @@ class Core(Scorer, Host):
     ) -> Snapshot:
         return self.table.current(timeout_s, unlike, key)
 
+    def named(self, model: str) -> Snapshot | None:
+        return self.table.named(model)
+
     def limit_s(self, deadline_s: float) -> float:
         return deadline_s
 

@@ -78,6 +78,9 @@ class Scorer(Counted, Protocol):
     ) -> Snapshot:
         """The snapshot for a new utterance; see `Table.current`."""
 
+    def named(self, model: str) -> Snapshot | None:
+        """That of the model whose id begins so, if it can be asked."""
+
     def mode(self) -> Mode:
         """The model that new utterances use."""
 
@@ -153,6 +156,9 @@ class LocalScorer(Scorer):
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
         return self._snapshot
+
+    def named(self, model: str) -> Snapshot | None:
+        return self._snapshot if self._snapshot.model.startswith(model) else None
 
     def mode(self) -> Mode:
         return Mode.FULL

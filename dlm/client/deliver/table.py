@@ -93,6 +93,11 @@ class Table:
         every = (self.known, *self._others.values())
         return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
+    def named(self, model: str) -> Snapshot | None:
+        """Of the model whose id begins so, if servers hold it."""
+        every = (None if self._gone else self.known, *self._others.values())
+        return next((s for s in every if s is not None and s.model.startswith(model)), None)
+
     def current(
         self, timeout_s: float, unlike: str | None = None, key: str | bytes | None = None
     ) -> Snapshot:
