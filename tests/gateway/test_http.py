@@ -301,11 +301,12 @@ def test_what_is_not_http_ends_its_connection(connect: Any, data: bytes) -> None
 def test_a_head_that_never_ends_is_not_waited_for(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are a body, and a first byte."""
+    """Nor are a body, whose caller is told, and a first byte."""
     monkeypatch.setattr("dlm.gateway.http.HEAD_S", 0.05)
     monkeypatch.setattr("dlm.gateway.http.BODY_S", 0.05)
     silent, slow = connect(), connect().send(b"GET / HTTP/1.1\r\n")
     body = connect().send(HEAD + b"Content-Length: 9\r\n\r\n{")
+    assert body.reply()[0] == 504
     assert all(one.is_closed() for one in (silent, slow, body))
 
 
