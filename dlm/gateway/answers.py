@@ -72,7 +72,7 @@ class LanguageModel:
         bos = request.bos if request.HasField("bos") else True
         eos = request.eos if request.HasField("eos") else True
         self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
-        utterance = await self._fresh(request)
+        utterance = await self._fresh(request, left())
         scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left())
         info = utterance.model_info
         reply = pb.SentencesReply(model=info.model, phrases_id=info.phrases)
@@ -110,7 +110,7 @@ class LanguageModel:
                 )
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
-        utterance, states = await self._states(request.states, request)
+        utterance, states = await self._states(request.states, request, left())
         found = await utterance.extend(states, words, deadline_s=left())
         self._metrics.fallbacks += int(np.count_nonzero(found.source))
         model = utterance.model_info.model
@@ -122,7 +122,7 @@ class LanguageModel:
         left = _countdown(left_s)
         count = request.count or DEFAULT_COUNT
         self._check_queries(count)
-        utterance, states = await self._states([request.state], request)
+        utterance, states = await self._states([request.state], request, left())
         if text := split_words(request.text):
             states = utterance.states_after([[*states.contexts()[0], *text]])
         found = await utterance.next_words(states[0], count, deadline_s=left())
@@ -147,7 +147,7 @@ class LanguageModel:
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
-        utterance = await self._fresh(request)
+        utterance = await self._fresh(request, left())
         scores = await utterance.score_sentences(sentences, deadline_s=left())
         ranked = []
         for index, (one, words, score) in enumerate(
@@ -206,19 +206,21 @@ class LanguageModel:
 
     # ------------------------------------------------------------------ states
 
-    async def _fresh(self, request: Any) -> AsyncUtterance:
+    async def _fresh(self, request: Any, left_s: float) -> AsyncUtterance:
         """An utterance on the model in use, with the request's phrases."""
         utterance = _open_to_caller(self.client.utterance())
-        phrases = await self._phrases.of(request, utterance.vocabulary_size)
+        phrases = await self._phrases.of(request, utterance.vocabulary_size, left_s)
         return utterance if phrases is None else utterance.with_phrases(phrases)
 
-    async def _states(self, packed: Sequence[bytes], request: Any) -> tuple[AsyncUtterance, States]:
+    async def _states(
+        self, packed: Sequence[bytes], request: Any, left_s: float
+    ) -> tuple[AsyncUtterance, States]:
         """The states of a request, and an utterance on their model with its phrases; all must be of
         one model."""
         first = next((one for one in packed if one), b"")
         utterance = self._utterance(first[1 : 1 + MODEL_BYTES])
         if request.HasField("phrases"):
-            phrases = await self._phrases.of(request, utterance.vocabulary_size)
+            phrases = await self._phrases.of(request, utterance.vocabulary_size, left_s)
             utterance = utterance.with_phrases(phrases)
         if not first:
             return utterance, utterance.states([utterance.begin()] * max(len(packed), 1))

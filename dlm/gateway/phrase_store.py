@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dlm.client import Phrases
-from dlm.server.refusals import Refusal
+from dlm.server.refusals import Refusal, too_late
 from dlm.server.security import token_name
 from dlm.wire.status import Reason
 
@@ -27,11 +28,14 @@ class PhraseStore:
         # By the name of the token, and id; the last used is last.
         self._kept: OrderedDict[tuple[str, str], tuple[Phrases, int]] = OrderedDict()
         self.bytes = 0
+        # One list at a time is read: while it is, it is many times as large as its message.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="dlm-phrases")
 
-    async def of(self, request: Any, vocabulary_size: int) -> Phrases | None:
+    async def of(self, request: Any, vocabulary_size: int, left_s: float) -> Phrases | None:
         """The phrases of a request; None if it has none.
 
-        Raises  Refusal  an id that is not known here;  QueryError  see `Phrases`
+        Args    left_s   seconds in which they must have been read
+        Raises  Refusal  an id that is not known here, too late;  QueryError  see `Phrases`
         """
         given = request.phrases
         if given.id and given.phrases:
@@ -46,7 +50,11 @@ class PhraseStore:
         if len(weights) < len(given.phrases):
             raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
         # Thousands take tens of milliseconds, in which others are answered.
-        found = await asyncio.to_thread(Phrases, weights)
+        reading = asyncio.get_running_loop().run_in_executor(self._reader, Phrases, weights)
+        try:
+            found = await asyncio.wait_for(reading, left_s)
+        except TimeoutError:
+            raise too_late() from None
         self._keep(found, found.memory_bytes(vocabulary_size))
         return found
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster import ModelFiles
+from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
+from dlm.gateway import phrase_store
 from dlm.gateway.config import MIB
 from dlm.gateway.phrase_store import PhraseStore
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
+from dlm.wire.status import Reason
 from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
 
 every_door = pytest.mark.parametrize("door", DOORS)
@@ -156,14 +159,14 @@ def test_the_memory_for_phrases_is_bounded() -> None:
 
         async def keep(number: int, size: int) -> Phrases:
             weights = {f"w{number} v{at}": 1.0 for at in range(size)}
-            found = await store.of(pb.ExtendRequest(phrases=message(weights)), 1000)
+            found = await store.of(pb.ExtendRequest(phrases=message(weights)), 1000, WAIT_S)
             assert found is not None
             return found
 
         async def knows(phrases: Phrases) -> bool:
             request = pb.ExtendRequest(phrases=pb.Phrases(id=phrases.digest))
             try:
-                return await store.of(request, 1000) is phrases
+                return await store.of(request, 1000, WAIT_S) is phrases
             except Refusal:
                 return False
 
@@ -180,6 +183,30 @@ def test_the_memory_for_phrases_is_bounded() -> None:
         assert not await knows(large) and store.bytes < 10_000
 
     asyncio.run(fill())
+
+
+def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait take no memory beside their messages, and are refused at their deadline."""
+    begun, go_on = [], threading.Event()
+
+    def read(weights: dict[str, float]) -> Phrases:
+        begun.append(len(weights))
+        go_on.wait(WAIT_S)
+        return Phrases(weights)
+
+    async def ask() -> None:
+        store = PhraseStore(MIB)
+        request = pb.ExtendRequest(phrases=message({"a": 1.0}))
+        first = asyncio.create_task(store.of(request, 1000, WAIT_S))
+        others = [store.of(request, 1000, 0.01) for _ in range(8)]
+        for found in await asyncio.gather(*others, return_exceptions=True):
+            assert isinstance(found, Refusal) and found.reason is Reason.LATE
+        go_on.set()
+        assert await first is not None
+
+    monkeypatch.setattr(phrase_store, "Phrases", read)
+    asyncio.run(ask())
+    assert begun == [1]
 
 
 def test_a_client_finds_its_own_phrases_only(opening: Any, tokens: Path) -> None:
