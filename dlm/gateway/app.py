@@ -162,6 +162,7 @@ class Gateway:
         self._failure: Exception | None = None
         self._drained = False
         self._tls: ssl.SSLContext | None = None
+        self._server: Any = None
 
     @property
     def state(self) -> ServingState:
@@ -173,25 +174,12 @@ class Gateway:
 
     async def run(self) -> int:
         """Serves until an event ends it; returns and raises as `serve` does."""
-        server = self._bind()
+        server = self._server = self._make()
         beating = asyncio.create_task(self._beat())
         try:
-            self._tls = self._context()
-            try:
-                self.http_port = await self._http.start(
-                    self.config.host,
-                    self.config.http_port,
-                    self._tls,
-                    shares_port=self.process.shares_port,
-                )
-            except OSError as exc:
-                raise ConfigError(
-                    f"{self.config.host}:{self.config.http_port} cannot be bound for HTTP: "
-                    f"{exc.strerror or exc}. Choose another http_port (--http-port)"
-                ) from exc
+            if not self.process.shares_port:
+                await self._listen()
             shown = self._show()
-            await server.start()
-            self._guard.start()
             opening = asyncio.create_task(self._open())
             try:
                 last = await self._serve()
@@ -227,7 +215,31 @@ class Gateway:
 
     # -------------------------------------------------------------------- start
 
-    def _bind(self) -> Any:
+    async def _listen(self) -> None:
+        """Binds both ports. A worker does so once it can answer: it would get its share of new
+        connections before.
+
+        Raises  ConfigError  one cannot be bound
+        """
+        config = self.config
+        try:
+            self.port = self._guard.bind(self._server, config.address)
+        except RuntimeError as exc:
+            raise cannot_be_bound(config.address) from exc
+        self._tls = self._context()
+        try:
+            self.http_port = await self._http.start(
+                config.host, config.http_port, self._tls, shares_port=self.process.shares_port
+            )
+        except OSError as exc:
+            raise ConfigError(
+                f"{config.host}:{config.http_port} cannot be bound for HTTP: "
+                f"{exc.strerror or exc}. Choose another http_port (--http-port)"
+            ) from exc
+        await self._server.start()
+        self._guard.start()
+
+    def _make(self) -> Any:
         from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
 
         config = self.config
@@ -242,10 +254,6 @@ class Gateway:
         server.add_generic_rpc_handlers((RpcDoor(self.calls).handlers(), self._health.handlers()))
         names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        try:
-            self.port = self._guard.bind(server, config.address)
-        except RuntimeError as exc:
-            raise cannot_be_bound(config.address) from exc
         return server
 
     def _context(self) -> ssl.SSLContext | None:
@@ -325,6 +333,8 @@ class Gateway:
             event = await self._events.get()
             before = admission.state
             admission.state, actions = step(before, event)
+            if event is Event.WARMED and Action.PUBLISH in actions and not self.port:
+                await self._listen()
             logger.info(
                 "gateway.ready" if event is Event.WARMED else "gateway.state",
                 extra={

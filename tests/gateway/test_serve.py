@@ -40,7 +40,8 @@ BALANCED = {
 
 
 def test_workers_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
-    """Each answers by each door; one that dies is replaced, and the others answer meanwhile."""
+    """Each answers by each door; one that dies is replaced, and nobody meets the new one before it
+    can answer."""
     (metrics,) = free_ports(1)
     line = ("--local", files.directory, "--workers", 2, "--metrics-port", metrics)
 
@@ -69,9 +70,16 @@ def test_workers_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
         started = [
             json.loads(line) for line in gateway.errors.splitlines() if "worker.started" in line
         ]
+        ready = gateway.errors.count('"gateway.ready"')
+        assert ready >= 2
         os.kill(started[0]["pid"], signal.SIGKILL)
         until(lambda: len({*children(gateway.process.pid)} - {*before}) == 1)
-        ask()
+
+        def is_ready() -> bool:
+            ask()  # fails if the new worker takes it before it is ready
+            return gateway.errors.count('"gateway.ready"') > ready
+
+        until(is_ready)
 
 
 @pytest.fixture
