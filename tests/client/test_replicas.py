@@ -104,7 +104,8 @@ def test_a_server_stalls_while_its_messages_are_late_in_a_row() -> None:
     one = Usual()
     for number in range(STALLED):
         assert not one.stalls(1.0)
-        one.late(0.01, 1.0 + number / 1000)
+        for late in range(STALLED):  # of one pause
+            one.late(0.01, 1.0 + number / 50 + late / 1000)
     assert one.stalls(1.1)
     one.note(0.1, 1.1)
     assert one.stalls(1.1)

@@ -277,7 +277,7 @@ class Delivery:
     def _late(self, attempt: Attempt) -> None:
         message, now = attempt.message, self._clock()
         runtime, watch = message.runtime, message.runtime.watch
-        if not attempt.late:
+        if attempt.sent and not attempt.late:  # no server stalls that is being connected
             attempt.late = True
             runtime.usual[attempt.address].late(now - attempt.since, now)
         _, avoided, slow = runtime.unwell(message.replicas, now, self._config.heartbeat_config)

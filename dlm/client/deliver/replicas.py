@@ -165,9 +165,11 @@ class Usual:
         return self.late_s < inf and now - self.at <= FORGET_S
 
     def late(self, waited_s: float, now: float) -> None:
-        """A message was late: it had been there for `waited_s`."""
-        self._lates += 1
-        self._waited_s, self._late_at = waited_s, now
+        """A message was late: it had been there for `waited_s`. Of those that one pause of the
+        server made late, one counts."""
+        if now - waited_s >= self._late_at:
+            self._lates += 1
+            self._waited_s, self._late_at = waited_s, now
 
     def stalls(self, now: float) -> bool:
         return self._lates >= STALLED and now - self._late_at <= STALLED_S
