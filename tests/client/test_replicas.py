@@ -249,6 +249,20 @@ def test_a_message_that_a_server_keeps_goes_to_a_third_if_the_second_is_gone(
     one.core.close()
 
 
+def test_a_server_that_answers_as_usual_does_not_stall_for_calls_of_less_time(
+    files, twice, cache_dir
+) -> None:
+    """Those fail; the other calls may still be hedged."""
+    one = Line(files, twice, cache_dir, hedging=True)
+    line, runtime = one.network, one.core._runtime
+    line.after_s = dict.fromkeys(one.pair, 0.02)
+    for limit_s in [*[1.0] * 3 * KEPT, *[0.01] * 20]:
+        one.ask(limit_s)
+        line.run_until(line.now + 0.03)
+    assert runtime.unwell(one.pair, line.now, one.core.config.heartbeat_config)[2] == NONE
+    one.core.close()
+
+
 @pytest.mark.parametrize("hedging", [True, False])
 @pytest.mark.parametrize("after_s", [0.2, inf])
 def test_servers_that_are_all_slow_or_silent_get_no_message_twice(

@@ -53,6 +53,7 @@ MAX_REROUTES = 2  # a table that is stale twice in one call will not settle with
 # A message is lost this long after its deadline: connections end messages by their deadline, plus
 # the time that a busy machine needs.
 LOST_S = 1.0
+EARLY_S = 0.001  # a timer may be early by this much
 _LATE = DeadlineExceeded("a server has not answered yet")
 
 
@@ -277,9 +278,11 @@ class Delivery:
     def _late(self, attempt: Attempt) -> None:
         message, now = attempt.message, self._clock()
         runtime, watch = message.runtime, message.runtime.watch
-        if attempt.sent and not attempt.late:  # no server stalls that is being connected
+        waited_s = now - attempt.since
+        is_late = waited_s >= self._late_after(message, now) - EARLY_S  # not only for its callers
+        if attempt.sent and not attempt.late and is_late:  # none stalls that is being connected
             attempt.late = True
-            runtime.usual[attempt.address].late(now - attempt.since, now)
+            runtime.usual[attempt.address].late(waited_s, now)
         _, avoided, slow = runtime.unwell(message.replicas, now, self._config.heartbeat_config)
         outcome = Late(
             since=attempt.since,
