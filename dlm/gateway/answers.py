@@ -232,7 +232,7 @@ class LanguageModel:
     def _utterance(self, model: bytes) -> AsyncUtterance:
         """An utterance that stays on the model whose id begins with these bytes; b"": any."""
         known = self._pin(self.client.utterance())
-        if model and model not in self._pinned:
+        if len(model) == MODEL_BYTES and model not in self._pinned:
             # Another gateway may have drawn the next model of a roll-out before this one did.
             with contextlib.suppress(StaleShardSet):
                 self._pin(self.client.utterance(model=model.hex()))

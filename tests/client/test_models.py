@@ -239,6 +239,8 @@ def test_a_roll_out_gives_the_next_model_to_a_share_of_the_keys(
             ask(named, one.oracle, random_queries(one.oracle, 2, 100))
         with pytest.raises(StaleShardSet):
             client.utterance(model="0" * 16)
+        with pytest.raises(ConfigError):
+            client.utterance(model="")
         roll(0.6)
         until(lambda: len(on_new(client)) > len(some))
         assert on_new(client) > some
@@ -414,7 +416,7 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
     files, other_files, rolled, config, bigram_fallback
 ) -> None:
     """All at once, without any warning: whatever it is asked by words, on both faces. What was
-    asked by id, or looked up, is of the old model alone."""
+    asked by id, looked up, or asked of a named model, is of the old model alone."""
     settings = replace(config, heartbeats=False, bigram_fallback=bigram_fallback)
     context, word = queries_to(files.again(2), 0)[0]
     *words, last = (files.words()[i] for i in (*context, word))
@@ -434,6 +436,7 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
     with Client.connect(rolled.addresses, settings) as client:
         handles = [client.utterance() for _ in range(5)]
         scored, begun, by_id, looked_up, numbered = handles
+        named = client.utterance(model=client.manifest.model[:6].upper())
         biased = client.utterance(phrases=phrases)
         mixture = Mixture([(client.utterance(), 1.0)])
         mixed = mixture.begin()
@@ -457,7 +460,8 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
         assert after.bonus.tolist() == same.bonus.tolist() == [[1.0, 1.0]]
         assert biased.bonus(biased_state, after.states[0, 0]) == after.bonus[0, 0]
         for handle, asked, word_ in (
-            (by_id, context, word), (looked_up, words, last), (numbered, words, last)
+            (by_id, context, word), (looked_up, words, last), (numbered, words, last),
+            (named, words, last),
         ):  # fmt: skip
             if bigram_fallback:
                 assert handle.score([asked], [word_]).source == [1]

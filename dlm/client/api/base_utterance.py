@@ -177,6 +177,7 @@ class BaseUtterance:
         kind: str = FULL_MODEL,
         on_switch: str = FINISH,
         phrases: Phrases | None = None,
+        settled: bool = False,
     ) -> None:
         if on_switch not in (FINISH, RESCORE):
             raise QueryError(f"on_switch is {on_switch!r}; expected {FINISH!r} or {RESCORE!r}")
@@ -189,7 +190,7 @@ class BaseUtterance:
         self.bigram_fallback = core.config.bigram_fallback
         self._phrases = phrases
         self._pin(inputs_of(snapshot, kind, phrases))
-        self._inputs.settled = kind == LOCAL_MODEL
+        self._inputs.settled = settled or kind == LOCAL_MODEL
 
     def _pin(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -239,9 +240,7 @@ class BaseUtterance:
         self._inputs.settled = True
         on_switch = RESCORE if self._rescores else FINISH
         snapshot, kind = self._inputs.snapshot, self.model_info.kind
-        found = type(self)(self._core, snapshot, self._deadline_s, kind, on_switch, phrases)
-        found._inputs.settled = True
-        return found
+        return type(self)(self._core, snapshot, self._deadline_s, kind, on_switch, phrases, True)
 
     def ids_of(self, words: Sequence[Word]) -> NDArray[np.uint32]:
         """The ids of words, 0 for unknown ones; a phrase's new words have ids from

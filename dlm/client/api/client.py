@@ -38,6 +38,7 @@ from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
 from dlm.ngram.vocab import Vocabulary
+from dlm.wire.ids import check_beginning
 
 log = EventLog(__name__)
 
@@ -145,14 +146,15 @@ class _Face:
         if not core.begun:
             self._connect()
         if model is not None:
-            found = core.named(model)
+            found = core.named(check_beginning(model))
             if found is None:
                 raise StaleShardSet(f"no server that this client knows holds model {model}")
-            return core, found, deadline_s, FULL_MODEL, on_switch, phrases
+            return core, found, deadline_s, FULL_MODEL, on_switch, phrases, True
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
-            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases
-        return core, core.current(wait_s, key=key), deadline_s, FULL_MODEL, on_switch, phrases
+            return fallback, fallback.snapshot(), limit_s, LOCAL_MODEL, on_switch, phrases, False
+        found = core.current(wait_s, key=key)
+        return core, found, deadline_s, FULL_MODEL, on_switch, phrases, False
 
     def _connect_now(self) -> None:
         """Before a property: a copy of a client connects when it is first used."""
@@ -280,8 +282,8 @@ class Client(_Face):
         Args
             key         of a user or a session, say: during a roll-out, all utterances with a key
                         get the same model. Without one, the model is drawn at random
-            model       the first digits of a model's id, of states of another process, say: the
-                        utterance is pinned to that model
+            model       the first 6 hex digits or more of a model's id, of states of another
+                        process, say: the utterance keeps that model, also if it is replaced
             deadline_s  for each of its calls
             on_switch   if the client switches to the local fallback before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
@@ -292,6 +294,7 @@ class Client(_Face):
                         many utterances share
         Raises
             ClientClosed  the client is closed
+            ConfigError   `model` cannot begin an id
             StaleShardSet  `model` is none that servers hold
             QueryError    a deadline that is not a number of seconds above 0; see `Phrases`
         """

@@ -24,7 +24,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
 # The arguments of an utterance, see `BaseUtterance`.
-Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | None]
+Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | None, bool]
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
