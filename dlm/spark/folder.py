@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,11 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
         F.col("_metadata.file_path").alias("path"),
         F.col("_metadata.file_block_start").alias("start"),
     )
+
+
+def literal(path: str) -> str:
+    """As what Spark reads, in which it would take *, ?, [ and { for patterns."""
+    return re.sub(r"([*?{}\[\]\\])", r"\\\1", path)
 
 
 def is_file(spark: SparkSession, path: str) -> bool:

@@ -21,7 +21,6 @@ from dlm.estimate.text import lines_of
 from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.arpa.header import AT_END, order_begun
-from dlm.ngram.arpa.writer import section_head
 
 MARKS_SCHEMA = "start bigint, mark binary, rows bigint, head binary"
 ROWS_SCHEMA = "order int, value binary"
@@ -76,7 +75,7 @@ class Sections:
             self.begins.setdefault(row["start"], at)
             if row["mark"] is not None:
                 after = order_begun(row["mark"])
-                if at == AT_END or 0 < after <= at:
+                if at == AT_END or (at > 0 and after <= at and after != AT_END):
                     raise ArpaError(
                         f"the line {row['mark'][:80]!r} is not where it belongs; expected the "
                         "sections in order, and then the end",
@@ -89,7 +88,7 @@ class Sections:
             head += row["head"]
         with scratch_folder(None, "dlm-spark-head") as folder:
             alone = folder / Path(path).name
-            alone.write_bytes(head + section_head(1))
+            alone.write_bytes(head)
             try:
                 with ArpaReader(alone) as reader:
                     self.counts, self.comments = list(reader.counts), reader.comments

@@ -44,7 +44,7 @@ from dlm.ngram.partition import SLOTS, balanced_slot_table
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spark import linking, sections
-from dlm.spark.folder import ModelFolder, is_file, lines_of_source, write_parts
+from dlm.spark.folder import ModelFolder, is_file, lines_of_source, literal, write_parts
 from dlm.spark.jobs import JobStages, as_bytes, between, checked, of_driver
 from dlm.spark.jobs import explained as explained_jobs
 
@@ -119,7 +119,7 @@ class _Sharding:
         self._partitions = partitions
         self._parts = self._model
         if is_file(spark, model):
-            self._parts = (place.spill.absolute() / "parts").as_uri()
+            self._parts = f"file://{place.spill.absolute()}/parts"
             self._cut()
         self._index = self._read_index()
         self._shared: list[Any] = []
@@ -209,7 +209,7 @@ class _Sharding:
     def _cut(self) -> None:
         """Makes a folder of parts of the file."""
         self._told.begin("finding the sections of the file")
-        lines = lines_of_source(self._spark, self._model, "value")
+        lines = lines_of_source(self._spark, literal(self._model), "value")
         found = lines.mapInArrow(checked(sections.marks), sections.MARKS_SCHEMA).toArrow()
         whole = sections.Sections(found, self._model)
         begins = whole.begins
@@ -227,7 +227,7 @@ class _Sharding:
 
         path = f"{self._parts}/{PARTS_INDEX}"
         try:
-            text = "\n".join(row.value for row in self._spark.read.text(path).collect())
+            text = "\n".join(row.value for row in self._spark.read.text(literal(path)).collect())
             return dict(json.loads(text))
         except (PySparkException, ValueError) as exc:
             raise ConfigError(
@@ -241,7 +241,8 @@ class _Sharding:
     def _lines(self, paths: list[str]) -> DataFrame:
         """Of some parts, not in order."""
         read = self._spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
-        return read.option("lineSep", "\n").text(paths).selectExpr("cast(value as binary) value")
+        text = read.option("lineSep", "\n").text([literal(path) for path in paths])
+        return text.selectExpr("cast(value as binary) value")
 
     def _words(self) -> tuple[stages.Context, WordTable, bool]:
         """The 1-grams, read by the local builder from a file of their own."""

@@ -55,27 +55,28 @@ def test_the_set_is_the_local_builder_s_to_the_byte(
     spark: Any, tmp_path: Path, order: int, unk: bool, shards: int, partitions: int, form: str
 ) -> None:
     """All files, and the name; with blanks, weights of 0 and without the unknown word; from parts,
-    and from a file in one piece, which Spark reads in several."""
+    and from a file in one piece, which Spark reads in several. Nothing else is left, whatever the
+    paths are."""
     from dlm.spark.shards import build_shard_set as by_spark
 
     model = random_model(order, order=order, words=20, per_order=100, unk=unk)
     arpa = model.write(tmp_path / "model.arpa")
     local = build_shard_set(arpa, tmp_path / "local", shards)
-    given = tmp_path / f"given.{form}"
+    given, output = tmp_path / f"given [1] é.{form}", tmp_path / "{the} set"
     if form == "parts":
         in_parts(arpa, given, 9)
     else:
         text = b"# a \\comment\n" + arpa.read_bytes()
         given.write_bytes(gzip.compress(text) if form == "arpa.gz" else text)
-    made = by_spark(spark, str(given), tmp_path / "set", shards, partitions=partitions)
+    before = {*tmp_path.iterdir()}
+    made = by_spark(spark, str(given), output, shards, partitions=partitions)
+    assert {*tmp_path.iterdir()} == before | {output}
     assert made.shard_set == local.shard_set
-    assert read_manifest(tmp_path / "set").counts == local.counts
+    assert read_manifest(output).counts == local.counts
     names = [entry.name for entry in local.files]
-    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == sorted(
-        ["manifest.json", *names]
-    )
+    assert sorted(path.name for path in output.iterdir()) == sorted(["manifest.json", *names])
     for name in names:
-        assert (tmp_path / "set" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+        assert (output / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 def test_a_model_that_cannot_be_sharded_is_refused(spark: Any, tmp_path: Path) -> None:
@@ -97,7 +98,9 @@ def test_a_model_that_cannot_be_sharded_is_refused(spark: Any, tmp_path: Path) -
         (whole.replace(b"\\2-grams:", b"\\3-grams:"), "in order"),
         (whole.replace(b"\n\n\\2-grams:", b"\n-1\tx\n\n\\2-grams:"), "1-grams"),
         (whole + b"more\n", "1 rows after"),
+        (whole.replace(b"\\3-grams:", b"\\x\n\n\\3-grams:"), "in order"),
         (b"no model\n", "ARPA"),
+        (b"", "empty"),
     ):
         arpa.write_bytes(text)
         with pytest.raises(ArpaError, match=what):
