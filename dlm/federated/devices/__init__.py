@@ -1,0 +1,1 @@
+"""Rounds of federated learning between processes: the transport, and secure aggregation over it."""

@@ -1,0 +1,219 @@
+"""One device in one round of secure aggregation: each step takes a state and a message, and returns
+the next state and what to send. Pure, given the random source.
+
+A step taken twice, or out of order, is refused: a device that answered the last one for two sets of
+survivors would open its neighbours' inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dlm.errors import PrivacyError
+from dlm.federated.devices import shamir
+from dlm.federated.devices.primitives import (
+    SECRET_BYTES,
+    Draw,
+    KeyPair,
+    Signer,
+    Vector,
+    is_signed,
+    seal,
+    unseal,
+)
+from dlm.federated.devices.protocol import (
+    MOST_DEVICES,
+    Advertisement,
+    Consent,
+    Consents,
+    Delivery,
+    MaskedInput,
+    Opened,
+    Roster,
+    RoundTerms,
+    Segment,
+    Shares,
+    Survivors,
+    add_mask,
+    commitment_of,
+    places_of,
+    sealed_about,
+    survivors_content,
+)
+
+ADVERTISED, SHARED, MASKED, CONSENTED, ENDED = range(1, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What a device knows of the round. Its secrets leave it only as sealed shares.
+
+    step       the last one taken
+    roster     U1;  shares  of the others, sealed for this device, U2;  survivors  U3
+    """
+
+    terms: RoundTerms
+    me: int
+    signer: Signer | None = field(repr=False)
+    sealing: KeyPair = field(repr=False)
+    masking: KeyPair = field(repr=False)
+    own_seed: bytes = field(repr=False)
+    step: int = ADVERTISED
+    roster: Mapping[int, Advertisement] = field(default_factory=dict)
+    own_shares: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
+    shares: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    survivors: tuple[int, ...] = ()
+
+    def after(self, step: int) -> DeviceState:
+        if self.step != step - 1:
+            raise PrivacyError(
+                f"the server asks device {self.me} for step {step} of the round after step "
+                f"{self.step}; each is taken once, in order"
+            )
+        return replace(self, step=step)
+
+
+def advertise(
+    terms: RoundTerms, me: int, signer: Signer | None, draw: Draw
+) -> tuple[DeviceState, Advertisement]:
+    """Round 0: keys for this round."""
+    if (signer is None) != (terms.verifying is None):
+        raise PrivacyError(
+            "a round with registered keys needs this device's, and one without must not use it"
+        )
+    state = DeviceState(
+        terms, me, signer, KeyPair.drawn(draw), KeyPair.drawn(draw), draw(SECRET_BYTES)
+    )
+    found = Advertisement(state.sealing.public, state.masking.public)
+    if signer is not None:
+        found = replace(found, signature=signer.sign(found.signed_content(terms, me)))
+    return state, found
+
+
+def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, Shares]:
+    """Round 1: shares of both secrets, one for each device of the roster.
+
+    Raises  PrivacyError  too few devices or too many; two have one key; a signature is wrong; this
+            device's keys are not those it sent
+    """
+    state = state.after(SHARED)
+    terms, me, found = state.terms, state.me, roster.advertisements
+    if not terms.threshold <= len(found) <= MOST_DEVICES:
+        raise PrivacyError(
+            f"{len(found)} devices sent keys; expected {terms.threshold} to {MOST_DEVICES}"
+        )
+    mine = found.get(me)
+    if mine is None or (mine.sealing, mine.masking) != (state.sealing.public, state.masking.public):
+        raise PrivacyError(f"the server lists other keys for device {me} than it sent")
+    keys = [key for one in found.values() for key in (one.sealing, one.masking)]
+    if len(set(keys)) < len(keys):
+        raise PrivacyError("two devices of the roster have the same key")
+    if terms.verifying is not None:
+        for device, one in found.items():
+            known = terms.verifying.get(device)
+            content = one.signed_content(terms, device)
+            if known is None or not is_signed(known, one.signature, content):
+                raise PrivacyError(f"the keys of device {device} are not signed by it")
+    places = places_of(found)
+    of_mask = shamir.split(state.masking.secret, list(places.values()), terms.threshold, draw)
+    of_own = shamir.split(state.own_seed, list(places.values()), terms.threshold, draw)
+    sealed = {}
+    for other, advertisement in found.items():
+        if other != me:
+            key = state.sealing.agree(advertisement.sealing, "seal")
+            both = of_mask[places[other]] + of_own[places[other]]
+            sealed[other] = seal(key, both, sealed_about(terms, me, other))
+    own = of_mask[places[me]], of_own[places[me]]
+    state = replace(state, roster=dict(found), own_shares=own)
+    return state, Shares(sealed, commitment_of(state.own_seed))
+
+
+def mask(
+    state: DeviceState, delivery: Delivery, inputs: Sequence[Vector]
+) -> tuple[DeviceState, MaskedInput]:
+    """Round 2: the input, hidden.
+
+    Args    inputs  one vector for each segment, in 0..modulus-1
+    Raises  PrivacyError  too few devices, or some that are not on the roster; an input of another
+            size or range
+    """
+    state = state.after(MASKED)
+    terms, me = state.terms, state.me
+    others = sorted(delivery.sealed)
+    if me in delivery.sealed or not set(others) < set(state.roster):
+        raise PrivacyError("the server delivers shares of devices that are not on the roster")
+    if len(others) + 1 < terms.threshold:
+        raise PrivacyError(
+            f"{len(others) + 1} devices shared their secrets; expected {terms.threshold} or more"
+        )
+    _check_inputs(terms.segments, inputs)
+    total = [np.array(one, np.int64) for one in inputs]
+    add_mask(total, state.own_seed, terms.segments, 1)
+    for other in others:
+        seed = state.masking.agree(state.roster[other].masking, "mask")
+        add_mask(total, seed, terms.segments, 1 if me > other else -1)
+    sent = MaskedInput(tuple(one.astype("<i8").tobytes() for one in total))
+    return replace(state, shares=dict(delivery.sealed)), sent
+
+
+def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Consent]:
+    """Round 3: signs who is said to have sent an input.
+
+    Raises  PrivacyError  too few, one that shared no secrets, or without this device
+    """
+    state = state.after(CONSENTED)
+    devices = survivors.devices
+    named, known = set(devices), {state.me, *state.shares}
+    if list(devices) != sorted(named) or not named <= known or state.me not in named:
+        raise PrivacyError("the server names survivors that this device does not know, or not it")
+    if len(devices) < state.terms.threshold:
+        raise PrivacyError(
+            f"{len(devices)} devices sent an input; expected {state.terms.threshold} or more"
+        )
+    content = survivors_content(state.terms, devices)
+    signature = b"" if state.signer is None else state.signer.sign(content)
+    return replace(state, survivors=devices), Consent(signature)
+
+
+def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Opened]:
+    """Round 4: of each device one share, of the secret that hides nothing any more.
+
+    Raises  PrivacyError  too few devices signed the same survivors: the server told others of other
+            ones; or a sealed share was changed
+    """
+    state = state.after(ENDED)
+    terms, me = state.terms, state.me
+    if terms.verifying is not None:
+        content = survivors_content(terms, state.survivors)
+        signed = {
+            device
+            for device, signature in consents.signatures.items()
+            if device in state.survivors
+            and is_signed(terms.verifying.get(device, b""), signature, content)
+        }
+        if len(signed) < len(consents.signatures) or len(signed) < terms.threshold:
+            raise PrivacyError(
+                f"{len(signed)} of {len(consents.signatures)} devices signed the survivors that "
+                f"device {me} was told of; expected all, and {terms.threshold} or more"
+            )
+    vanished, own = {}, {me: state.own_shares[1]}
+    for other, sealed in state.shares.items():
+        key = state.sealing.agree(state.roster[other].sealing, "seal")
+        both = unseal(key, sealed, sealed_about(terms, other, me))
+        if other in state.survivors:
+            own[other] = both[shamir.SHARE_BYTES :]
+        else:
+            vanished[other] = both[: shamir.SHARE_BYTES]
+    return state, Opened(vanished, own)
+
+
+def _check_inputs(segments: Sequence[Segment], inputs: Sequence[Vector]) -> None:
+    for segment, one in zip(segments, inputs, strict=True):
+        if one.shape != (segment.size,) or one.min() < 0 or one.max() >= segment.modulus:
+            raise PrivacyError(
+                f"an input has shape {one.shape} or numbers outside 0..{segment.modulus - 1}; "
+                f"expected {segment.size} numbers"
+            )

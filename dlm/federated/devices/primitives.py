@@ -1,0 +1,135 @@
+"""The cryptography that secure aggregation stands on, all of it `cryptography`'s.
+
+Nobody outside of this project has reviewed how it is put together here.
+
+    agreement    X25519 (RFC 7748), then HKDF with SHA-256 (RFC 5869) under a name of its own
+    masks        ChaCha20 (RFC 8439) with a key of 256 bits, words rejected until uniform below M
+    sealing      ChaCha20-Poly1305
+    signatures   Ed25519 (RFC 8032)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from dlm.errors import PrivacyError
+
+SECRET_BYTES = 32
+Draw: TypeAlias = Callable[[int], bytes]  # os.urandom, or a test's
+Vector: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A pair for agreement; `repr` is without the secret half."""
+
+    secret: bytes = field(repr=False)
+    public: bytes
+
+    @classmethod
+    def drawn(cls, draw: Draw) -> KeyPair:
+        return cls.of(draw(SECRET_BYTES))
+
+    @classmethod
+    def of(cls, secret: bytes) -> KeyPair:
+        """The pair with this secret half."""
+        public = X25519PrivateKey.from_private_bytes(secret).public_key()
+        return cls(secret, public.public_bytes_raw())
+
+    def agree(self, public: bytes, purpose: str) -> bytes:
+        """The 32 bytes that both holders share for one purpose.
+
+        Raises  PrivacyError  `public` is no key: of another length, or a point of low order, with
+                which anybody could know what is agreed
+        """
+        try:
+            mine = X25519PrivateKey.from_private_bytes(self.secret)
+            shared = mine.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as exc:
+            raise PrivacyError(f"a key for agreement is refused: {exc}") from exc
+        # Both public halves are bound, in an order that both sides know.
+        salt = b"".join(sorted((self.public, public)))
+        name = f"dlm secure aggregation 1 {purpose}".encode()
+        return HKDF(hashes.SHA256(), SECRET_BYTES, salt=salt, info=name).derive(shared)
+
+
+def seal(key: bytes, content: bytes, about: bytes) -> bytes:
+    """Encrypts under a key that is used once in each direction; `about` tells the two apart."""
+    return ChaCha20Poly1305(_directed(key, about)).encrypt(bytes(12), content, about)
+
+
+def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
+    """Raises PrivacyError if `sealed` was not made by `seal` with this key and `about`."""
+    try:
+        return ChaCha20Poly1305(_directed(key, about)).decrypt(bytes(12), sealed, about)
+    except InvalidTag:
+        raise PrivacyError("an encrypted share was changed on its way, or is of others") from None
+
+
+def _directed(key: bytes, about: bytes) -> bytes:
+    return HKDF(hashes.SHA256(), SECRET_BYTES, salt=None, info=b"seal " + about).derive(key)
+
+
+class MaskStream:
+    """Numbers that whoever has the 32 bytes of `seed` can make again, and nobody else can tell from
+    uniform ones."""
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SECRET_BYTES:
+            raise ValueError(f"a seed has {SECRET_BYTES} bytes, not {len(seed)}")
+        self._cipher = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+
+    def take(self, size: int, modulus: int) -> Vector:
+        """The next `size` numbers, uniform in 0..modulus-1; modulus at most 2^62."""
+        wide = modulus > 1 << 32
+        dtype, span = ("<u8", 1 << 64) if wide else ("<u4", 1 << 32)
+        limit = span - span % modulus
+        out = np.empty(size, np.int64)
+        filled = 0
+        while filled < size:
+            wanted = (size - filled) * (8 if wide else 4)
+            words = np.frombuffer(self._cipher.update(bytes(wanted)), dtype).astype(np.uint64)
+            kept = words if limit == 1 << 64 else words[words < np.uint64(limit)]
+            out[filled : filled + len(kept)] = kept % np.uint64(modulus)
+            filled += len(kept)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A device's long-lived key, whose public half the server's operator registered beforehand."""
+
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def drawn(cls, draw: Draw) -> Signer:
+        return cls(draw(SECRET_BYTES))
+
+    @property
+    def public(self) -> bytes:
+        key = Ed25519PrivateKey.from_private_bytes(self.secret)
+        return key.public_key().public_bytes_raw()
+
+    def sign(self, content: bytes) -> bytes:
+        return Ed25519PrivateKey.from_private_bytes(self.secret).sign(content)
+
+
+def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""What devices and the server say to each other in one round of secure aggregation.
+
+Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning",
+Figure 4 with the consistency round of its active adversary; the graph is complete.
+
+    round  a device sends       the server returns when enough have
+    0      Advertisement        Roster: all advertisements, U1
+    1      Shares               Delivery: the shares sealed for this device, U2
+    2      MaskedInput          Survivors: who sent one, U3
+    3      Consent              Consents: signatures of U3, by U4
+    4      Opened               nothing: the sum of U3's inputs is known
+
+Where we differ: a device commits to the seed of its own mask (SHA-256), so that the server finds a
+wrong share and uses others; the paper's servers could not tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dlm.errors import ConfigError
+from dlm.federated.devices.primitives import MaskStream, Vector
+
+MOST_DEVICES = 100  # each shares secrets with each: 100 squared sealed shares per round
+LEAST_DEVICES = 3  # the sum of two tells each of them the other's
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Numbers of an input that are added up modulo `modulus`."""
+
+    size: int
+    modulus: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """What both sides know of a round before it begins.
+
+    name       of the round, never used twice; it is in all that is signed
+    threshold  devices that must stay to the end; fewer learn nothing
+    segments   of each input, in order
+    verifying  device -> its registered key for signatures; None if no keys were registered: then a
+               server that lies about who sent what can open a single device's input
+    """
+
+    name: bytes
+    threshold: int
+    segments: tuple[Segment, ...]
+    verifying: Mapping[int, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold < LEAST_DEVICES - 1:
+            raise ConfigError(
+                f"the threshold is {self.threshold}; expected {LEAST_DEVICES - 1} or more"
+            )
+        if not all(0 < one.modulus <= 1 << 62 and one.size > 0 for one in self.segments):
+            raise ConfigError("a segment has a modulus over 2^62, or no numbers")
+
+
+def least_threshold(devices: int, *, active: bool) -> int:
+    """The least threshold that protects, for that many devices.
+
+    Paper  section 6: above a half if the server follows the protocol, above two thirds if it may
+           lie and a third of the devices may help it
+    """
+    return max(2, (2 * devices // 3 if active else devices // 2) + 1)
+
+
+# ------------------------------------------------------------------------------------- messages
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """Public keys of one round: to seal shares with, and to agree on masks with.
+
+    signature  by the device's registered key; empty without one
+    """
+
+    sealing: bytes
+    masking: bytes
+    signature: bytes = b""
+
+    def signed_content(self, terms: RoundTerms, device: int) -> bytes:
+        return _content("keys", terms, [device], self.sealing, self.masking)
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    advertisements: Mapping[int, Advertisement]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """For each other device, sealed: its shares of the two secrets.
+
+    commitment  SHA-256 of the seed of the device's own mask
+    """
+
+    sealed: Mapping[int, bytes]
+    commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """From each other device that sent shares: what it sealed for this one."""
+
+    sealed: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput:
+    """The input of each segment plus all masks, modulo its modulus, as little-endian int64."""
+
+    segments: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """This device saw these survivors; empty without a registered key."""
+
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Consents:
+    signatures: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Shares of the masking secret of devices that vanished, and of the own masks of others. Never
+    both of one device: together they open its input."""
+
+    vanished: Mapping[int, bytes]
+    own: Mapping[int, bytes]
+
+
+def survivors_content(terms: RoundTerms, devices: Sequence[int]) -> bytes:
+    return _content("survivors", terms, devices)
+
+
+def commitment_of(seed: bytes) -> bytes:
+    return hashlib.sha256(b"dlm own mask " + seed).digest()
+
+
+def sealed_about(terms: RoundTerms, sender: int, receiver: int) -> bytes:
+    return _content("share", terms, [sender, receiver])
+
+
+def places_of(devices: Iterable[int]) -> dict[int, int]:
+    """Where each device's share of a secret lies: from 1, in the order of their numbers."""
+    return {device: place for place, device in enumerate(sorted(devices), 1)}
+
+
+def add_mask(
+    total: Sequence[Vector], seed: bytes, segments: Sequence[Segment], sign: Literal[1, -1]
+) -> None:
+    """Adds a mask to the vectors, in place, or takes it away."""
+    stream = MaskStream(seed)
+    for one, segment in zip(total, segments, strict=True):
+        one += sign * stream.take(segment.size, segment.modulus)
+        np.mod(one, segment.modulus, out=one)
+
+
+def _content(kind: str, terms: RoundTerms, devices: Sequence[int], *rest: bytes) -> bytes:
+    """Each part with its length, so that no two contents are one text."""
+    parts = [kind.encode(), terms.name, *(b"%d" % one for one in devices), *rest]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

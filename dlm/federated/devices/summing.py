@@ -1,0 +1,242 @@
+"""The server in one round of secure aggregation: who has answered, and what each is told. Pure.
+
+It sees masked inputs, and at the end their sum. The caller decides how long each step waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from dlm.errors import PrivacyError
+from dlm.federated.devices import shamir
+from dlm.federated.devices.primitives import KeyPair, Vector, is_signed
+from dlm.federated.devices.protocol import (
+    MOST_DEVICES,
+    Advertisement,
+    Consent,
+    Consents,
+    Delivery,
+    MaskedInput,
+    Opened,
+    Roster,
+    RoundTerms,
+    Shares,
+    Survivors,
+    add_mask,
+    commitment_of,
+    places_of,
+    survivors_content,
+)
+
+Message: TypeAlias = Advertisement | Shares | MaskedInput | Consent | Opened
+T = TypeVar("T", bound=Message)
+Reply: TypeAlias = Roster | Delivery | Survivors | Consents
+
+
+class Step(IntEnum):
+    """What devices are asked for."""
+
+    KEYS = 0
+    SHARES = 1
+    INPUTS = 2
+    CONSENTS = 3
+    OPENED = 4
+    ENDED = 5
+
+
+ASKED: Mapping[Step, type[Message]] = {
+    Step.KEYS: Advertisement,
+    Step.SHARES: Shares,
+    Step.INPUTS: MaskedInput,
+    Step.CONSENTS: Consent,
+    Step.OPENED: Opened,
+}
+
+
+class RoundAbandoned(PrivacyError):
+    """Fewer devices stayed than the threshold; of their inputs nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummingState:
+    """heard  what devices sent in this step
+    roster, shares, survivors  U1, U2 and U3 with what they sent; total  of masked inputs
+    """
+
+    terms: RoundTerms
+    step: Step = Step.KEYS
+    heard: Mapping[int, Message] = field(default_factory=dict)
+    roster: Mapping[int, Advertisement] = field(default_factory=dict)
+    shares: Mapping[int, Shares] = field(default_factory=dict)
+    survivors: tuple[int, ...] = ()
+    total: tuple[Vector, ...] = ()
+
+    @property
+    def expected(self) -> frozenset[int] | None:
+        """Devices that may answer in this step; None for all, in the first."""
+        if self.step is Step.KEYS:
+            return None
+        of_step = {Step.SHARES: self.roster, Step.INPUTS: self.shares}
+        return frozenset(of_step.get(self.step, self.survivors))
+
+
+def hear(state: SummingState, device: int, message: Message) -> SummingState:
+    """The state with one message more.
+
+    Raises  PrivacyError  the message is late, a second one, of a device that is not expected, or
+            has contents that the protocol does not allow; the state stays as it was
+    """
+    if state.step is Step.ENDED or not isinstance(message, ASKED[state.step]):
+        raise PrivacyError(
+            f"device {device} sent {type(message).__name__} while the round asks for "
+            f"{state.step.name.lower()}"
+        )
+    if device in state.heard:
+        raise PrivacyError(f"device {device} sent {type(message).__name__} twice")
+    expected = state.expected
+    if (expected is not None and device not in expected) or len(state.heard) >= MOST_DEVICES:
+        raise PrivacyError(f"device {device} does not take part in this step of the round")
+    wrong = _fault(state, device, message)
+    if wrong:
+        raise PrivacyError(f"device {device}: {wrong}")
+    if isinstance(message, MaskedInput):
+        state = replace(state, total=_added(state, message))
+        message = MaskedInput(())  # its numbers are in the sum
+    return replace(state, heard={**state.heard, device: message})
+
+
+def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
+    """The next step, and what each device is told.
+
+    Raises  RoundAbandoned  fewer devices answered than the threshold
+    """
+    heard, terms = state.heard, state.terms
+    if len(heard) < terms.threshold:
+        raise RoundAbandoned(
+            f"{len(heard)} devices sent {ASKED[state.step].__name__}; {terms.threshold} are needed "
+            "to go on"
+        )
+    after = replace(state, step=Step(state.step + 1))
+    if state.step is Step.OPENED:
+        return after, {}
+    after = replace(after, heard={})
+    told: dict[int, Reply]
+    if state.step is Step.KEYS:
+        roster = {device: _of(Advertisement, one) for device, one in heard.items()}
+        return replace(after, roster=roster), dict.fromkeys(roster, Roster(roster))
+    if state.step is Step.SHARES:
+        shares = {device: _of(Shares, one) for device, one in heard.items()}
+        told = {
+            device: Delivery({u: one.sealed[device] for u, one in shares.items() if u != device})
+            for device in shares
+        }
+        return replace(after, shares=shares), told
+    if state.step is Step.INPUTS:
+        devices = tuple(sorted(heard))
+        return replace(after, survivors=devices), dict.fromkeys(devices, Survivors(devices))
+    signatures = {device: _of(Consent, one).signature for device, one in heard.items()}
+    return after, dict.fromkeys(signatures, Consents(signatures))
+
+
+def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
+    """The sum of the survivors' inputs, modulo each segment's modulus, and who they are.
+
+    Raises  RoundAbandoned  too many devices sent wrong shares
+    """
+    assert state.step is Step.ENDED, state.step
+    terms, places = state.terms, places_of(state.roster)
+    opened = {device: _of(Opened, one) for device, one in state.heard.items()}
+    total = [one.copy() for one in state.total]
+
+    def found(of: Mapping[int, bytes], is_right: Callable[[bytes], bool]) -> bytes:
+        by_place = {places[device]: share for device, share in of.items()}
+        try:
+            return shamir.join(by_place, terms.threshold, is_right)
+        except PrivacyError as exc:
+            raise RoundAbandoned(str(exc)) from exc
+
+    for device in state.survivors:
+        right = state.shares[device].commitment
+        seed = found(
+            {one: sent.own[device] for one, sent in opened.items()},
+            partial(_is_committed, right),
+        )
+        add_mask(total, seed, terms.segments, -1)
+    for device in sorted(set(state.shares) - set(state.survivors)):
+        public = state.roster[device].masking
+        secret = found(
+            {one: sent.vanished[device] for one, sent in opened.items()},
+            partial(_is_secret_of, public),
+        )
+        pair = KeyPair.of(secret)
+        for other in state.survivors:
+            seed = pair.agree(state.roster[other].masking, "mask")
+            add_mask(total, seed, terms.segments, -1 if other > device else 1)
+    return tuple(total), state.survivors
+
+
+# ------------------------------------------------------------------------------------- checks
+
+
+def _of(kind: type[T], message: Message) -> T:
+    assert isinstance(message, kind)
+    return message
+
+
+def _is_committed(commitment: bytes, seed: bytes) -> bool:
+    return hmac.compare_digest(commitment_of(seed), commitment)
+
+
+def _is_secret_of(public: bytes, secret: bytes) -> bool:
+    return KeyPair.of(secret).public == public
+
+
+def _fault(state: SummingState, device: int, message: Message) -> str:
+    """What is wrong with a message; "" if nothing."""
+    terms = state.terms
+    if isinstance(message, Advertisement):
+        if {len(message.sealing), len(message.masking)} != {32}:
+            return "its keys do not have 32 bytes"
+        known = None if terms.verifying is None else terms.verifying.get(device, b"")
+        content = message.signed_content(terms, device)
+        if known is not None and not is_signed(known, message.signature, content):
+            return "its keys are not signed by its registered key"
+    elif isinstance(message, Shares):
+        if set(message.sealed) != set(state.roster) - {device}:
+            return "it did not seal one share for each other device"
+        if len(message.commitment) != 32 or any(len(s) > 200 for s in message.sealed.values()):
+            return "its shares or its commitment have another length"
+    elif isinstance(message, MaskedInput):
+        if [len(one) for one in message.segments] != [8 * one.size for one in terms.segments]:
+            return "its input has another length"
+        for segment, one in zip(terms.segments, message.segments, strict=True):
+            numbers = np.frombuffer(one, "<i8")
+            if numbers.min() < 0 or numbers.max() >= segment.modulus:
+                return f"its input has numbers outside 0..{segment.modulus - 1}"
+    elif isinstance(message, Consent):
+        if terms.verifying is not None and not is_signed(
+            terms.verifying[device],
+            message.signature,
+            survivors_content(terms, state.survivors),
+        ):
+            return "its signature of the survivors is wrong"
+    elif set(message.own) != set(state.survivors) or set(message.vanished) != set(
+        state.shares
+    ) - set(state.survivors):
+        return "it did not open one share of each device"
+    return ""
+
+
+def _added(state: SummingState, message: MaskedInput) -> tuple[Vector, ...]:
+    sent = [np.frombuffer(one, "<i8") for one in message.segments]
+    if not state.total:
+        return tuple(one.astype(np.int64) for one in sent)
+    both = zip(state.total, sent, state.terms.segments, strict=True)
+    return tuple(np.mod(held + one, segment.modulus) for held, one, segment in both)
