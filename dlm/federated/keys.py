@@ -60,6 +60,15 @@ class Key:
         """The 32 bytes of another name, for a cipher: of no use for anything else of this key."""
         return self.fold("cipher")._material
 
+    def shared(self) -> bytes:
+        """The 32 bytes, for whoever is to draw the same numbers: a round's devices."""
+        return self._material
+
+    @classmethod
+    def given(cls, material: bytes) -> Key:
+        """The key of somebody's `shared`."""
+        return cls(material, simulated=False)
+
     def words(self, count: int) -> npt.NDArray[np.uint32]:
         """`count` random 32-bit numbers, such as the two that a JAX threefry key is made of."""
         return np.frombuffer(self._stream(4 * count), "<u4").astype(np.uint32)

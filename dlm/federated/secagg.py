@@ -280,6 +280,12 @@ class SecureAggregator:
             total, total=found, signs=signs, reports=total.reports + count, path=key.path
         )
 
+    def summed(self, total: _Running, vector: Encoded, reports: int, key: Key) -> _Running:
+        """As `add`, of reports that a protocol added up; raises as `check_reports`."""
+        total.encoding.check_reports(reports)
+        signs = total.encoding.signs(key)
+        return dataclasses.replace(total, total=vector, signs=signs, reports=reports)
+
     def result(self, total: _Running, reports: int) -> PyTree:
         """The sum as a pytree of float64; PrivacyError if `reports`, by which it is shifted, is
         wrong."""

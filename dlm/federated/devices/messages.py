@@ -1,0 +1,113 @@
+"""What devices and the server say, as bytes.
+
+A message is a header of JSON, then its parts of bytes one after another:
+
+    length of the header, 4 bytes, little-endian; header; parts
+
+The header has the fields of the message. `{"part": n}` stands for the bytes of part n, and a list
+of pairs for a mapping by device. What comes from a network is read by the types that the message's
+class declares; anything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from dlm.errors import ProtocolError
+
+T = TypeVar("T")
+
+LONGEST_HEADER = 1 << 20
+_LENGTH = 4
+
+
+def to_bytes(message: Any) -> bytes:
+    parts: list[bytes] = []
+    text = json.dumps(_plain(message, parts)).encode()
+    return b"".join([len(text).to_bytes(_LENGTH, "little"), text, *parts])
+
+
+def from_bytes(kind: type[T], data: bytes) -> T:
+    """The message of this class.
+
+    Raises  ProtocolError  the bytes are not one
+    """
+    size = int.from_bytes(data[:_LENGTH], "little")
+    if len(data) < _LENGTH or not size <= min(len(data) - _LENGTH, LONGEST_HEADER):
+        raise ProtocolError(
+            f"a {kind.__name__} has {len(data)} bytes and a header of {size}; expected a header "
+            f"of at most {LONGEST_HEADER} bytes that is whole"
+        )
+    parts = _Parts(data, _LENGTH + size)
+    try:
+        content = json.loads(data[_LENGTH : _LENGTH + size])
+        found: T = _typed(kind, content, parts)
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise ProtocolError(f"a {kind.__name__} is malformed: {exc}") from exc
+    if parts.at != len(data):
+        raise ProtocolError(
+            f"a {kind.__name__} has {len(data) - parts.at} bytes more than it declares"
+        )
+    return found
+
+
+class _Parts:
+    """Each part is taken once, in order."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self.at = data, at
+
+    def take(self, size: object) -> bytes:
+        if type(size) is not int or not 0 <= size <= len(self._data) - self.at:
+            raise ValueError(f"a part of {size} bytes")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+
+def _plain(value: Any, parts: list[bytes]) -> Any:
+    if isinstance(value, bytes):
+        parts.append(value)
+        return {"part": len(value)}
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name), parts) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return [[key, _plain(one, parts)] for key, one in value.items()]
+    if isinstance(value, tuple):
+        return [_plain(one, parts) for one in value]
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _typed(kind: Any, value: Any, parts: _Parts) -> Any:
+    if kind is bytes:
+        (name,) = value
+        if name != "part":
+            raise ValueError(f"{name!r} in place of bytes")
+        return parts.take(value["part"])
+    if is_dataclass(kind):
+        if set(value) != set(_hints(kind)):  # type: ignore[arg-type]
+            raise ValueError(f"the fields of {kind.__name__} are {sorted(value)}")  # type: ignore[union-attr]
+        return kind(**{n: _typed(t, value[n], parts) for n, t in _hints(kind).items()})  # type: ignore[operator, arg-type]
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Mapping:
+        found = {_typed(inner[0], k, parts): _typed(inner[1], one, parts) for k, one in value}
+        if len(found) < len(value):
+            raise ValueError("a device is named twice")
+        return found
+    if origin is tuple:
+        if type(value) is not list:
+            raise ValueError(f"{type(value).__name__} in place of a list")
+        return tuple(_typed(inner[0], one, parts) for one in value)
+    if type(None) in inner:
+        return None if value is None else _typed(inner[0], value, parts)
+    if type(value) is not kind:
+        raise ValueError(f"{type(value).__name__} in place of {kind.__name__}")
+    return value

@@ -1,0 +1,39 @@
+"""A device with a few random sentences, as a process: `python toy_device.py SOCKET CLOCKS SEED`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from dlm.federated.devices.participant import Clocks, Participant
+from dlm.federated.devices.primitives import Signer
+from dlm.federated.devices.sockets import DeviceSocket
+from dlm.federated.tokens import Ids
+
+VOCABULARY = 12
+
+
+def text_of(seed: int) -> list[Ids]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCABULARY, rng.integers(1, 6)).astype(np.int32) for _ in range(4)]
+
+
+def signer_of(seed: int) -> Signer:
+    return Signer.drawn(np.random.default_rng(seed).bytes)
+
+
+def order() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+if __name__ == "__main__":
+    place, clocks, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    device = Participant(
+        lambda size: text_of(seed), Clocks(clocks), signer_of(seed), os.urandom, order
+    )
+    served = DeviceSocket(place, device.answer)
+    print("ready", flush=True)
+    served.serve()
