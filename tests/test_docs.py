@@ -33,6 +33,7 @@ USER_PAGES = [
     "dlm/distill/README.md",
     "dlm/estimate/README.md",
     "dlm/federated/README.md",
+    "dlm/federated/devices/README.md",
     "dlm/gateway/README.md",
     "dlm/index/README.md",
     "dlm/pipeline/README.md",

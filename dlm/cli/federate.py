@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,14 +74,12 @@ def federate(
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
 
     done_now = 0
+    told = round_teller(tell, settings.run.rounds, as_json=as_json)
 
     def on_round(done: RoundReport) -> None:
         nonlocal done_now
         done_now += 1
-        line = done.line()
-        if as_json:
-            print_json_line(line)
-        tell(_sentence(line, settings.run.rounds))
+        told(done)
 
     trained = train_network(
         lambda store: UserDataset.open(
@@ -103,13 +103,27 @@ def federate(
         )
 
 
+def round_teller(
+    tell: Callable[[str], None], rounds: int, *, as_json: bool
+) -> Callable[[RoundReport], None]:
+    """Tells each round, and prints it as a line of JSON if asked to."""
+
+    def on_round(done: RoundReport) -> None:
+        line = done.line()
+        if as_json:
+            print_json_line(line)
+        tell(_sentence(line, rounds))
+
+    return on_round
+
+
 def _sentence(line: dict[str, object], rounds: int) -> str:
     """The progress line of a round."""
     text = f"round {int(str(line['round'])) + 1} of {rounds}"
     raw = line.get("not_private")
     if isinstance(raw, dict):
         text += f": {line['seconds']:.2f} s, {counted(raw['users'], 'user')}"
-        if raw["mean_ln_prob"] is not None:
+        if math.isfinite(raw["mean_ln_prob"]):  # devices keep it
             text += f", loss {-raw['mean_ln_prob']:.3f}"
         if raw["refused"]:
             text += f", {counted(raw['refused'], 'update')} rejected (inf or nan)"

@@ -55,6 +55,7 @@ COMMANDS = {
     "unigrams": ("unigrams", "unigrams"),
     "pieces": ("pieces", "pieces"),
     "federate": ("federate", "federate"),
+    "devices": ("devices", "app"),
     "privacy": ("privacy", "app"),
 }
 
@@ -70,8 +71,8 @@ HEADINGS = {
 
 # Commands that answer at once or run until they are stopped, and options that ask for silence.
 OWN_WORDS = {
-    *("cluster", "compile", "demo", "explain", "gateway", "info", "rollout", "score", "serve"),
-    *("status", "token"),
+    *("cluster", "compile", "demo", "devices", "explain", "gateway", "info", "rollout", "score"),
+    *("serve", "status", "token"),
 }
 MUTE = {"-q", "--quiet", "--help"}
 

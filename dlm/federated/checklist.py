@@ -9,6 +9,11 @@ from typing import Any
 from dlm.record.provenance import UnverifiedInput
 from dlm.units import counted
 
+# What an engine of real devices says of itself in a stage's extras.
+ENGINE = "DevicesEngine"
+REGISTERED = "secure aggregation with registered keys"
+UNREGISTERED = "secure aggregation without registered keys"
+
 SETTING = (
     "A central guarantee. Whoever runs the training (the provider) is trusted to run this program "
     "unchanged, and to keep its private files to itself.\n"
@@ -21,6 +26,17 @@ SECURE_SETTING = (
     "\nUpdates were encoded for secure aggregation, and added up in a simulation of it: no "
     "protocol hid single updates from the server. The guarantee itself does not depend on that."
 )
+_DEVICES_SETTING = (
+    "\nUpdates were added up by secure aggregation between devices and the server (Bonawitz et al. "
+    "2017), which no outside cryptographer has reviewed. {keys} The guarantee does not depend on "
+    "it: if it fails, the provider sees single updates, and nobody else sees more."
+)
+_KEYS = {
+    True: "Devices held a list of each other's keys: a server that lies could open none of the "
+    "updates, while fewer than a third of a round's devices help it.",
+    False: "No keys were registered: it hid single updates from a server that follows the "
+    "protocol, not from one that lies about who takes part.",
+}
 ACCESSES = (
     "The text of every user who took part in this one run and followed the algorithm, including "
     "its participation limits. A user who does not follow it does not weaken anyone else's "
@@ -57,6 +73,18 @@ CHECKS = (
     '(discrete noise)". (If a stage of several has Poisson-sampled cohorts, dlm privacy verify '
     "composes them numerically.)"
 )
+
+
+def secure_setting(stages: Sequence[Mapping[str, Any]]) -> str:
+    """How updates were added up, where they were encoded for secure aggregation."""
+    adding = [(stage.get("extras") or {}).get("aggregator", "") for stage in stages]
+    if not any(_of_devices(stage) for stage in stages):
+        return SECURE_SETTING
+    return _DEVICES_SETTING.format(keys=_KEYS[not any(UNREGISTERED in one for one in adding)])
+
+
+def _of_devices(stage: Mapping[str, Any]) -> bool:
+    return ENGINE in str((stage.get("extras") or {}).get("engine", ""))
 
 
 def sampling(kind: str, rate: float | None) -> str:
@@ -111,6 +139,11 @@ def trusted(
                 f"{stage['stage']}: updates were computed and clipped by {extras['engine']}, and "
                 f"added up by {extras['aggregator']}."
             )
+        if _of_devices(stage):
+            lines.append(
+                f"{stage['stage']}: that devices ran this program. Their updates are hidden, so "
+                "nothing else bounds what a device hands in, or checks the clock that it keeps."
+            )
     return _list(lines)
 
 
@@ -137,9 +170,14 @@ def enforced(
             if kept["max_participations"] is None
             else f"at most {counted(kept['max_participations'], 'participation')}"
         )
+        clock = (
+            "each device kept a clock of its own, too, and refused to take part more often"
+            if _of_devices(stage)
+            else "no timer on a device was involved"
+        )
         lines.append(
             f"{name}: {gap} and {most} of a user. The server refuses a cohort that "
-            "breaks this before anyone in it is counted; no timer on a device was involved."
+            f"breaks this before anyone in it is counted; {clock}."
         )
     lines.append("Only one process at a time uses the run's folder; each round is released once.")
     return _list(lines)

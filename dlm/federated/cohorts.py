@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError
 from dlm.federated.sampling import AvailabilitySampler, PoissonSampler, Sampler
-from dlm.federated.users import UserDataset
+from dlm.federated.tokens import Ids
 from dlm.record.ledger import ParticipationLedger
+
+
+class Population(Protocol):
+    """Users whose text is here, or devices that keep theirs."""
+
+    def __len__(self) -> int: ...
+
+    def user_id(self, user: int) -> str:
+        """What the ledger knows a user by."""
+        ...
+
+    def tokens(
+        self,
+        user: int,
+        encode: Callable[[list[str]], Any],
+        *,
+        cap: int | None = None,
+        split: Callable[[str], list[str]] = str.split,
+    ) -> list[Ids]:
+        """A user's utterances as ids, at most `cap` in all; none where devices keep them."""
+        ...
+
+    def split(self, fraction: float) -> tuple[Self, Self]:
+        """(the rest, about `fraction` of the users)."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of all that makes two populations the same, which a resumed run compares."""
+        ...
 
 
 class Cohorts:
@@ -25,7 +55,7 @@ class Cohorts:
 
     def __init__(
         self,
-        users: UserDataset,
+        users: Population,
         sampler: Sampler,
         *,
         gap: int | None = None,

@@ -16,7 +16,6 @@ from dlm.errors import ConfigError
 from dlm.federated import fixed_point, rnn
 from dlm.federated.clip import Array
 from dlm.federated.local import LocalConfig, UserUpdate, UserWork, user_update
-from dlm.federated.secagg import SecureAggregator
 from dlm.federated.tokens import PAD
 
 
@@ -292,19 +291,3 @@ class LocalEngine:
             return fixed_point.plus(held, update, scale), None
 
         return jax.lax.scan(add, total, updates)[0]
-
-
-def parts_of(engine: Engine) -> dict[str, str]:
-    inner = getattr(engine, "aggregator", None)
-    adding = "integers in the clear" if inner is None else type(inner).__name__
-    return {"engine": type(engine).__name__, "aggregator": adding}
-
-
-def unknown_parts(engine: Engine) -> list[str]:
-    """Parts of other types than ours, derived ones too: nothing here shows what they bound."""
-    if type(engine) is not LocalEngine:
-        return [f"unknown engine {type(engine).__name__}"]
-    inner = engine.aggregator
-    if inner is None or type(inner) is SecureAggregator:
-        return []
-    return [f"unknown aggregator {type(inner).__name__}"]

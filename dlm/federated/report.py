@@ -46,7 +46,7 @@ class PrivacyReport:
 
     def checklist(self) -> list[tuple[str, str]]:
         """(number and title, text) of each point, in the papers' order."""
-        secure = checklist.SECURE_SETTING if self.secure_aggregation else ""
+        secure = checklist.secure_setting(self.stages) if self.secure_aggregation else ""
         said = [str(one) for one in self.provenance.public_inputs]
         return [
             ("1. Setting and adversary", checklist.SETTING + secure),

@@ -158,6 +158,11 @@ class RunFolder:
         return self.path / STORE
 
     @property
+    def run_id(self) -> str:
+        """Random; a run whose rounds are releases keeps it when it resumes."""
+        return self._run
+
+    @property
     def has_begun(self) -> bool:
         return (self.path / CHECKPOINT).exists()
 

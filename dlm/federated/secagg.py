@@ -2,7 +2,7 @@
 
 An update is clipped, scaled, rotated at random, rounded at random within a norm bound, shifted and
 sent modulo M. The sum of up to `report_goal` such vectors cannot wrap, so the modular sum, all that
-a protocol would reveal, gives the true sum. There is no such protocol here.
+a protocol would reveal, gives the true sum. `devices` has such a protocol.
 """
 
 from __future__ import annotations

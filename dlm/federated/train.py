@@ -26,13 +26,14 @@ from dlm.checkpoint import CHECKPOINT, Arrays
 from dlm.errors import ConfigError, FormatError
 from dlm.federated import grid, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
-from dlm.federated.cohorts import Cohorts
-from dlm.federated.engine import Aggregator, Engine, LocalEngine, parts_of, unknown_parts
+from dlm.federated.cohorts import Cohorts, Population
+from dlm.federated.engine import Aggregator, Engine, LocalEngine
 from dlm.federated.fixed_point import ARITHMETIC, BITS, GRID_BITS
 from dlm.federated.keys import Key
 from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import Mechanism, make_mechanism
 from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState, discrete
+from dlm.federated.parts import parts_of, unknown_parts
 from dlm.federated.pretrain import pretrain
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
@@ -56,7 +57,7 @@ from dlm.federated.sampling import (
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import ModelSettings, TrainingSettings
 from dlm.federated.tokens import Ids, check_ids
-from dlm.federated.users import TOKENIZERS, UserDataset
+from dlm.federated.users import TOKENIZERS
 from dlm.federated.words import Encode, RunVocabulary, public_text, record_of
 from dlm.record.inputs import record_or_word, refuse_without_guarantee
 from dlm.record.lookup import STATE_DIGEST, VOCABULARY_DIGEST, record_in
@@ -128,7 +129,7 @@ class Training(FederatedRun[RoundReport]):
     def __init__(
         self,
         settings: TrainingSettings,
-        users: UserDataset,
+        users: Population,
         folder: RunFolder | Path,
         *,
         encode: Encode | None = None,
@@ -187,12 +188,7 @@ class Training(FederatedRun[RoundReport]):
                 settings.sampling.most_users(len(self.train_users)),
             )
         self.noise = None if self.mechanism is None else discrete(self.mechanism)
-        self.engine = engine or LocalEngine(
-            self.model,
-            settings.local,
-            aggregator=aggregator,
-            bits=BITS if self.noise is None else GRID_BITS,
-        )
+        self.engine = engine or self._make_engine(aggregator)
         self.algorithm: FederatedAlgorithm = make_algorithm(
             self._release,
             settings.server,
@@ -243,8 +239,7 @@ class Training(FederatedRun[RoundReport]):
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
         began = time.monotonic()
-        cohort = [self._work(index, user) for user in users]
-        self.state, diagnostics = self.algorithm.apply(self.state, cohort)
+        self.state, diagnostics = self.algorithm.apply(self.state, self._asked(index, users))
         seconds = time.monotonic() - began
         every = self.settings.run.evaluate_every
         evaluation = None
@@ -438,6 +433,10 @@ class Training(FederatedRun[RoundReport]):
             simulated=self.settings.run.simulation,
         )
 
+    def _make_engine(self, aggregator: Aggregator | None) -> Engine:
+        bits = BITS if self.noise is None else GRID_BITS
+        return LocalEngine(self.model, self.settings.local, aggregator=aggregator, bits=bits)
+
     def _make_sampler(self) -> Sampler:
         given, users = self.settings.sampling, len(self.train_users)
         key = self._root.fold("sampling")
@@ -490,6 +489,10 @@ class Training(FederatedRun[RoundReport]):
                 "more users; the privacy costs of both add up"
             ) from exc
 
+    def _asked(self, index: int, users: Sequence[int]) -> Any:
+        """The cohort of a round, as the engine takes it."""
+        return [self._work(index, user) for user in users]
+
     def _work(self, index: int, user: int) -> UserWork:
         text = self._tokens(self.train_users, user, self.settings.data.max_tokens)
         check_ids(text, self.model.vocab_size)
@@ -502,7 +505,7 @@ class Training(FederatedRun[RoundReport]):
         key: jax.Array = jax.random.wrap_key_data(words, impl=GENERATOR)
         return key
 
-    def _tokens(self, users: UserDataset, user: int, cap: int) -> list[Ids]:
+    def _tokens(self, users: Population, user: int, cap: int) -> list[Ids]:
         return users.tokens(user, self._encode, cap=cap, split=self._split)
 
     def _encoding_digest(self) -> str:

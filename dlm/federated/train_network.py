@@ -34,30 +34,13 @@ def train_network(
     progress: Callable[[str], None] = lambda line: None,
     on_round: Callable[[RoundReport], None] = lambda done: None,
 ) -> TrainedNetwork:
-    """Trains a network in the folder `output`, or goes on with the run there, and reports it.
+    """Trains a network on users' text in the folder `output`, as `run_rounds`.
 
-    Stopped at any moment, the same call resumes after the last round that counts.
-
-    Args
-        open_users  the users, from the folder that their text may be sorted into; it is for its
-                    owner alone, and is removed once no rounds are left
-        data_name   of the users' file, for the report
-        on_round    is called after each round, which counts by then
-    Raises
-        TrainingDiverged  after the report of the rounds that were done; of a run that ended so
-                          before, without reading users' text; else as `Training`
+    Args  open_users  the users, from the folder that their text may be sorted into; it is for its
+                      owner alone, and is removed once no rounds are left
     """
-    if settings.run.simulation:
-        progress("a seed is set: this is a simulation, and its model is not private")
-    elif settings.privacy.mechanism == "none":
-        progress("no noise: this model has no privacy guarantee")
-    if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
-        progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
-    with RunFolder(output) as folder:
-        why = why_diverged(folder)
-        if why and all(path.exists() for path in folder.reports):
-            folder.end()
-            raise _with_places(TrainingDiverged(why), folder)
+
+    def opened(folder: RunFolder) -> Training:
         progress("reading and sorting users' text")
         dataset = open_users(folder.store)
         found = dataset.facts
@@ -68,9 +51,48 @@ def train_network(
                 f"{found.users_without_text:,} "
                 f"user{'s' * (found.users_without_text != 1)} without text"
             )
-        training = Training(settings, dataset, folder, progress=progress)
+        return Training(settings, dataset, folder, progress=progress)
+
+    if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
+        progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
+    return run_rounds(
+        opened, settings, output, data_name=data_name, progress=progress, on_round=on_round
+    )
+
+
+def run_rounds(
+    open_training: Callable[[RunFolder], Training],
+    settings: TrainingSettings,
+    output: Path,
+    *,
+    data_name: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+    on_round: Callable[[RoundReport], None] = lambda done: None,
+) -> TrainedNetwork:
+    """Trains a network in the folder `output`, or goes on with the run there, and reports it.
+
+    Stopped at any moment, the same call resumes after the last round that counts.
+
+    Args
+        data_name   of the users' file, for the report
+        on_round    is called after each round, which counts by then
+    Raises
+        TrainingDiverged  after the report of the rounds that were done; of a run that ended so
+                          before, without opening it; else as `Training`
+    """
+    if settings.run.simulation:
+        progress("a seed is set: this is a simulation, and its model is not private")
+    elif settings.privacy.mechanism == "none":
+        progress("no noise: this model has no privacy guarantee")
+    with RunFolder(output) as folder:
+        why = why_diverged(folder)
+        if why and all(path.exists() for path in folder.reports):
+            folder.end()
+            raise _with_places(TrainingDiverged(why), folder)
+        training = open_training(folder)
         held_out = len(training.held_out_users)
-        if (warning := _delta_warning(settings.privacy, len(dataset) - held_out)) is not None:
+        users = len(training.train_users)
+        if (warning := _delta_warning(settings.privacy, users)) is not None:
             progress(warning)
         if held_out and settings.run.evaluate_every and not settings.run.simulation:
             progress(
@@ -96,9 +118,10 @@ def train_network(
         if diverged is not None:
             raise _with_places(diverged, folder)
         if not folder.has_ended:
+            text = " and users' text" if folder.store.exists() else ""
             progress(
-                f"{output} keeps noise and users' text for the rounds that are left. The same "
-                f"command goes on; if none follow, erase both: dlm privacy erase {output}"
+                f"{output} keeps noise{text} for the rounds that are left. The same command goes "
+                f"on; if none follow, erase it: dlm privacy erase {output}"
             )
         return TrainedNetwork(training.rounds_done, report, folder.has_ended)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ __all__ = [
     "StoreFacts",
     "UserDataset",
     "spoken_words",
+    "tokens_of",
     "words_of",
 ]
 
@@ -54,6 +55,29 @@ class StoreFacts:
 
 def words_of(utterance: str) -> list[str]:
     return utterance.split()
+
+
+def tokens_of(
+    utterances: Iterable[str],
+    encode: Encode,
+    *,
+    cap: int | None = None,
+    split: Callable[[str], list[str]] = words_of,
+) -> list[npt.NDArray[np.int32]]:
+    """Utterances as token ids, cut to at most `cap` in total, without empty ones.
+
+    `encode` takes the words that `split` makes of an utterance, as `Inventory.encode` does.
+    """
+    remaining = cap
+    found = []
+    for utterance in utterances:
+        if remaining is not None and remaining <= 0:
+            break
+        ids = np.asarray(encode(split(utterance)), np.int32)[:remaining]
+        if len(ids):
+            found.append(ids)
+            remaining = None if remaining is None else remaining - len(ids)
+    return found
 
 
 def check_columns(path: Path, user_column: str, text_column: str) -> None:
@@ -258,20 +282,8 @@ class UserDataset:
         cap: int | None = None,
         split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
-        """A user's utterances as token ids, cut to at most `cap` in total, without empty ones.
-
-        `encode` takes the words that `split` makes of an utterance, as `Inventory.encode` does.
-        """
-        remaining = cap
-        found = []
-        for utterance in self.utterances(user):
-            if remaining is not None and remaining <= 0:
-                break
-            ids = np.asarray(encode(split(utterance)), np.int32)[:remaining]
-            if len(ids):
-                found.append(ids)
-                remaining = None if remaining is None else remaining - len(ids)
-        return found
+        """As `tokens_of`, of a user's utterances."""
+        return tokens_of(self.utterances(user), encode, cap=cap, split=split)
 
     def word_counts(self) -> npt.NDArray[np.int64]:
         """Words of each user, split at white space."""

@@ -113,6 +113,8 @@ NOT_RUN = {
     "dlm unigrams": "needs users' text",
     "dlm pieces": "needs the extra train",
     "dlm federate": "needs users' text and the extra train",
+    "dlm devices device": "runs until SIGTERM",
+    "dlm devices server": "needs devices",
     "dlm privacy audit": "needs a run's settings and the extra train",
     "dlm privacy compose": "needs the reports of runs",
     "dlm privacy erase": "needs a run",
@@ -235,6 +237,8 @@ def test_json_is_everywhere_where_facts_are_printed() -> None:
         and not any("--json" in getattr(one, "opts", ()) for one in command.params)
     }
     assert lacking == {
+        "dlm devices device",  # prints nothing
+        "dlm devices register",  # prints a line of a file
         "dlm export",  # writes an ARPA file
         "dlm gateway",  # its logs are JSON
         "dlm serve",  # its logs are JSON

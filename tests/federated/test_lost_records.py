@@ -158,8 +158,9 @@ def _(folder: Path) -> str:
 def parts(**given: Any) -> str:
     """What a run says of an engine."""
     pytest.importorskip("jax", reason="pip install -e '.[train]'")
-    from dlm.federated.engine import LocalEngine, unknown_parts
+    from dlm.federated.engine import LocalEngine
     from dlm.federated.local import LocalConfig
+    from dlm.federated.parts import unknown_parts
     from dlm.federated.rnn import RnnConfig
     from dlm.federated.secagg import SecureAggregator
 

@@ -25,24 +25,25 @@ from dlm.federated.devices.primitives import (
     unseal,
 )
 from dlm.federated.devices.protocol import (
-    MOST_DEVICES,
     Advertisement,
     Consent,
     Consents,
-    Delivery,
+    InputSegment,
     MaskedInput,
-    Opened,
+    OpenedShares,
     Roster,
     RoundTerms,
-    Segment,
     Shares,
+    SharesDelivery,
     Survivors,
     add_mask,
     commitment_of,
+    least_threshold,
     places_of,
     sealed_about,
     survivors_content,
 )
+from dlm.federated.devices.settings import MOST_DEVICES
 
 ADVERTISED, SHARED, MASKED, CONSENTED, ENDED = range(1, 6)
 
@@ -105,6 +106,12 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
         raise PrivacyError(
             f"{len(found)} devices sent keys; expected {terms.threshold} to {MOST_DEVICES}"
         )
+    least = least_threshold(len(found), active=terms.verifying is not None)
+    if terms.threshold < least:
+        raise PrivacyError(
+            f"the threshold is {terms.threshold} for {len(found)} devices; expected {least} or "
+            "more, or two groups of them could each open an input"
+        )
     mine = found.get(me)
     if mine is None or (mine.sealing, mine.masking) != (state.sealing.public, state.masking.public):
         raise PrivacyError(f"the server lists other keys for device {me} than it sent")
@@ -132,7 +139,7 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
 
 
 def mask(
-    state: DeviceState, delivery: Delivery, inputs: Sequence[Vector]
+    state: DeviceState, delivery: SharesDelivery, inputs: Sequence[Vector]
 ) -> tuple[DeviceState, MaskedInput]:
     """Round 2: the input, hidden.
 
@@ -178,7 +185,7 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
     return replace(state, survivors=devices), Consent(signature)
 
 
-def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Opened]:
+def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, OpenedShares]:
     """Round 4: of each device one share, of the secret that hides nothing any more.
 
     Raises  PrivacyError  too few devices signed the same survivors: the server told others of other
@@ -207,10 +214,10 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
             own[other] = both[shamir.SHARE_BYTES :]
         else:
             vanished[other] = both[: shamir.SHARE_BYTES]
-    return state, Opened(vanished, own)
+    return state, OpenedShares(vanished, own)
 
 
-def _check_inputs(segments: Sequence[Segment], inputs: Sequence[Vector]) -> None:
+def _check_inputs(segments: Sequence[InputSegment], inputs: Sequence[Vector]) -> None:
     for segment, one in zip(segments, inputs, strict=True):
         if one.shape != (segment.size,) or one.min() < 0 or one.max() >= segment.modulus:
             raise PrivacyError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -12,22 +13,25 @@ import numpy as np
 
 from dlm.errors import DlmError, ProtocolError
 from dlm.federated import rnn
+from dlm.federated.checklist import REGISTERED, UNREGISTERED
 from dlm.federated.clip import Array
 from dlm.federated.devices import summing
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import (
     WEIGHT_STEPS,
-    Answer,
+    CheckIn,
+    DeviceAnswer,
     Request,
     Task,
     leaves_of,
+    round_name,
     segments_of,
 )
 from dlm.federated.devices.protocol import (
     Advertisement,
     Consent,
     MaskedInput,
-    Opened,
+    OpenedShares,
     RoundTerms,
     Shares,
     least_threshold,
@@ -44,8 +48,13 @@ _STEPS: Mapping[Step, tuple[str, type[summing.Message]]] = {
     Step.SHARES: ("roster", Shares),
     Step.INPUTS: ("delivery", MaskedInput),
     Step.CONSENTS: ("survivors", Consent),
-    Step.OPENED: ("consents", Opened),
+    Step.OPENED: ("consents", OpenedShares),
 }
+
+
+# Bytes of an answer: its header at most, and what it holds for each device.
+_HEADER = 1 << 16
+_PER_DEVICE = 1024
 
 
 class Network(Protocol):
@@ -56,9 +65,10 @@ class Network(Protocol):
         requests: Mapping[str, bytes],
         hear: Callable[[str, bytes], None],
         timeout_s: float,
+        most_bytes: int,
     ) -> None:
-        """Sends each device its request, and tells `hear` each answer as it comes, on the caller's
-        thread, until all have answered or the time is over."""
+        """Sends each device its request, and tells `hear` each answer of at most so many bytes as
+        it comes, on the caller's thread, until all have answered or the time is over."""
         ...
 
 
@@ -73,12 +83,23 @@ class RoundOutcome:
     abandoned: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceCohort:
+    """Who is asked in a round of a run."""
+
+    run: str
+    index: int
+    names: Sequence[str]
+
+
 class DevicesEngine:
     """Computes a round's sums on devices, by secure aggregation.
 
     Args
         network     reaches the devices
         keys        pseudonym -> registered key for signatures; None: no keys were registered
+        vocabulary  words or wordpieces, as devices are sent them
+        text        how devices read their text: tokenizer, max_tokens
         gap, most   participations that devices enforce, too
         step_s      seconds that devices have for each step
         on_outcome  is told how each round ended
@@ -91,16 +112,17 @@ class DevicesEngine:
         aggregator: SecureAggregator,
         network: Network,
         *,
-        run: str,
         keys: Mapping[str, bytes] | None,
+        vocabulary: bytes,
+        text: Mapping[str, Any],
         gap: int,
         most: int,
         step_s: float,
         on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
     ) -> None:
         self._model, self._aggregator, self._network = model, aggregator, network
-        self._run, self._keys, self._step_s = run, keys, step_s
-        self._on_outcome = on_outcome
+        self._keys, self._vocabulary, self._step_s = keys, vocabulary, step_s
+        self._gap, self._most, self._on_outcome = gap, most, on_outcome
         self._settings = json.dumps(
             {
                 "model": asdict(model),
@@ -111,6 +133,7 @@ class DevicesEngine:
                     "report_goal": aggregator.report_goal,
                     "alpha": aggregator.alpha,
                 },
+                "text": dict(text),
                 "gap": gap,
                 "most": most,
             }
@@ -120,41 +143,58 @@ class DevicesEngine:
     def aggregator(self) -> SecureAggregator:
         return self._aggregator
 
+    @property
+    def protocol(self) -> str:
+        return UNREGISTERED if self._keys is None else REGISTERED
+
+    def ready(self, run: str, index: int, names: Iterable[str], timeout_s: float) -> set[str]:
+        """Which of these devices answer, and may take part in a round by their own clocks."""
+        asked = to_bytes(Request("check-in", to_bytes(CheckIn(run, index, self._gap, self._most))))
+        found: set[str] = set()
+
+        def hear(name: str, data: bytes) -> None:
+            with suppress(DlmError):
+                if not from_bytes(DeviceAnswer, data).error:
+                    found.add(name)
+
+        self._network.ask(dict.fromkeys(names, asked), hear, timeout_s, _HEADER)
+        return found
+
     def sensitivity_factor(self, dimension: int) -> float:
         return self._aggregator.sensitivity_factor(dimension)
 
     def sums(
         self,
         params: rnn.Params,
-        cohort: Sequence[str],
+        cohort: DeviceCohort,
         bound: Array,
         tracked: Array,
         key: Key,
-        round_index: int = 0,
     ) -> RoundSums:
-        """As of `Engine`, of pseudonyms. If a round is abandoned, its sums are of nobody: the noise
+        """As of `Engine`. If a round is abandoned, its sums are of nobody: the noise
         of its release hides nothing then, and whoever took part is in the ledger."""
         total = self._aggregator.zero(params, float(bound))
         encoding = total.encoding
-        numbers = {name: number for number, name in enumerate(cohort, 1)}
+        numbers = {name: number for number, name in enumerate(cohort.names, 1)}
         names = {number: name for name, number in numbers.items()}
         signed = self._keys is not None
         terms = RoundTerms(
-            f"{self._run}/{round_index}".encode(),
-            least_threshold(len(cohort), active=signed),
+            round_name(cohort.run, cohort.index),
+            least_threshold(len(numbers), active=signed),
             segments_of(encoding),
-            None if self._keys is None else {numbers[n]: self._keys[n] for n in cohort},
+            None if self._keys is None else {numbers[n]: self._keys[n] for n in numbers},
         )
         state = SummingState(terms)
         leaves = leaves_of(params)
         said: dict[int, Any] = {
             number: Task(
-                self._run,
-                round_index,
+                cohort.run,
+                cohort.index,
                 number,
                 number - 1,
                 terms,
                 self._settings,
+                self._vocabulary,
                 leaves,
                 float(bound),
                 float(tracked),
@@ -170,9 +210,9 @@ class DevicesEngine:
                 said = dict(replies)
             vectors, survivors = summing.summed(state)
         except RoundAbandoned as exc:
-            self._on_outcome(RoundOutcome(len(cohort), 0, faults, str(exc)))
+            self._on_outcome(RoundOutcome(len(numbers), 0, faults, str(exc)))
             return self._result(params, total, None, (), key)
-        self._on_outcome(RoundOutcome(len(cohort), len(survivors), faults))
+        self._on_outcome(RoundOutcome(len(numbers), len(survivors), faults))
         return self._result(params, total, vectors, survivors, key)
 
     def _heard(
@@ -192,9 +232,9 @@ class DevicesEngine:
             if name not in numbers:
                 return
             try:
-                answer = from_bytes(Answer, data)
+                answer = from_bytes(DeviceAnswer, data)
                 if answer.error:
-                    raise ProtocolError(f"it refuses: {answer.error[:500]}")
+                    raise ProtocolError(f"it refuses: {answer.error[:500]!r}")
                 now = summing.hear(now, numbers[name], from_bytes(kind, answer.content))
             except DlmError as exc:
                 faults[name] = str(exc)
@@ -202,7 +242,13 @@ class DevicesEngine:
         requests = {
             names[number]: to_bytes(Request(step, to_bytes(one))) for number, one in said.items()
         }
-        self._network.ask(requests, hear, self._step_s)
+        most = _HEADER + _PER_DEVICE * len(numbers)
+        if state.step is Step.INPUTS:
+            most += sum(8 * one.size for one in state.terms.segments)
+        self._network.ask(requests, hear, self._step_s, most)
+        for number in said:
+            if number not in now.heard:
+                faults.setdefault(names[number], f"no answer to {step} in {self._step_s:g} s")
         return now
 
     def _result(

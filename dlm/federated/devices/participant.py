@@ -7,9 +7,9 @@ it says of itself.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -19,26 +19,27 @@ import numpy as np
 from dlm.errors import DlmError, PrivacyError, ProtocolError
 from dlm.federated import rnn
 from dlm.federated.devices import device
+from dlm.federated.devices.clocks import Clock, Clocks
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.primitives import Draw, Signer, Vector
 from dlm.federated.devices.protocol import (
     Consents,
-    Delivery,
+    InputSegment,
     Roster,
     RoundTerms,
-    Segment,
+    SharesDelivery,
     Survivors,
 )
+from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.engine import LocalEngine
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.secagg import Encoding, SecureAggregator
 from dlm.federated.tokens import Ids, check_ids
-from dlm.files import write_whole
 
 # Beside the update, added up in the same way: whether its norm was within the tracked one, and the
 # user's weight in steps of 2^-30.
-STATISTICS = Segment(2, 1 << 62)
+STATISTICS = InputSegment(2, 1 << 62)
 WEIGHT_STEPS = 1 << 30
 
 
@@ -48,8 +49,9 @@ class Task:
 
     run, round     name the round; with `name` of the terms, no two are alike
     me             the device's number in this round;  place  its place in the cohort
-    settings       JSON: `model`, `local`, `aggregator` (C, s, m, alpha), and the least `gap` and the
-                   `most` participations that the server promises
+    settings       JSON: `model`, `local`, `aggregator` (C, s, m, alpha), `text` (how it is read),
+                   the least `gap` and the `most` participations that the server promises
+    vocabulary     the words or wordpieces
     parameters     float32, little-endian, one for each leaf of the network
     key            of the round's rotation and rounding
     """
@@ -60,10 +62,21 @@ class Task:
     place: int
     terms: RoundTerms
     settings: str
+    vocabulary: bytes
     parameters: tuple[bytes, ...]
     bound: float
     tracked: float
     key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIn:
+    """Asks a device whether it could take part in a round."""
+
+    run: str
+    round: int
+    gap: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,54 +86,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeviceAnswer:
     """error  why the device refuses; "" if it does not"""
 
     error: str
     content: bytes
 
 
-def segments_of(encoding: Encoding) -> tuple[Segment, ...]:
-    return Segment(encoding.padded, encoding.modulus), STATISTICS
+def round_name(run: str, index: int) -> bytes:
+    """What is in all that devices sign in a round: never used twice."""
+    return f"{run}/{index}".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """When a device took part in a run: the last round (-1: never), and how often."""
-
-    last: int = -1
-    count: int = 0
-
-    def after(self, round: int, gap: int, most: int) -> Clock:  # noqa: A002
-        """The clock once it has taken part; PrivacyError if it may not."""
-        if round <= self.last:
-            raise PrivacyError(f"round {round} is asked for after round {self.last}")
-        if self.last >= 0 and round - self.last < gap:
-            raise PrivacyError(
-                f"round {round} is asked for {round - self.last} rounds after the last one of this "
-                f"device; expected {gap} or more"
-            )
-        if self.count >= most:
-            raise PrivacyError(f"this device took part {self.count} times; expected at most {most}")
-        return Clock(round, self.count + 1)
-
-
-class Clocks:
-    """The clocks of all runs, in a file that is written before an input leaves the device."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        self._of = {run: Clock(**one) for run, one in found.items()}
-
-    def of(self, run: str) -> Clock:
-        return self._of.get(run, Clock())
-
-    def set(self, run: str, clock: Clock) -> None:
-        after = {**self._of, run: clock}
-        content = {name: {"last": one.last, "count": one.count} for name, one in after.items()}
-        write_whole(self._path, json.dumps(content, indent=1).encode(), mode=0o600)
-        self._of = after
+def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
+    return InputSegment(encoding.padded, encoding.modulus), STATISTICS
 
 
 @dataclass(frozen=True)
@@ -146,6 +125,7 @@ class _Captured:
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
         found = self._inner.add(total, updates, key)
+        assert found.total is not None
         self.encoded = found.total
         return found
 
@@ -156,53 +136,87 @@ class _Captured:
         return self._inner.sensitivity_factor(dimension)
 
 
-Encode: TypeAlias = Callable[[int], Sequence[Ids]]
+TextOf: TypeAlias = Callable[[Task], Sequence[Ids]]
 
 
 class Participant:
     """One device.
 
     Args
-        text    (size of the vocabulary) -> the ids of each utterance
+        text    the ids of each utterance, for a task
         clocks  of this device
+        allowed  by its owner, whatever a server promises
+        registered  keys of the devices that may take part; None: none are, and a server that lies
+                about who sent what can open a single input
         signer  its registered key; None without
         draw    random bytes
-        order   of the text in a round; drawn if None
+        order   of the text in a round
     """
 
     def __init__(
         self,
-        text: Encode,
+        text: TextOf,
         clocks: Clocks,
+        allowed: OwnerLimits,
+        registered: frozenset[bytes] | None,
         signer: Signer | None,
         draw: Draw,
         order: Callable[[], np.random.Generator] = np.random.default_rng,
     ) -> None:
         self._text, self._clocks, self._signer, self._draw = text, clocks, signer, draw
-        self._order = order
+        self._allowed, self._registered, self._order = allowed, registered, order
         self._in_round: _InRound | None = None
         self._engines: dict[str, tuple[LocalEngine, _Captured]] = {}
 
     def answer(self, data: bytes) -> bytes:
-        """To the bytes of a `Request`, those of an `Answer`."""
+        """To the bytes of a `Request`, those of an `DeviceAnswer`."""
         try:
             request = from_bytes(Request, data)
+            if request.step == "check-in":
+                asked = from_bytes(CheckIn, request.content)
+                self._clock(asked.run, asked.round, asked.gap, asked.most)
+                return to_bytes(DeviceAnswer("", b""))
             if request.step == "task":
                 said = self._begin(from_bytes(Task, request.content))
             else:
                 said = self._go_on(request)
         except DlmError as exc:
-            return to_bytes(Answer(f"{type(exc).__name__}: {exc}", b""))
-        return to_bytes(Answer("", to_bytes(said)))
+            return to_bytes(DeviceAnswer(f"{type(exc).__name__}: {exc}", b""))
+        except Exception as exc:  # noqa: BLE001 - the device outlives whatever a server sends
+            return to_bytes(DeviceAnswer(f"the task is malformed: {exc!r}", b""))
+        return to_bytes(DeviceAnswer("", to_bytes(said)))
 
     def _begin(self, task: Task) -> Any:
         given = json.loads(task.settings)
-        gap, most = int(given["gap"]), int(given["most"])
-        clock = self._clocks.of(task.run).after(task.round, gap, most)
+        self._check(task)
+        clock = self._clock(task.run, task.round, int(given["gap"]), int(given["most"]))
         aggregator = SecureAggregator(**given["aggregator"])
         state, said = device.advertise(task.terms, task.me, self._signer, self._draw)
         self._in_round = _InRound(task, state, aggregator, clock)
         return said
+
+    def _clock(self, run: str, index: int, gap: int, most: int) -> Clock:
+        """Of a run, once this device has taken part in a round; PrivacyError if it may not."""
+        in_all = self._allowed.max_participations
+        return self._clocks.after(run, index, max(gap, self._allowed.gap), most, in_all)
+
+    def _check(self, task: Task) -> None:
+        """Raises PrivacyError for what a server that lies would ask."""
+        terms, registered = task.terms, self._registered
+        if terms.name != round_name(task.run, task.round):
+            raise PrivacyError(f"round {task.round} of {task.run} has the name of another")
+        if not all(map(math.isfinite, (task.bound, task.tracked))):
+            raise ProtocolError("a clip norm of the task is not finite")
+        if (registered is None) != (terms.verifying is None):
+            raise PrivacyError("the task has registered keys and this device none, or the reverse")
+        if registered is not None and terms.verifying is not None:
+            own = None if self._signer is None else self._signer.public
+            known = registered.intersection(terms.verifying.values())
+            if len(known) < len(terms.verifying) or terms.verifying.get(task.me) != own:
+                raise PrivacyError(
+                    f"the task has {len(known)} registered keys for {len(terms.verifying)} "
+                    "devices, or another key for this one; expected a key of its own for each"
+                )
 
     def _go_on(self, request: Request) -> Any:
         now = self._in_round
@@ -210,9 +224,16 @@ class Participant:
             raise ProtocolError(f"the step {request.step!r} is asked for before a task")
         content = request.content
         if request.step == "roster":
-            state, said = device.share(now.state, from_bytes(Roster, content), self._draw)
+            roster = from_bytes(Roster, content)
+            if len(roster.advertisements) < self._allowed.least_devices:
+                raise PrivacyError(
+                    f"{len(roster.advertisements)} devices take part; this one's owner asks for "
+                    f"{self._allowed.least_devices} or more"
+                )
+            state, said = device.share(now.state, roster, self._draw)
         elif request.step == "delivery":
-            delivery = from_bytes(Delivery, content)
+            delivery = from_bytes(SharesDelivery, content)
+            now.state.after(device.MASKED)  # else nothing is counted or computed
             # Before anything leaves: an input counts even if its reply is lost.
             self._clocks.set(now.task.run, now.clock)
             state, said = device.mask(now.state, delivery, self._inputs(now))  # type: ignore[assignment]
@@ -233,7 +254,7 @@ class Participant:
         engine, captured = self._engine(task.settings, model, local, now.aggregator)
         captured.place = task.place
         params = params_of(model, task.parameters)
-        text = self._text(model.vocab_size)
+        text = self._text(task)
         check_ids(text, model.vocab_size)
         work: UserWork = work_of(text, local, self._order())
         sums = engine.sums(

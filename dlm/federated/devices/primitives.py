@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -24,8 +25,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from dlm.errors import PrivacyError
+from dlm.files import write_whole
+from dlm.record.signature import read_private_key
 
 SECRET_BYTES = 32
 Draw: TypeAlias = Callable[[int], bytes]  # os.urandom, or a test's
@@ -117,6 +121,16 @@ class Signer:
     @classmethod
     def drawn(cls, draw: Draw) -> Signer:
         return cls(draw(SECRET_BYTES))
+
+    @classmethod
+    def read(cls, path: Path) -> Signer:
+        """The key of a PEM file; ConfigError if there is none."""
+        return cls(read_private_key(path).private_bytes_raw())
+
+    def write(self, path: Path) -> None:
+        key = Ed25519PrivateKey.from_private_bytes(self.secret)
+        content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        write_whole(path, content, mode=0o600)
 
     @property
     def public(self) -> bytes:

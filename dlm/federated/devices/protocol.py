@@ -5,10 +5,10 @@ Figure 4 with the consistency round of its active adversary; the graph is comple
 
     round  a device sends       the server returns when enough have
     0      Advertisement        Roster: all advertisements, U1
-    1      Shares               Delivery: the shares sealed for this device, U2
+    1      Shares               SharesDelivery: the shares sealed for this device, U2
     2      MaskedInput          Survivors: who sent one, U3
     3      Consent              Consents: signatures of U3, by U4
-    4      Opened               nothing: the sum of U3's inputs is known
+    4      OpenedShares               nothing: the sum of U3's inputs is known
 
 Where we differ: a device commits to the seed of its own mask (SHA-256), so that the server finds a
 wrong share and uses others; the paper's servers could not tell.
@@ -25,13 +25,11 @@ import numpy as np
 
 from dlm.errors import ConfigError
 from dlm.federated.devices.primitives import MaskStream, Vector
-
-MOST_DEVICES = 100  # each shares secrets with each: 100 squared sealed shares per round
-LEAST_DEVICES = 3  # the sum of two tells each of them the other's
+from dlm.federated.devices.settings import LEAST_DEVICES
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class InputSegment:
     """Numbers of an input that are added up modulo `modulus`."""
 
     size: int
@@ -51,13 +49,13 @@ class RoundTerms:
 
     name: bytes
     threshold: int
-    segments: tuple[Segment, ...]
+    segments: tuple[InputSegment, ...]
     verifying: Mapping[int, bytes] | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold < LEAST_DEVICES - 1:
+        if self.threshold < LEAST_DEVICES:
             raise ConfigError(
-                f"the threshold is {self.threshold}; expected {LEAST_DEVICES - 1} or more"
+                f"the threshold is {self.threshold}; expected {LEAST_DEVICES} or more"
             )
         if not all(0 < one.modulus <= 1 << 62 and one.size > 0 for one in self.segments):
             raise ConfigError("a segment has a modulus over 2^62, or no numbers")
@@ -69,7 +67,7 @@ def least_threshold(devices: int, *, active: bool) -> int:
     Paper  section 6: above a half if the server follows the protocol, above two thirds if it may
            lie and a third of the devices may help it
     """
-    return max(2, (2 * devices // 3 if active else devices // 2) + 1)
+    return max(LEAST_DEVICES, (2 * devices // 3 if active else devices // 2) + 1)
 
 
 # ------------------------------------------------------------------------------------- messages
@@ -107,7 +105,7 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class SharesDelivery:
     """From each other device that sent shares: what it sealed for this one."""
 
     sealed: Mapping[int, bytes]
@@ -138,7 +136,7 @@ class Consents:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedShares:
     """Shares of the masking secret of devices that vanished, and of the own masks of others. Never
     both of one device: together they open its input."""
 
@@ -164,7 +162,7 @@ def places_of(devices: Iterable[int]) -> dict[int, int]:
 
 
 def add_mask(
-    total: Sequence[Vector], seed: bytes, segments: Sequence[Segment], sign: Literal[1, -1]
+    total: Sequence[Vector], seed: bytes, segments: Sequence[InputSegment], sign: Literal[1, -1]
 ) -> None:
     """Adds a mask to the vectors, in place, or takes it away."""
     stream = MaskStream(seed)

@@ -6,8 +6,8 @@ another place, over the integers modulo a prime just above 2^256.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, islice
 
 from dlm.errors import PrivacyError
 from dlm.federated.devices.primitives import SECRET_BYTES, Draw
@@ -45,7 +45,12 @@ def join(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes]
         for place, share in sorted(shares.items())
         if len(share) == SHARE_BYTES and (number := int.from_bytes(share, "big")) < PRIME
     }
-    for places in islice(combinations(sound, threshold), MOST_TRIES):
+    if len(sound) < threshold:
+        raise PrivacyError(f"{len(sound)} of {len(shares)} shares are numbers of the field")
+    # At random: in any order, the first many subsets would all have the one wrong share.
+    chance = random.SystemRandom()
+    for _ in range(MOST_TRIES if len(sound) > threshold else 1):
+        places = chance.sample(list(sound), threshold)
         secret = _value_at_zero({place: sound[place] for place in places})
         if not secret >> (8 * SECRET_BYTES):
             found = secret.to_bytes(SECRET_BYTES, "big")

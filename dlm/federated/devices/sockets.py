@@ -1,49 +1,83 @@
 """A device as a long-lived process behind a local socket: its keys, its clock and its compiled
 steps outlive whatever carries messages to it.
 
-A message is its length (8 bytes, little-endian), then its bytes; each is answered by one.
+A message is its length (8 bytes, little-endian), then its bytes. A line carries one, and its
+answer.
 """
 
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 
-from dlm.errors import ProtocolError
+from dlm.errors import ConfigError, ProtocolError
 
 LONGEST = 1 << 30
+MOST_PATH = 100  # bytes, of a socket's path; systems allow a few more
+LINE_S = 30.0  # for a message to come, and for its answer to go
+FIRST_S = 5.0  # for its length
+AT_ONCE = 100  # devices that are asked
 _LENGTH = 8
 
 
-def _send(line: socket.socket, data: bytes) -> None:
+def _send(line: socket.socket, data: bytes, end_s: float) -> None:
+    _wait_until(line, end_s)
     line.sendall(len(data).to_bytes(_LENGTH, "little"))
     line.sendall(data)
 
 
-def _receive(line: socket.socket) -> bytes:
-    size = int.from_bytes(_exactly(line, _LENGTH), "little")
-    if size > LONGEST:
-        raise ProtocolError(f"a message of {size:,} bytes; expected at most {LONGEST:,}")
-    return _exactly(line, size)
+def _receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> bytes:
+    """A message that begins and ends by these moments."""
+    size = int.from_bytes(_exactly(line, _LENGTH, begin_s), "little")
+    if size > most:
+        raise ProtocolError(f"a message of {size:,} bytes; expected at most {most:,}")
+    return _exactly(line, size, end_s)
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _exactly(line: socket.socket, size: int, end_s: float) -> bytes:
     found = bytearray()
     while len(found) < size:
+        _wait_until(line, end_s)
         if not (some := line.recv(min(size - len(found), 1 << 20))):
             raise EOFError
         found += some
     return bytes(found)
 
 
+def _wait_until(line: socket.socket, end_s: float) -> None:
+    """Bounds the next call by a moment, however slowly bytes come; TimeoutError after it."""
+    remaining = end_s - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError
+    line.settimeout(remaining)
+
+
+def socket_of(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.sock"
+    if len(str(path).encode()) > MOST_PATH:
+        raise ConfigError(
+            f"{path} has more than {MOST_PATH} bytes, too long for a local socket; give a folder "
+            "with a shorter path"
+        )
+    return path
+
+
 class DeviceSocket:
-    """Serves one device at a path, which its owner alone may use; one message at a time."""
+    """Serves one device at a path, which its owner alone may use: a line at a time, so that
+    neither idle nor many ones take more than their turn."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
-        self._answer, self._lock = answer, threading.Lock()
+        self._path, self._answer = path, answer
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.parent.stat().st_mode & 0o022:
+            raise ConfigError(
+                f"others may write to {path.parent}, and could listen in this device's place; "
+                f"run: chmod 700 {path.parent}"
+            )
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -51,33 +85,47 @@ class DeviceSocket:
         self._listener.listen()
 
     def serve(self) -> None:
-        """Until `close`."""
         while True:
-            try:
-                line, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve_one, args=(line,), daemon=True).start()
-
-    def _serve_one(self, line: socket.socket) -> None:
-        with line, suppress(EOFError, OSError, ProtocolError):
-            while True:
-                data = _receive(line)
-                with self._lock:
-                    said = self._answer(data)
-                _send(line, said)
+            line, _ = self._listener.accept()
+            with line, suppress(EOFError, OSError, ProtocolError):
+                now_s = time.monotonic()
+                said = self._answer(_receive(line, now_s + FIRST_S, now_s + LINE_S, LONGEST))
+                _send(line, said, time.monotonic() + LINE_S)
 
     def close(self) -> None:
-        # Closing alone does not wake a thread that accepts.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._path.unlink(missing_ok=True)
 
 
-def ask_device(path: Path, data: bytes, timeout_s: float) -> bytes:
+class LocalSockets:
+    """The `Network` of devices that listen in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ask(
+        self,
+        requests: Mapping[str, bytes],
+        hear: Callable[[str, bytes], None],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> None:
+        end_s = time.monotonic() + timeout_s
+        with ThreadPoolExecutor(min(len(requests), AT_ONCE) or 1) as pool:
+            asked = {
+                pool.submit(_ask_one, socket_of(self._folder, name), data, end_s, most_bytes): name
+                for name, data in requests.items()
+            }
+            for one in as_completed(asked):
+                name = asked.pop(one)  # and with it the answer, once it is heard
+                with suppress(EOFError, OSError, ProtocolError):
+                    hear(name, one.result())
+
+
+def _ask_one(path: Path, data: bytes, end_s: float, most_bytes: int) -> bytes:
     """The answer of the device at this path; OSError or EOFError if there is none in time."""
     with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(timeout_s)
+        _wait_until(line, end_s)
         line.connect(str(path))
-        _send(line, data)
-        return _receive(line)
+        _send(line, data, end_s)
+        return _receive(line, end_s, end_s, most_bytes)

@@ -18,26 +18,26 @@ from dlm.errors import PrivacyError
 from dlm.federated.devices import shamir
 from dlm.federated.devices.primitives import KeyPair, Vector, is_signed
 from dlm.federated.devices.protocol import (
-    MOST_DEVICES,
     Advertisement,
     Consent,
     Consents,
-    Delivery,
     MaskedInput,
-    Opened,
+    OpenedShares,
     Roster,
     RoundTerms,
     Shares,
+    SharesDelivery,
     Survivors,
     add_mask,
     commitment_of,
     places_of,
     survivors_content,
 )
+from dlm.federated.devices.settings import MOST_DEVICES
 
-Message: TypeAlias = Advertisement | Shares | MaskedInput | Consent | Opened
+Message: TypeAlias = Advertisement | Shares | MaskedInput | Consent | OpenedShares
 T = TypeVar("T", bound=Message)
-Reply: TypeAlias = Roster | Delivery | Survivors | Consents
+Reply: TypeAlias = Roster | SharesDelivery | Survivors | Consents
 
 
 class Step(IntEnum):
@@ -56,7 +56,7 @@ ASKED: Mapping[Step, type[Message]] = {
     Step.SHARES: Shares,
     Step.INPUTS: MaskedInput,
     Step.CONSENTS: Consent,
-    Step.OPENED: Opened,
+    Step.OPENED: OpenedShares,
 }
 
 
@@ -134,7 +134,9 @@ def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
     if state.step is Step.SHARES:
         shares = {device: _of(Shares, one) for device, one in heard.items()}
         told = {
-            device: Delivery({u: one.sealed[device] for u, one in shares.items() if u != device})
+            device: SharesDelivery(
+                {u: one.sealed[device] for u, one in shares.items() if u != device}
+            )
             for device in shares
         }
         return replace(after, shares=shares), told
@@ -152,7 +154,7 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
     """
     assert state.step is Step.ENDED, state.step
     terms, places = state.terms, places_of(state.roster)
-    opened = {device: _of(Opened, one) for device, one in state.heard.items()}
+    opened = {device: _of(OpenedShares, one) for device, one in state.heard.items()}
     total = [one.copy() for one in state.total]
 
     def found(of: Mapping[int, bytes], is_right: Callable[[bytes], bool]) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -14,17 +16,26 @@ import numpy as np
 import pytest
 
 from dlm.federated import rnn
-from dlm.federated.devices.engine import DevicesEngine, RoundOutcome
-from dlm.federated.devices.messages import from_bytes
-from dlm.federated.devices.participant import Request
-from dlm.federated.devices.sockets import ask_device
+from dlm.federated.devices.clocks import Clocks
+from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome
+from dlm.federated.devices.messages import from_bytes, to_bytes
+from dlm.federated.devices.participant import (
+    DeviceAnswer,
+    Participant,
+    Request,
+    Task,
+    round_name,
+    segments_of,
+)
+from dlm.federated.devices.protocol import InputSegment, RoundTerms
+from dlm.federated.devices.settings import OwnerLimits
+from dlm.federated.devices.sockets import LocalSockets, socket_of
 from dlm.federated.engine import LocalEngine, RoundSums
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, work_of
 from dlm.federated.secagg import SecureAggregator
-from federated.devices.toy_device import VOCABULARY, order, signer_of, text_of
+from federated.devices.toy_device import DEVICES, VOCABULARY, order, signer_of, text_of
 
-DEVICES = 4
 MODEL = rnn.RnnConfig(VOCABULARY, 4, 4)
 LOCAL = LocalConfig(batch_size=2, unroll=4, shuffle=False)
 KEY = Key.from_seed(3)
@@ -44,7 +55,7 @@ class Processes:
 
     def start(self, name: str) -> None:
         command = [sys.executable, str(Path(__file__).with_name("toy_device.py"))]
-        paths = [str(self.folder / name), str(self.folder / f"{name}.clocks"), name[1:]]
+        paths = [str(socket_of(self.folder, name)), str(self.folder / f"{name}.clocks"), name[1:]]
         self.started[name] = subprocess.Popen([*command, *paths], stdout=subprocess.PIPE, text=True)
 
     def ask(
@@ -52,19 +63,13 @@ class Processes:
         requests: Mapping[str, bytes],
         hear: Callable[[str, bytes], None],
         timeout_s: float,
+        most_bytes: int,
     ) -> None:
         for name, data in requests.items():
             if self.stop == (name, from_bytes(Request, data).step):
                 self.started[name].kill()
                 self.started[name].wait()
-        with ThreadPoolExecutor(DEVICES) as pool:
-            asked = {
-                pool.submit(ask_device, self.folder / name, data, timeout_s): name
-                for name, data in requests.items()
-            }
-            for one in as_completed(asked):
-                if not one.exception():
-                    hear(asked[one], one.result())
+        LocalSockets(self.folder).ask(requests, hear, timeout_s, most_bytes)
 
     def close(self) -> None:
         for one in self.started.values():
@@ -91,13 +96,18 @@ def engine_of(processes: Processes, outcomes: list[RoundOutcome]) -> DevicesEngi
         LOCAL,
         aggregator(),
         processes,
-        run="run",
+        vocabulary=b"",
+        text={},
         keys={f"d{seed}": signer_of(seed).public for seed in range(DEVICES)},
         gap=2,
         most=3,
         step_s=60.0,
         on_outcome=outcomes.append,
     )
+
+
+def asked(index: int) -> DeviceCohort:
+    return DeviceCohort("run", index, [f"d{seed}" for seed in range(DEVICES)])
 
 
 def plain_sum(params: rnn.Params, key: Key, places: list[int]) -> RoundSums:
@@ -132,20 +142,19 @@ def test_rounds_on_devices_equal_rounds_on_this_machine(processes: Processes) ->
     outcomes: list[RoundOutcome] = []
     engine = engine_of(processes, outcomes)
     params = rnn.init(jax.random.key(1), MODEL)
-    cohort = [f"d{seed}" for seed in range(DEVICES)]
     for index in (0, 2):
         key = KEY.fold("aggregation", index)
-        found = engine.sums(
-            params, cohort, jnp.float32(1.0), jnp.float32(0.5), key, round_index=index
-        )
+        found = engine.sums(params, asked(index), jnp.float32(1.0), jnp.float32(0.5), key)
         assert outcomes[-1] == RoundOutcome(DEVICES, DEVICES, {})
         same(found, plain_sum(params, key, [0, 1, 2, 3]))
         params = jax.tree.map(lambda p, u: p + np.float32(u / 4), params, found.update)
-    engine.sums(params, cohort, jnp.float32(1.0), jnp.float32(0.5), KEY.fold(3), round_index=3)
+    assert not engine.ready("run", 3, asked(3).names, 60.0)
+    engine.sums(params, asked(3), jnp.float32(1.0), jnp.float32(0.5), KEY.fold(3))
     assert outcomes[-1].survivors == 0 and len(outcomes[-1].faults) == DEVICES
 
 
 @pytest.mark.slow
+@pytest.mark.promise("devices_sum")
 @pytest.mark.parametrize("step", ["task", "roster", "delivery", "survivors", "consents"])
 def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(
     processes: Processes, step: str
@@ -155,9 +164,76 @@ def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(
     engine = engine_of(processes, outcomes)
     params = rnn.init(jax.random.key(1), MODEL)
     processes.stop = ("d2", step)
-    cohort = [f"d{seed}" for seed in range(DEVICES)]
     key = KEY.fold("aggregation", 0)
-    found = engine.sums(params, cohort, jnp.float32(1.0), jnp.float32(0.5), key)
+    found = engine.sums(params, asked(0), jnp.float32(1.0), jnp.float32(0.5), key)
     survived = [0, 1, 2, 3] if step in ("survivors", "consents") else [0, 1, 3]
     assert outcomes[-1].survivors == len(survived)
     same(found, plain_sum(params, key, survived))
+
+
+def task(**changes: object) -> Task:
+    """A task for the first device, as an honest server asks it."""
+    keys = {number: signer_of(number - 1).public for number in range(1, DEVICES + 1)}
+    terms = RoundTerms(round_name("run", 5), 3, segments_of(aggregator().encoding(1)), keys)
+    settings = json.dumps(
+        {
+            "model": asdict(MODEL),
+            "local": asdict(LOCAL),
+            "aggregator": {"clip_norm": 1.0, "scale": 1000.0, "report_goal": DEVICES},
+            "gap": 1,
+            "most": 100,
+        }
+    )
+    honest = Task("run", 5, 1, 0, terms, settings, b"", (), 1.0, 0.5, bytes(32))
+    return replace(honest, **changes)  # type: ignore[arg-type]
+
+
+SEGMENTS = (InputSegment(1, 5),)
+ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).public)}
+
+
+@pytest.mark.promise("devices_refuse")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 6},
+        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, None)},
+        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, {1: bytes(32)})},
+        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, ONE_KEY)},
+        {"me": 2},
+        {"bound": float("nan")},
+        {"settings": "{}"},
+        {"settings": "["},
+        {"settings": '{"gap": Infinity, "most": 1}'},
+        {"settings": "[" * 100_000},
+    ],
+    ids=[
+        "another name",
+        "no keys",
+        "unknown key",
+        "one key for all",
+        "another's number",
+        "nan",
+        "empty",
+        "no JSON",
+        "infinite",
+        "deep",
+    ],
+)
+def test_a_device_refuses_what_a_lying_server_asks(tmp_path: Path, changes: object) -> None:
+    """It says why, and an honest task is taken afterwards."""
+    registered = frozenset(signer_of(one).public for one in range(DEVICES))
+    device = Participant(
+        lambda task: text_of(0),
+        Clocks(tmp_path / "clocks"),
+        OwnerLimits(2, 3),
+        registered,
+        signer_of(0),
+        os.urandom,
+        order,
+    )
+    for wanted, error in ((task(**changes), True), (task(), False)):  # type: ignore[arg-type]
+        answer = from_bytes(
+            DeviceAnswer, device.answer(to_bytes(Request("task", to_bytes(wanted))))
+        )
+        assert bool(answer.error) == error, answer.error

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dlm.federated.devices.participant import Clocks, Participant
+from dlm.federated.devices.clocks import Clocks
+from dlm.federated.devices.participant import Participant
 from dlm.federated.devices.primitives import Signer
+from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.devices.sockets import DeviceSocket
 from dlm.federated.tokens import Ids
 
-VOCABULARY = 12
+VOCABULARY, DEVICES = 12, 4
 
 
 def text_of(seed: int) -> list[Ids]:
@@ -31,8 +33,16 @@ def order() -> np.random.Generator:
 
 if __name__ == "__main__":
     place, clocks, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    registered = frozenset(signer_of(one).public for one in range(DEVICES))
+    allowed = OwnerLimits(gap=2, max_participations=3)
     device = Participant(
-        lambda size: text_of(seed), Clocks(clocks), signer_of(seed), os.urandom, order
+        lambda task: text_of(seed),
+        Clocks(clocks),
+        allowed,
+        registered,
+        signer_of(seed),
+        os.urandom,
+        order,
     )
     served = DeviceSocket(place, device.answer)
     print("ready", flush=True)

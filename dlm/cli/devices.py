@@ -1,0 +1,227 @@
+"""`dlm devices`: federated training on devices that keep their text, and the server of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlm.cli.federate import round_teller
+from dlm.cli.help import GroupHelp, add_command
+from dlm.cli.options import Quiet, RunSettings, option
+from dlm.cli.progress import stage_printer
+from dlm.federated.devices.settings import OwnerLimits, ServerSettings
+from dlm.units import counted
+
+if TYPE_CHECKING:
+    from dlm.federated.devices.engine import RoundOutcome
+
+EXAMPLES = """\
+dlm devices register alice --state alice
+dlm devices device alice.txt --name alice --state alice --sockets sockets
+dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first"""
+
+app = typer.Typer(
+    cls=GroupHelp,
+    help="Train on devices that keep their text.",
+    epilog=EXAMPLES,
+    rich_markup_mode=None,
+)
+
+KEY, CLOCKS, LOCK = "key.pem", "clocks.json", "device.lock"
+State = Annotated[
+    Path,
+    typer.Option("--state", metavar="DIR", help="The device's own folder: its key and its clock."),
+]
+Sockets = Annotated[
+    Path,
+    typer.Option(
+        "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+    ),
+]
+
+
+def register(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the device is called.")],
+    state: State,
+) -> None:
+    """Make a device's key, and print its line of the list of devices.
+
+    The list has to reach the server and all devices by a way that the server cannot change. For a
+    list without keys, write names only.
+
+    Examples:
+        dlm devices register alice --state alice
+    """
+    import os
+
+    from dlm.errors import ConfigError
+    from dlm.federated.devices.fleet import check_name
+    from dlm.federated.devices.primitives import Signer
+
+    check_name(name)
+    place = state / KEY
+    if place.exists():
+        raise ConfigError(f"{place} exists: the device has a key; give another --state")
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signer = Signer.drawn(os.urandom)
+    signer.write(place)
+    print(f"{name}\t{signer.public.hex()}")
+
+
+def device(
+    text: Annotated[
+        Path, typer.Argument(metavar="TEXT", help="One user's text, one utterance per line.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the device is called.")],
+    state: State,
+    sockets: Sockets,
+    registered: Annotated[
+        Path | None,
+        typer.Option(
+            "--devices",
+            metavar="FILE",
+            help="The list of devices; without it, or its keys, a server that lies can open a "
+            "single device's update.",
+        ),
+    ] = None,
+    gap: Annotated[int, option(OwnerLimits, "gap")] = OwnerLimits.gap,
+    max_participations: Annotated[
+        int, option(OwnerLimits, "max_participations")
+    ] = OwnerLimits.max_participations,
+    least_devices: Annotated[int, option(OwnerLimits, "least_devices")] = OwnerLimits.least_devices,
+    quiet: Quiet = False,
+) -> None:
+    """Be one device: keep a user's text, and answer a server's rounds.
+
+    Words of the text go nowhere; what leaves is an update, clipped, rounded and masked. The device
+    counts in --state when it took part, and refuses a server that asks too often. It runs until
+    SIGTERM.
+
+    Examples:
+        dlm devices device alice.txt --name alice --state alice --sockets sockets
+    """
+    import os
+
+    from dlm.cli.paths import check_reads
+    from dlm.errors import ConfigError
+    from dlm.federated.devices.fleet import Fleet, check_name
+
+    check_reads("TEXT", text)
+    check_name(name)
+    tell = stage_printer(quiet=quiet, timed=False)
+    tell("importing jax")
+    from dlm.federated.devices.clocks import Clocks
+    from dlm.federated.devices.participant import Participant
+    from dlm.federated.devices.primitives import Signer
+    from dlm.federated.devices.sockets import DeviceSocket, socket_of
+    from dlm.federated.devices.text import DeviceText
+    from dlm.files import locked
+
+    allowed = OwnerLimits(gap, max_participations, least_devices)
+    keys = None if registered is None else Fleet.read(registered).keys
+    signer = None if keys is None else Signer.read(state / KEY)
+    if keys is not None and signer is not None and keys.get(name) != signer.public:
+        raise ConfigError(
+            f"{registered} has another key of {name} than {state / KEY}, or none; expected the "
+            "line that dlm devices register printed"
+        )
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    busy = ConfigError(f"another process is the device of {state}; end that one first")
+    with locked(state / LOCK, busy):
+        known = None if keys is None else frozenset(keys.values())
+        clocks = Clocks(state / CLOCKS)
+        participant = Participant(DeviceText(text), clocks, allowed, known, signer, os.urandom)
+        listening = DeviceSocket(socket_of(sockets, name), participant.answer)
+        try:
+            tell(f"{name} listens")
+            listening.serve()
+        finally:
+            listening.close()
+
+
+def server(
+    devices: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
+        ),
+    ],
+    config: RunSettings,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
+        ),
+    ],
+    sockets: Sockets,
+    stop_after: Annotated[
+        int | None,
+        typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
+    ] = None,
+    step_s: Annotated[float, option(ServerSettings, "step_s")] = ServerSettings.step_s,
+    wait_s: Annotated[float, option(ServerSettings, "wait_s")] = ServerSettings.wait_s,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per round.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network in rounds on devices that listen.
+
+    Settings, noise, ledger and report are those of dlm federate, with aggregation.secure = true.
+    Each round asks sampling.report_goal of the devices that check in, and adds up the updates of
+    those that stay, by secure aggregation. No outside cryptographer has reviewed it.
+
+    Examples:
+        dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
+    """
+    from dlm.cli.paths import check_reads, check_writes
+
+    stage_printer(quiet=quiet, timed=False)("importing jax")
+    from dlm.federated.devices.fleet import Fleet
+    from dlm.federated.devices.sockets import LocalSockets
+    from dlm.federated.devices.training import DeviceTraining
+    from dlm.federated.settings import TrainingSettings
+    from dlm.federated.train_network import run_rounds
+
+    check_reads("DEVICES", devices)
+    check_writes("--output", output, folder=True)
+    settings = TrainingSettings.read(config, flags={"run": {"stop_after": stop_after}})
+    check_reads("data.vocabulary", settings.data.vocabulary)
+    given = ServerSettings(step_s, wait_s)
+    fleet = Fleet.read(devices)
+    tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
+
+    def on_outcome(outcome: RoundOutcome) -> None:
+        for name, fault in sorted(outcome.faults.items()):
+            tell(f"  {name}: {fault}")
+        if outcome.abandoned:
+            tell(f"  abandoned, and released as noise alone: {outcome.abandoned}")
+        else:
+            tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
+
+    run_rounds(
+        lambda folder: DeviceTraining(
+            settings,
+            fleet,
+            folder,
+            LocalSockets(sockets),
+            given,
+            progress=tell,
+            on_outcome=on_outcome,
+        ),
+        settings,
+        output,
+        data_name=devices.name,
+        progress=tell,
+        on_round=round_teller(tell, settings.run.rounds, as_json=as_json),
+    )
+
+
+for title, heading, function in (
+    ("register", "Before a run", register),
+    ("device", "On a device", device),
+    ("server", "On the server", server),
+):
+    add_command(app, title, heading, function)

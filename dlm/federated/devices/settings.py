@@ -1,0 +1,41 @@
+"""Settings of the devices of a run and of their server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlm.config import check, setting
+
+MOST_DEVICES = 100  # each shares secrets with each: 100 squared sealed shares per round
+LEAST_DEVICES = 3  # the sum of two tells each of them the other's
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    step_s: float = setting(
+        60.0, "Time that devices have for each step of a round.", unit="seconds", above=0
+    )
+    wait_s: float = setting(
+        600.0, "Time to wait for enough devices to check in.", unit="seconds", low=0
+    )
+
+    def __post_init__(self) -> None:
+        check("server", self)
+
+
+@dataclass(frozen=True)
+class OwnerLimits:
+    """What a device's owner allows, whatever a server promises."""
+
+    gap: int = setting(1, "Least rounds from one participation to the next.", low=1)
+    max_participations: int = setting(100, "Most participations, in all runs together.", low=1)
+    least_devices: int = setting(
+        LEAST_DEVICES,
+        "Fewest devices of a round, this one included.",
+        low=LEAST_DEVICES,
+        high=MOST_DEVICES,
+        why="A server chooses who is asked: among few, those that help it may be a third.",
+    )
+
+    def __post_init__(self) -> None:
+        check("device", self)

@@ -1,0 +1,33 @@
+"""A device's text, as the ids of a round's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.federated.devices.participant import Task
+from dlm.federated.tokens import Ids
+from dlm.federated.users import TOKENIZERS, tokens_of
+from dlm.federated.words import RunVocabulary
+from dlm.record.provenance import Provenance
+
+
+class DeviceText:
+    """One user's utterances, one per line of a file; ConfigError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._utterances = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
+
+    def __call__(self, task: Task) -> list[Ids]:
+        given = json.loads(task.settings)["text"]
+        vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
+        return tokens_of(
+            self._utterances,
+            vocabulary.encoder(),
+            cap=int(given["max_tokens"]),
+            split=TOKENIZERS[given["tokenizer"]],
+        )

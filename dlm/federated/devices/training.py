@@ -1,0 +1,157 @@
+"""A run whose users are devices: they keep their text, and the server their pseudonyms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, UnavailableError
+from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome
+from dlm.federated.devices.fleet import Fleet
+from dlm.federated.devices.settings import LEAST_DEVICES, MOST_DEVICES, ServerSettings
+from dlm.federated.engine import Aggregator, Engine
+from dlm.federated.keys import Key
+from dlm.federated.run_folder import RunFolder
+from dlm.federated.sampling import AvailabilitySampler, Sampler, Users
+from dlm.federated.secagg import SecureAggregator
+from dlm.federated.settings import TrainingSettings
+from dlm.federated.train import Training
+
+POLL_S = 1.0  # between two calls to check in
+CHECK_IN_S = 5.0  # for the answer to one
+
+
+class CheckedIn(AvailabilitySampler):
+    """`report_goal` of the devices that check in now, in real time."""
+
+    def __init__(
+        self,
+        users: int,
+        report_goal: int,
+        key: Key,
+        *,
+        ready: Callable[[int], npt.NDArray[np.bool_]],
+        wait_s: float,
+        **limits: Any,
+    ) -> None:
+        super().__init__(users, report_goal, key, **limits)
+        self._ready, self._wait_s = ready, wait_s
+
+    def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
+        """Who answers, and may take part by its own clock."""
+        del now
+        return self._ready(round)
+
+    def cohort_when_ready(
+        self,
+        round: int,  # noqa: A002
+        now: float,
+        **_: Any,
+    ) -> tuple[Users, float]:
+        """(devices, the time of day in seconds); UnavailableError if too few come."""
+        del now
+        end_s = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return self.cohort(round, time.time()), time.time()
+            except UnavailableError as exc:
+                if time.monotonic() >= end_s:
+                    exc.add_note(
+                        f"waited {self._wait_s:g} s (--wait-s); the same command goes on from "
+                        "here once more devices listen"
+                    )
+                    raise
+            time.sleep(POLL_S)
+
+
+class DeviceTraining(Training):
+    """As `Training`, of the devices of a fleet that a network reaches.
+
+    Args    on_outcome  is told how the devices did in each round
+    Raises  ConfigError  also for settings that need text or users on this machine
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        fleet: Fleet,
+        folder: RunFolder,
+        network: Network,
+        given: ServerSettings,
+        *,
+        progress: Callable[[str], None] = lambda line: None,
+        on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
+    ) -> None:
+        _check(settings)
+        self._fleet, self._network, self._given = fleet, network, given
+        self._on_outcome = on_outcome
+        super().__init__(settings, fleet, folder, progress=progress)
+
+    def _asked(self, index: int, users: Sequence[int]) -> DeviceCohort:
+        return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
+
+    @property
+    def _run_id(self) -> str:
+        assert self.folder is not None
+        return self.folder.run_id
+
+    def _make_engine(self, aggregator: Aggregator | None) -> Engine:
+        assert isinstance(aggregator, SecureAggregator) and self._vocabulary is not None
+        settings = self.settings
+        self._devices = DevicesEngine(
+            self.model,
+            settings.local,
+            aggregator,
+            self._network,
+            keys=self._fleet.keys,
+            vocabulary=self._vocabulary.content,
+            text={"tokenizer": settings.data.tokenizer, "max_tokens": settings.data.max_tokens},
+            gap=settings.privacy.gap,
+            most=settings.privacy.max_participations or settings.run.rounds,
+            step_s=self._given.step_s,
+            on_outcome=self._on_outcome,
+        )
+        return self._devices
+
+    def _make_sampler(self) -> Sampler:
+        given, privacy = self.settings.sampling, self.settings.privacy
+        return CheckedIn(
+            len(self._fleet),
+            given.report_goal,
+            self._root.fold("sampling"),
+            ready=self._ready,
+            wait_s=self._given.wait_s,
+            gap=privacy.gap,
+            max_participations=privacy.max_participations or None,
+            timer_s=given.timer_s,
+        )
+
+    def _ready(self, index: int) -> npt.NDArray[np.bool_]:
+        names = self._fleet.names
+        found = self._devices.ready(self._run_id, index, names, CHECK_IN_S)
+        return np.array([name in found for name in names])
+
+
+def _check(settings: TrainingSettings) -> None:
+    """Raises ConfigError for what real devices cannot do."""
+    sampling, goal = settings.sampling, settings.sampling.report_goal
+    wrong = {
+        f"aggregation.secure is {settings.aggregation.secure}; expected true: devices hand in "
+        "nothing in the clear": not settings.aggregation.secure,
+        f"sampling.kind is {sampling.kind}; expected timer: who checks in is not up to the "
+        "server": sampling.kind != "timer",
+        "sampling.low, high and zones say when simulated devices come; leave them out": (
+            sampling.diurnal() is not None
+        ),
+        f"sampling.report_goal is {goal}; expected {LEAST_DEVICES} to {MOST_DEVICES} devices, "
+        "each of which shares secrets with each": not LEAST_DEVICES <= goal <= MOST_DEVICES,
+        f"local.users_at_once is {settings.local.users_at_once}; expected 1: a device has one "
+        "user": settings.local.users_at_once != 1,
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(what)
