@@ -19,8 +19,8 @@ from dlm.federated.devices import summing
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import (
     WEIGHT_STEPS,
-    CheckIn,
     DeviceAnswer,
+    ReadinessRequest,
     Request,
     Task,
     leaves_of,
@@ -149,7 +149,9 @@ class DevicesEngine:
 
     def ready(self, run: str, index: int, names: Iterable[str], timeout_s: float) -> set[str]:
         """Which of these devices answer, and may take part in a round by their own clocks."""
-        asked = to_bytes(Request("check-in", to_bytes(CheckIn(run, index, self._gap, self._most))))
+        asked = to_bytes(
+            Request("check-in", to_bytes(ReadinessRequest(run, index, self._gap, self._most)))
+        )
         found: set[str] = set()
 
         def hear(name: str, data: bytes) -> None:

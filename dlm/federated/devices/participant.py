@@ -70,7 +70,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckIn:
+class ReadinessRequest:
     """Asks a device whether it could take part in a round."""
 
     run: str
@@ -173,7 +173,7 @@ class Participant:
         try:
             request = from_bytes(Request, data)
             if request.step == "check-in":
-                asked = from_bytes(CheckIn, request.content)
+                asked = from_bytes(ReadinessRequest, request.content)
                 self._clock(asked.run, asked.round, asked.gap, asked.most)
                 return to_bytes(DeviceAnswer("", b""))
             if request.step == "task":
