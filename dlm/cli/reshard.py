@@ -67,6 +67,9 @@ def reshard(
         dlm reshard shards/model --shards 3 --output shards/model-3
         dlm reshard shards/model-3 -B 2 --remove 0 -o shards/model-2
     """
+    from dlm.resources import give_way
+
+    give_way()  # servers may share this machine
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.cluster.load import slot_load

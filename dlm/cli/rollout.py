@@ -76,14 +76,13 @@ def rollout(
         dlm rollout shards/new --share 5%
         dlm rollout --undo
     """
-    import os
     import sys
     from dataclasses import asdict
     from functools import partial
 
-    from dlm.server.child import LEAST_PRIORITY
+    from dlm.resources import give_way
 
-    os.nice(LEAST_PRIORITY)  # before what takes time: servers may share this machine
+    give_way()  # before what takes time: servers may share this machine
     from dlm.cli.paths import check_reads
     from dlm.client.config.cluster_file import ClusterToml
     from dlm.client.config.credentials import check_files

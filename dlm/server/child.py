@@ -1,8 +1,8 @@
-"""Work in a forked child of low priority, which its parent polls: it has no thread and no loop."""
+"""Work in a forked child that gives way to all others, and that its parent polls: it has no thread
+and no loop."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -13,12 +13,11 @@ from typing import NoReturn
 
 from dlm.errors import DlmError
 from dlm.logs import EventLog
+from dlm.resources import give_way
 from dlm.server.parent import end_with_parent
 from dlm.server.pipe import say
 
 logger = EventLog(__name__)
-
-LEAST_PRIORITY = 19
 
 
 class Child:
@@ -72,8 +71,7 @@ def _be(work: Callable[[], None], pipe: int, parent: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         end_with_parent(parent)
-        with contextlib.suppress(OSError):
-            os.nice(LEAST_PRIORITY)
+        give_way()
         work()
         status = 0
     except (DlmError, OSError) as exc:

@@ -1,9 +1,9 @@
 """The file that lists a server's shard sets, followed while it serves.
 
 The supervisor reads the list when it changes. When it is this server's turn on its machine, a child
-process of low priority checks the files of new sets. Then the workers load them, one after another,
-beside what they serve; no connection ends. A list that cannot be served changes nothing. `step`
-decides; it is pure.
+process that gives way to all others checks the files of new sets. Then the workers load them, one
+after another, beside what they serve; no connection ends. A list that cannot be served changes
+nothing. `step` decides; it is pure.
 """
 
 from __future__ import annotations
