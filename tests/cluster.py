@@ -480,7 +480,7 @@ class Cluster:
     def write(self, path: Path) -> Path:
         """Writes the servers' cluster.toml; returns the path."""
         endpoints = [Endpoint(address, shard) for shard, address in enumerate(self.addresses)]
-        write_cluster_file(path, endpoints, shard_set=self.manifest.shard_set)
+        write_cluster_file(path, endpoints)
         return path
 
     def beats(self) -> list[pb.HeartbeatReply]:

@@ -251,14 +251,12 @@ def test_the_python_of_the_page_runs(
     ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {(w,): (-1.0, -0.5) for w in words}
     ngrams |= {("<s>", "the"): (-0.5, -0.25), ("<s>", "the", "man"): (-0.25, None)}
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
-    manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
+    build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
     build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/small", 1)
     text = (ROOT / page).read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     with running_servers([tmp_path / "shards/model"]) as servers:
-        write_cluster_file(
-            tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
-        )
+        write_cluster_file(tmp_path / "cluster.toml", [s.endpoint for s in servers])
         code = code.replace("deadline_s=0.5", "deadline_s=60")
         done = forked.script(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

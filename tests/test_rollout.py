@@ -19,6 +19,7 @@ from dlm.cluster.rolling import (
     check_files_whole,
     find_pair,
     manifests_of,
+    not_needed,
     places_of,
     seen,
 )
@@ -294,7 +295,7 @@ def test_a_cluster_toml_of_a_form_that_is_not_edited_is_refused(text: str):
 # ------------------------------------------------------------------ servers and their list
 
 
-def test_a_server_that_only_one_set_needs_is_not_waited_for():
+def test_a_server_that_only_one_set_needs_is_not_waited_for_and_told():
     """From four shards to three, the fourth has nothing to load, and nothing else to serve."""
     old, new = SimpleNamespace(shard_set=OLD, shards=4), SimpleNamespace(shard_set=NEW, shards=3)
     rows = [
@@ -305,6 +306,8 @@ def test_a_server_that_only_one_set_needs_is_not_waited_for():
     found = seen(ClusterSnapshot(tuple(rows), (), ()), Pair(old, new))
     assert found.lacking == {OLD: ("host:2",), NEW: ()}
     assert found.holding[OLD] == ("host:0", "host:1")
+    servers = [Endpoint(f"host:{shard}", shard) for shard in range(4)]
+    assert not_needed([*servers, Endpoint("host:9")], new) == ("host:3",)
 
 
 @pytest.mark.parametrize(("shards", "spared"), [(1, {"host:9"}), (2, set())])
@@ -327,7 +330,7 @@ def test_an_undo_knows_the_folder_that_servers_were_told_to_unload(tmp_path: Pat
     cluster, sets = tmp_path / "cluster.toml", tmp_path / "cluster.sets"
     rollout = Rollout(pair.new.shard_set, pair.old.shard_set, 1.0)
     listed = [Endpoint("127.0.0.1:9", 0)]
-    write_cluster_file(cluster, listed, shard_set="", model=rollout.model, rollout=rollout)
+    write_cluster_file(cluster, listed, model=rollout.model, rollout=rollout)
     write_sets(sets, [new.directory], [old.directory])
     assert read_sets(sets) == [new.directory]
     places = places_of(cluster, sets, pair, None)
@@ -361,7 +364,7 @@ def test_an_undo_needs_no_server_that_holds_both_sets(tmp_path: Path, told: bool
     rollout = Rollout(new.manifest.shard_set, old.manifest.shard_set, share)
     listed = [Endpoint("127.0.0.1:9", 0)]
     name = default.manifest.shard_set
-    write_cluster_file(cluster, listed, shard_set="", model=name, rollout=rollout)
+    write_cluster_file(cluster, listed, model=name, rollout=rollout)
     write_sets(sets, [default.directory], [old.directory] if told else [])
     pair = find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)
     assert pair.old.text == old.manifest.text

@@ -123,7 +123,6 @@ def cluster(
         write_cluster_file(
             cluster_file,
             endpoints,
-            shard_set=manifests[0].shard_set,
             security=security,
             local_fallback=local_fallback,
         )
@@ -136,10 +135,16 @@ def cluster(
         return False
 
     def rewrite(servers: list[Server]) -> None:
+        """Writes the new process ids; servers that others added to the file stay in it."""
         nonlocal written
-        if ours(written):
-            written = [server.endpoint for server in servers]
-            replace_servers(cluster_file, written)
+        renewed = {(one.endpoint.address, one.endpoint.shard): one.endpoint for one in servers}
+        with contextlib.suppress(ConfigError):
+            listed = ClusterToml(cluster_file).servers()
+            now = [renewed.get((one.address, one.shard), one) for one in listed]
+            if ours(written):
+                written = now
+            if now != listed:
+                replace_servers(cluster_file, now)
 
     def stop(number: int, frame: FrameType | None) -> None:
         # A flag, not an event: the interrupted thread may hold an event's lock.

@@ -111,7 +111,7 @@ def demo(
                 tell("checked every score; starting a gateway")
                 cluster = scratch / "cluster.toml"
                 endpoints = [one.endpoint for one in servers if one.process.poll() is None]
-                write_cluster_file(cluster, endpoints, shard_set=manifest.shard_set)
+                write_cluster_file(cluster, endpoints)
                 with running_gateway(cluster) as (gateway, notice), suppress(KeyboardInterrupt):
                     url = f"http://127.0.0.1:{notice['http_port']}/"
                     tell(f"a gateway shows these servers at {url} until Ctrl-C")

@@ -97,9 +97,11 @@ def rollout(
         find_pair,
         manifests_of,
         models_served,
+        not_needed,
         only_one,
         places_of,
     )
+    from dlm.cluster.rollout import shown
     from dlm.config import resolve
     from dlm.errors import ConfigError, DlmError
     from dlm.index.layout import read_manifest
@@ -158,6 +160,8 @@ def rollout(
         )
     else:
         print(f"the cluster serves shard set {stays.shard_set}")
+        if spare := not_needed(ClusterToml(cluster).servers(), stays):
+            print(f"it has no shard for {shown(spare)}: remove them from {cluster}, then stop them")
     if ended.failure:
         raise typer.Exit(1)
 

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from dlm.client.config.rollout import Rollout
     from dlm.cluster.status import ClusterSnapshot, ClusterStatus, Row
 
+SHARD_SET = "shard set"
 COLUMNS = (
     "address",
     "shard",
     "state",
     "worker",
-    "model",
+    SHARD_SET,
     "queries/s",
     "messages/s",
     "refused",
@@ -47,9 +48,9 @@ COLUMNS = (
     "uptime",
     "delay",
 )
-# Columns that a narrow terminal drops, in this order.
+# Columns that a narrow terminal drops, in this order; the set last if servers hold several.
 DROPPED = (
-    *("model", "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
+    *(SHARD_SET, "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
 )
 WAIT_LOOK_S = 0.5
 SHARDS_SHOWN = 4  # shards that lack ready servers, named on the summary line
@@ -239,12 +240,15 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
     widths = {
         name: max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(COLUMNS)
     }
-    names = fitting_columns(widths, width)
+    several = len({row.shard_set for row in rows if row.shard_set}) > 1
+    names = fitting_columns(
+        widths, width, sorted(DROPPED, key=SHARD_SET.__eq__) if several else DROPPED
+    )
     table = Table()
     for name in names:
         table.add_column(
             name,
-            justify="left" if name in ("address", "state", "model") else "right",
+            justify="left" if name in ("address", "state", SHARD_SET) else "right",
             # A long address continues on the next line, since its end is the port.
             min_width=len(name) if name == "address" else widths[name],
             overflow="fold",
@@ -310,10 +314,12 @@ def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     return "mode: local_fallback if clients have one, otherwise bigram_fallback or errors", "red"
 
 
-def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:
-    """The names of `COLUMNS` that fit side by side; those not in `DROPPED` always stay."""
+def fitting_columns(
+    widths: dict[str, int], width: int | None, droppable: Sequence[str] = DROPPED
+) -> list[str]:
+    """The names of `COLUMNS` that fit side by side; those not `droppable` always stay."""
     dropped: set[str] = set()
-    for name in ("", *DROPPED):
+    for name in ("", *droppable):
         dropped.add(name)
         names = [name for name in COLUMNS if name not in dropped]
         # A border and two spaces for each, and the last border.
@@ -391,7 +397,7 @@ def cells_of(row: Row) -> list[str]:
         number(row.shard, "d") or "?",
         row.state,
         worker,
-        row.model or "",
+        row.shard_set or "",
         number(row.queries_per_s),
         number(row.messages_per_s),
         number(row.refused),

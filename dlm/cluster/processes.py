@@ -22,6 +22,7 @@ from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
 from dlm.server.parent import command_of_child
+from dlm.server.port import reserved
 from dlm.units import counted
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
@@ -76,6 +77,13 @@ class Server:
                 del options[at : at + 2]
         options[options.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
         return shlex.join(["dlm", *options])
+
+
+def _is_free(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    with contextlib.suppress(ConfigError), reserved(host, int(port), address=address):
+        return True
+    return False
 
 
 def how_it_ended(status: int) -> str:
@@ -264,6 +272,8 @@ def supervise(
                 f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
             )
             if restart:
+                if not _is_free(endpoint.address):
+                    continue  # its workers have the port until they end
                 now = time.monotonic()
                 if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
                     started[endpoint.address] = now

@@ -85,8 +85,8 @@ def only_one(cluster: Path) -> Iterator[None]:
     real = cluster.resolve()
     file = real.with_name(f".{real.name}.rollout")
     running = ConfigError(
-        f"another dlm rollout of {cluster} runs; wait for it, or stop it and go on with the same "
-        "command"
+        f"another dlm rollout of {cluster} runs. To go back, press Ctrl-C there, then run "
+        "dlm rollout --undo; to go on, wait for it"
     )
     with locked(file, running, remove=True):
         yield
@@ -192,6 +192,11 @@ def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) 
             "servers of these shards with that list (dlm serve --sets FILE --shard N), and add "
             "them to cluster.toml"
         )
+
+
+def not_needed(endpoints: Sequence[Endpoint], manifest: Manifest) -> tuple[str, ...]:
+    """Addresses of the servers whose shard a set with fewer shards does not have."""
+    return tuple(one.address for one in endpoints if (one.shard or 0) >= manifest.shards)
 
 
 def check_token(named: frozenset[str], pair: Pair) -> None:

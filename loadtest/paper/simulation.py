@@ -193,8 +193,7 @@ def _delayed(setup: Setup, trace: Trace, slotted: Slotted) -> dict[float, float]
         with Proxies([target.address], precise=True) as proxies:
             file = scratch / "cluster.toml"
             endpoint = Endpoint(proxies.addresses[0], target.shard)
-            manifest = read_manifest(setup.model)
-            write_cluster_file(file, [endpoint], shard_set=manifest.shard_set)
+            write_cluster_file(file, [endpoint])
             config = ClientConfig(DEADLINE_S, cache_dir=setup.work / "cache")
             with Client.connect(file, config) as client:
                 handle = client.utterance()

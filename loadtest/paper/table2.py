@@ -16,7 +16,6 @@ from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.files import scratch_folder
-from dlm.index.layout import read_manifest
 from loadtest.paper.clusters import DEADLINE_S, prepared
 from loadtest.paper.result import MEASURED, Result, Row
 from loadtest.paper.setup import Setup
@@ -60,8 +59,7 @@ def run(setup: Setup) -> Result:
         scratch_folder(None, "dlm-table2") as scratch,
     ):
         file = scratch / "cluster.toml"
-        manifest = read_manifest(setup.model)
-        write_cluster_file(file, [s.endpoint for s in servers], shard_set=manifest.shard_set)
+        write_cluster_file(file, [s.endpoint for s in servers])
         config = ClientConfig(DEADLINE_S, cache_dir=setup.work / "cache")
         setup.progress.tell("table 2: one decoder asks one server")
         client_side, server_side, queries = _ask(setup, file, config, port, seconds)

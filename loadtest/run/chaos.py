@@ -262,7 +262,6 @@ def write_through(through: Path, cluster: Path, addresses: Sequence[str]) -> Non
     write_cluster_file(
         through,
         [Endpoint(new, one.shard) for new, one in zip(addresses, toml.servers(), strict=True)],
-        shard_set=re.findall(r"[0-9a-f]{32}|$", cluster.read_text(encoding="utf-8"))[0],
         security=toml.security(),
         local_fallback=toml.local_fallback(),
         model=toml.model(),

@@ -45,7 +45,7 @@ class LocalServers:
 
     def write(self) -> None:
         endpoints = [server.endpoint for server in self.servers]
-        write_cluster_file(self.cluster, endpoints, shard_set=self.shard_set)
+        write_cluster_file(self.cluster, endpoints)
 
     def start(self, at: int) -> None:
         """Starts one that was killed again, at its port; it is ready some time later, and ends

@@ -46,8 +46,7 @@ def test_the_examples_run(
     }
     with Cluster(files) as running:
         ends = [Endpoint(address) for address in running.addresses]
-        shard_set = files.manifest.shard_set
-        write_cluster_file(tmp_path / "cluster.toml", ends, shard_set=shard_set)
+        write_cluster_file(tmp_path / "cluster.toml", ends)
         monkeypatch.chdir(tmp_path)
         exec(flashlight, names)
         assert capsys.readouterr().out.split() == said

@@ -160,8 +160,7 @@ def test_where_servers_are_down_at_the_start_the_small_model_recognises(
     """cluster.toml names it; every word says that it is from there."""
     endpoints = [Endpoint("127.0.0.1:1", shard) for shard in range(2)]
     path = tmp_path / "cluster.toml"
-    shard_set = model.manifest.shard_set
-    write_cluster_file(path, endpoints, shard_set=shard_set, local_fallback=model.directory)
+    write_cluster_file(path, endpoints, local_fallback=model.directory)
     with Client.connect(path, ClientConfig(bigram_fallback=True, connect_s=0.5)) as client:
         (found,) = Transcriber(client, words=WORDS).transcribe(read_audio(SPOKEN))
     assert (found.mode, set(found.sources)) == ("local_fallback", {"local_fallback"})

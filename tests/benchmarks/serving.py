@@ -329,7 +329,7 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
             pickle.dump(from_text(settings.TEXT, Mix(batches=BATCHES, sentences=100)), file)
         cluster = Path(scratch) / "cluster.toml"
         endpoints = [s.endpoint for s in servers]
-        write_cluster_file(cluster, endpoints, shard_set=manifest.shard_set)
+        write_cluster_file(cluster, endpoints)
         addresses = [e.address for e in endpoints]
         pids = [s.process.pid for s in servers]
         for _ in range(rounds):

@@ -56,7 +56,6 @@ from dlm.client import AsyncClient, ClientConfig
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.errors import ConfigError, DlmError, Overloaded
-from dlm.index.layout import read_manifest
 from dlm.ngram.query import FULL
 
 CGROUP = Path("/sys/fs/cgroup/cpu/dlm-soak")
@@ -311,13 +310,12 @@ COLUMNS = (
 
 def measure(chosen: argparse.Namespace) -> None:
     """The table."""
-    manifest = read_manifest(chosen.directory)
     with running_servers([chosen.directory]) as servers, tempfile.TemporaryDirectory() as scratch:
         os.environ[WORK] = str(Path(scratch) / "batches")
         with Path(os.environ[WORK]).open("wb") as file:
             pickle.dump(from_text(settings.TEXT, Mix(batches=BATCHES, sentences=100)), file)
         cluster = Path(scratch) / "cluster.toml"
-        write_cluster_file(cluster, [s.endpoint for s in servers], shard_set=manifest.shard_set)
+        write_cluster_file(cluster, [s.endpoint for s in servers])
         pids = [s.process.pid for s in servers]
         decoders = str(chosen.decoders // chosen.clients)
         command = ["generate", str(cluster), decoders, str(chosen.deadline)]

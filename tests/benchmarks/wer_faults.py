@@ -47,7 +47,6 @@ from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import UnavailableError
 from dlm.files import write_whole
-from dlm.index.layout import read_manifest
 from loadtest.run.chaos import Chaos, Command
 from loadtest.run.proxy import Proxies
 
@@ -107,10 +106,9 @@ def run(study: Study, arm: str, spoken: Sequence[Spoken]) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch, running_servers([directory]) as servers:
         cluster = Path(scratch) / "cluster.toml"
-        shard_set = read_manifest(directory).shard_set
 
         def write(servers: list[Server]) -> None:
-            write_cluster_file(cluster, [s.endpoint for s in servers], shard_set=shard_set)
+            write_cluster_file(cluster, [s.endpoint for s in servers])
 
         write(servers)
         small = study.shards(SMALL) if arm == "small" else None

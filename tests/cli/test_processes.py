@@ -21,10 +21,17 @@ import forked
 from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, children, command, gone, until
+from dlm.client.config.cluster_file import ClusterToml, Endpoint, replace_servers
 
 
 def _wait_gone(pids: list[int]) -> None:
     until(lambda: all(map(gone, pids)))
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
+        return True
+    return False
 
 
 @pytest.mark.promise("ctrl_c")
@@ -336,6 +343,27 @@ def test_a_cluster_of_replicas_outlives_one_of_each_shard(
         assert process.errors.count("its shard has 1 other server left") == 2
         assert process.errors.count("its shard has no server left") == 1
         assert process.process.poll() is None
+
+
+def test_a_restart_is_written_though_a_server_was_added_by_hand(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The file has the new process, and still the other server."""
+    listed = tmp_path / "cluster.toml"
+    line = ("cluster", folder / "shards", "--restart")
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
+        added = Endpoint("127.0.0.1:9", 1)
+        replace_servers(listed, [*ClusterToml(listed).servers(), added])
+        killed = next(one.pid for one in ClusterToml(listed).servers() if one.shard == 0)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: "restarted" in process.errors)
+        servers = ClusterToml(listed).servers()
+        host, port = servers[0].address.split(":")
+        until(lambda: _answers(host, int(port)))
+        assert process.errors.count("restarted") == 1  # its port was free
+        assert servers[-1] == added
+        assert {one.pid for one in servers[:-1]} == set(process.children())
 
 
 def test_workers_do_not_outlive_a_cluster_that_was_killed(

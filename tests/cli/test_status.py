@@ -254,6 +254,15 @@ def test_eighty_columns_show_what_matters(address) -> None:
     assert (first["queries/s"], first["CPU %"]) == ("123,457", "200")
 
 
+def test_two_sets_of_a_server_are_told_apart_in_eighty_columns() -> None:
+    """As during a roll-out; with one set, its name is the first that a narrow terminal drops."""
+    row = full_row("127.0.0.1:50060", 3, 1)
+    other = replace(row, shard_set="0123456789ab")
+    shown = "\n".join(drawn(ClusterSnapshot((row, other), (3,), ()), 80))
+    assert "94ac9cb60a1f" in shown and "0123456789ab" in shown
+    assert "94ac9cb60a1f" not in "\n".join(drawn(ClusterSnapshot((row,), (3,), ()), 80))
+
+
 def test_a_wide_terminal_shows_every_column() -> None:
     """And a pipe does, however long the addresses are."""
     snapshot = ClusterSnapshot((full_row("127.0.0.1:50060", 0, 0),), (0,), ())
@@ -350,7 +359,7 @@ def test_what_is_not_known_is_left_empty() -> None:
         *(0.25, 0.34, 1.06, 12.34),
     )
     assert cells_of(full)[1:] == [
-        *("3", "ready", "1/4", "aa", "12,346", "7", "1", "12.3 %", "2", "100", "5.0 MiB"),
+        *("3", "ready", "1/4", "bb", "12,346", "7", "1", "12.3 %", "2", "100", "5.0 MiB"),
         *("1 m 1 s", "0.3 ms 1.1x"),
     ]
 

@@ -321,9 +321,7 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     """Unless the program names one; and a client that wants the model's own scores takes none."""
     endpoints = [Endpoint(address) for address in cluster.addresses]
     path = tmp_path / "cluster.toml"
-    write_cluster_file(
-        path, endpoints, shard_set=files.manifest.shard_set, local_fallback=small.directory
-    )
+    write_cluster_file(path, endpoints, local_fallback=small.directory)
     plain = connect(path)
     assert plain._fallback is None
     quiet = connect(path, bigram_fallback=True, heartbeats=False)
@@ -335,11 +333,11 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     copied.close()
     own = connect(path, local_fallback=files.directory, **QUICK)
     assert own._fallback.local_model.manifest.shard_set == files.manifest.shard_set
-    write_cluster_file(path, endpoints, shard_set="00", local_fallback=tmp_path / "absent")
+    write_cluster_file(path, endpoints, local_fallback=tmp_path / "absent")
     connect(path)
     with pytest.raises(ConfigError, match=r"absent.*folder"):
         connect(path, bigram_fallback=True)
-    write_cluster_file(path, endpoints, shard_set="00", local_fallback=path)
+    write_cluster_file(path, endpoints, local_fallback=path)
     with pytest.raises(ConfigError, match=r"cluster\.toml.*is a file"):
         connect(path, bigram_fallback=True)
 

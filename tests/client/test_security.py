@@ -157,9 +157,9 @@ def test_cluster_toml_says_whom_to_trust(tmp_path):
         ca=str(tmp_path / "ca.pem"), server_name="n", token_file=str(tmp_path / "t")
     )
     assert ClusterToml(path).servers() == [Endpoint("h:1")]
-    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=read)
+    write_cluster_file(path, [Endpoint("h:1", 0)], security=read)
     assert ClusterToml(path).security() == read
-    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00")
+    write_cluster_file(path, [Endpoint("h:1", 0)])
     assert ClusterToml(path).security() == PLAIN
 
 
@@ -194,7 +194,7 @@ def test_cluster_toml_turns_the_proxy_on(tmp_path):
     """As it is written, as it is read."""
     path = tmp_path / "cluster.toml"
     given = ClientSecurity(ca=str(tmp_path / "ca.pem"), use_proxy=True)
-    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=given)
+    write_cluster_file(path, [Endpoint("h:1", 0)], security=given)
     assert ClusterToml(path).security() == given
 
 

@@ -46,7 +46,7 @@ def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
         [Endpoint("[::1]:5")],
         [Endpoint("a:1", 0, 4711), Endpoint("b:2", pid=1)],
     ):
-        write_cluster_file(path, endpoints, shard_set="0" * 32)
+        write_cluster_file(path, endpoints)
         assert ClusterToml(path).servers() == endpoints
         assert ClusterToml(path).local_fallback() is None
     assert [p.name for p in tmp_path.iterdir()] == ["cluster.toml"]
@@ -72,7 +72,7 @@ def test_a_cluster_file_is_parsed_again_only_if_its_text_is_another(
 def test_a_cluster_file_names_the_small_model(tmp_path: Path) -> None:
     """Absolute as it is written; by hand, relative to the file."""
     path = tmp_path / "cluster.toml"
-    write_cluster_file(path, [Endpoint("a:1")], shard_set="0" * 32, local_fallback=Path("shards"))
+    write_cluster_file(path, [Endpoint("a:1")], local_fallback=Path("shards"))
     assert ClusterToml(path).local_fallback() == Path("shards").absolute()
     path.write_text('local_fallback = "models/small"\n[[server]]\naddress = "a:1"\n')
     assert ClusterToml(path).local_fallback() == tmp_path / "models/small"

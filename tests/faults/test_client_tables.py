@@ -82,7 +82,7 @@ class Site:
         there = cluster.addresses
         listed = [*here, *there[len(here) :]]
         endpoints = [Endpoint(address, shard) for shard, address in enumerate(listed)]
-        write_cluster_file(self.path, endpoints, shard_set=cluster.manifest.shard_set)
+        write_cluster_file(self.path, endpoints)
         self.network.moved = dict(zip(here, there, strict=False))
 
     def again(self) -> None:

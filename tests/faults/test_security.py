@@ -414,6 +414,6 @@ def test_a_token_is_not_sent_to_what_may_be_another_machine(
     """Any address of another machine is one too many, and so is a name that nobody knows."""
     resolver(monkeypatch, localhost=addresses)
     config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, token=ALICE)
-    write_cluster_file(tmp_path / "cluster.toml", [Endpoint("localhost:1", 0)], shard_set="00")
+    write_cluster_file(tmp_path / "cluster.toml", [Endpoint("localhost:1", 0)])
     with pytest.raises(ConfigError, match="another machine"):
         Client.connect(tmp_path / "cluster.toml" if is_file else ["localhost:1"], config)

@@ -149,7 +149,7 @@ def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path)
         ([Endpoint("127.0.0.1:9", 0, 1 << 30)], b"has exited"),
     ]:
         if endpoints is not None:
-            write_cluster_file(path, endpoints, shard_set="0" * 32)
+            write_cluster_file(path, endpoints)
         done = run(*CHAOS, "cluster.toml", cwd=tmp_path, text=b"kill 0\n")
         assert done.returncode == 1
         assert says in done.stderr

@@ -120,7 +120,7 @@ def test_a_replica_that_is_not_there_cannot_be_killed() -> None:
 def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_run(tmp_path: Path) -> None:
     """Neither scenario nor file, nothing in it, too late, servers that are not ours."""
     cluster, plan = tmp_path / "cluster.toml", tmp_path / "plan"
-    write_cluster_file(cluster, [Endpoint("127.0.0.1:9", 0)], shard_set="0" * 32)
+    write_cluster_file(cluster, [Endpoint("127.0.0.1:9", 0)])
     with pytest.raises(ConfigError, match=f"scenarios: {', '.join(SCENARIOS)}"):
         read_plan("storm", cluster, 10.0, 1.0, own=False)
     for text, says in [

@@ -320,7 +320,6 @@ def write_cluster_file(
     path: Path,
     endpoints: Sequence[Endpoint],
     *,
-    shard_set: str,
     security: ClientSecurity = PLAIN,
     local_fallback: Path | None = None,
     model: str | None = None,
@@ -328,7 +327,7 @@ def write_cluster_file(
 ) -> None:
     """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
     folder = None if local_fallback is None else str(local_fallback.absolute())
-    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    lines = [f"{WRITTEN_BY}."]
     for name, value in (
         ("local_fallback", folder),
         ("token_file", security.token_file),
