@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf import descriptor_pb2, message_factory
 
 from dlm.errors import ConfigError, EstimationError, FormatError
 from dlm.federated.piece_settings import PieceSettings
@@ -208,70 +209,44 @@ def build_inventory(
                 f"{counted(len(counts.words), 'word')}: {why}. Give a smaller size, "
                 "or count more words"
             ) from exc
-    made = _without_paths(model.getvalue(), str(folder))
+    made = _without_paths(model.getvalue())
     record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})
     return Inventory(made, record)
 
 
-TRAINER_SPEC = 2  # field of SentencePiece's ModelProto
+# Of SentencePiece's messages, the fields that name files; protobuf keeps all others as they are.
+# Its generated classes need the newest protobuf.
+_FILE_NAMES = descriptor_pb2.FileDescriptorProto(
+    name="dlm/file_names.proto",
+    message_type=[
+        {
+            "name": "ModelProto",
+            "field": [
+                {
+                    "name": "trainer_spec",
+                    "number": 2,
+                    "type": "TYPE_MESSAGE",
+                    "type_name": "TrainerSpec",
+                }
+            ],
+        },
+        {
+            "name": "TrainerSpec",
+            "field": [
+                {"name": "input", "number": 1, "label": "LABEL_REPEATED", "type": "TYPE_BYTES"},
+                {"name": "seed_sentencepieces_file", "number": 54, "type": "TYPE_BYTES"},
+            ],
+        },
+    ],
+)
 
 
-def _without_paths(model: bytes, folder: str) -> bytes:
-    """A model without the names of its temporary files, the same every time; on the wire of
-    protocol buffers, since SentencePiece's generated classes need the newest protobuf."""
-    out = bytearray()
-    for number, head, value in _fields(model):
-        if number == TRAINER_SPEC:
-            kept = b"".join(
-                part_head + part
-                for _, part_head, part in _fields(value)
-                if not part.startswith(folder.encode())
-            )
-            head = _varint(TRAINER_SPEC << 3 | 2) + _varint(len(kept))
-            value = kept
-        out += head + value
-    return bytes(out)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """(field number, bytes before the value, value) of each field of a message."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(message):
-        start = at
-        tag = number()
-        kind = tag & 7
-        if kind == 0:
-            head = at
-            number()
-        elif kind == 2:
-            length = number()
-            head = at
-            at += length
-        else:
-            head = at
-            at += {1: 8, 5: 4}[kind]
-        yield tag >> 3, message[start:head], message[head:at]
+def _without_paths(model: bytes) -> bytes:
+    """A model without the names of its temporary files, the same every time."""
+    known = message_factory.GetMessages([_FILE_NAMES])["ModelProto"].FromString(model)
+    for name in ("input", "seed_sentencepieces_file"):
+        known.trainer_spec.ClearField(name)
+    return bytes(known.SerializeToString(deterministic=True))
 
 
 def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
