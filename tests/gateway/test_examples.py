@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster import WAIT_S, ModelFiles
+from cluster import ModelFiles
 from dlm.client import AsyncClient, Client
 from gateway.gateways import ThreadGateway
+from gateway.programs import EXAMPLES, built_cpp, run
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "proto" / "examples"
 SENTENCE = "the man went home"
 TOKEN = "a" * 32
 
@@ -49,16 +46,6 @@ def expected(files: ModelFiles) -> tuple[list[float], list[tuple[float, str]]]:
     return score.token_log10_prob.tolist(), [(total, " ".join(said)) for said, total, _ in beam]
 
 
-def run(*line: object, folder: Path = EXAMPLES) -> str:
-    """What a program prints; skips where it is not installed."""
-    if shutil.which(str(line[0])) is None:
-        pytest.skip(f"{line[0]} is not installed")
-    command = [str(word) for word in line]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT_S)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
 def test_curl_scores_and_extends(local: ThreadGateway, expected: tuple) -> None:
     """Its second step has one row per state of the first."""
     url = f"http://localhost:{local.running.http_port}"
@@ -75,20 +62,26 @@ def test_fetch_prints_the_scores(local: ThreadGateway, expected: tuple) -> None:
     assert [line.split(None, 1)[1] for line in beam] == [said for _, said in expected[1]]
 
 
+@pytest.mark.slow
+def test_go_prints_the_scores(local: ThreadGateway, expected: tuple) -> None:
+    """With its own library alone."""
+    url = f"http://localhost:{local.running.http_port}"
+    first, *beam = run("go", "run", "score.go", url, TOKEN).splitlines()
+    total, words = first.rstrip("]").split(" [")
+    assert float(total) == pytest.approx(sum(expected[0]))
+    found = np.array(words.split(), np.float32)
+    assert found.tobytes() == np.array(expected[0], np.float32).tobytes()
+    assert [
+        (np.float32(total), said) for total, said in (line.split(None, 1) for line in beam)
+    ] == expected[1]
+
+
 @pytest.mark.promise("gateway_exact")
 @pytest.mark.slow
 def test_cpp_prints_the_scores(local: ThreadGateway, expected: tuple, tmp_path: Path) -> None:
     """Built with the commands of the page, from the proto file alone."""
-    for tool in ("grpc_cpp_plugin", "pkg-config", "g++"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-    folder = tmp_path / "proto" / "examples"
-    shutil.copytree(ROOT / "proto", tmp_path / "proto")
-    page = (EXAMPLES / "README.md").read_text()
-    for line in [line[2:] for line in page.splitlines() if line.startswith("$ ")][:2]:
-        run("sh", "-c", line, folder=folder)
-    address = f"127.0.0.1:{local.running.port}"
-    first, *beam = run(folder / "score", address, TOKEN, folder=folder).splitlines()
+    program = built_cpp(EXAMPLES / "score.cc", tmp_path)
+    first, *beam = run(program, f"127.0.0.1:{local.running.port}", TOKEN).splitlines()
     found = np.array(first.split()[1:], np.float32)
     assert found.tobytes() == np.array(expected[0], np.float32).tobytes()
     assert [
