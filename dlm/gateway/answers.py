@@ -5,11 +5,12 @@ Knows nothing of doors: gRPC and HTTP hand in a message, and get the bytes of on
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from dlm.gateway.metrics import GatewayMetrics
 from dlm.gateway.packed import extend_reply
 from dlm.gateway.phrase_store import PhraseStore
 from dlm.gateway.traffic import TrafficWriter
+from dlm.gateway.turns import Left, Turns
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
 from dlm.server.security import may_ask
@@ -38,10 +40,15 @@ SERVICE = "dlm.v1.LanguageModel"
 # Models whose states are accepted: the one in use, the one before it, and the local fallback.
 MODELS_KEPT = 3
 DEFAULT_COUNT = 10  # of NextWords
+PAUSE = 256  # sentences of a reply that are written before others have their turn
 
 
 class LanguageModel:
     """The calls of the service, on one client.
+
+    Args, in each call
+        left  the seconds that are left
+        held  closed once the reply is written
 
     Raises, in each call
         Refusal                        the request breaks a rule of the contract
@@ -54,16 +61,18 @@ class LanguageModel:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         traffic: TrafficWriter,
+        turns: Turns,
     ) -> None:
         self.client = client
         self._config = config
         self._metrics, self._traffic = metrics, traffic
-        self._phrases = PhraseStore(config.max_phrases_bytes)
+        self._phrases = PhraseStore(config.max_phrases_bytes, turns)
         self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
 
-    async def score(self, request: pb.SentencesRequest, left_s: float) -> tuple[bytes, int]:
+    async def score(
+        self, request: pb.SentencesRequest, left: Left, held: ExitStack
+    ) -> tuple[bytes, int]:
         """A SentencesReply, and how many words were scored."""
-        left = _countdown(left_s)
         if request.sentences and request.ids:
             raise _malformed("sentences and ids are both given; expected one of them")
         self._check_count(len(request.sentences) + len(request.ids), "sentences")
@@ -72,14 +81,14 @@ class LanguageModel:
         bos = request.bos if request.HasField("bos") else True
         eos = request.eos if request.HasField("eos") else True
         self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
-        utterance = await self._fresh(request, left())
+        utterance = await self._fresh(request, left, held)
         scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left())
         info = utterance.model_info
         reply = pb.SentencesReply(model=info.model, phrases_id=info.phrases)
         routes = [np.zeros(0, np.int32)] * len(scores)
         if request.with_shards and scores:
             routes = shards_of(utterance, sentences, bos=bos, eos=eos)
-        for one, shards in zip(scores, routes, strict=True):
+        for at, (one, shards) in enumerate(zip(scores, routes, strict=True), 1):
             reply.scores.add(
                 log10_prob=one.log10_prob,
                 oovs=one.oovs,
@@ -91,11 +100,14 @@ class LanguageModel:
                 bonus=one.bonus,
                 shards=(shards + 1).tolist(),
             )
+            if at % PAUSE == 0:
+                await asyncio.sleep(0)
         return reply.SerializeToString(), sum(one.tokens for one in scores)
 
-    async def extend(self, request: pb.ExtendRequest, left_s: float) -> tuple[bytes, int]:
+    async def extend(
+        self, request: pb.ExtendRequest, left: Left, held: ExitStack
+    ) -> tuple[bytes, int]:
         """An ExtendReply, and how many words were scored."""
-        left = _countdown(left_s)
         if request.words and request.word_ids:
             raise _malformed("words and word_ids are both given; expected one of them")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
@@ -110,19 +122,20 @@ class LanguageModel:
                 )
             width = count // rows
             words = [words[at * width : (at + 1) * width] for at in range(rows)]
-        utterance, states = await self._states(request.states, request, left())
+        utterance, states = await self._states(request.states, request, left, held)
         found = await utterance.extend(states, words, deadline_s=left())
         self._metrics.fallbacks += int(np.count_nonzero(found.source))
         model = utterance.model_info.model
         reply = extend_reply(found, model, states=not request.without_states)
         return reply, found.log10_prob.size
 
-    async def next_words(self, request: pb.NextWordsRequest, left_s: float) -> tuple[bytes, int]:
+    async def next_words(
+        self, request: pb.NextWordsRequest, left: Left, held: ExitStack
+    ) -> tuple[bytes, int]:
         """A NextWordsReply; the words of a whole vocabulary count as one."""
-        left = _countdown(left_s)
         count = request.count or DEFAULT_COUNT
         self._check_queries(count)
-        utterance, states = await self._states([request.state], request, left())
+        utterance, states = await self._states([request.state], request, left, held)
         if text := split_words(request.text):
             states = utterance.states_after([[*states.contexts()[0], *text]])
         found = await utterance.next_words(states[0], count, deadline_s=left())
@@ -133,9 +146,10 @@ class LanguageModel:
             reply.words.add(word=word, id=word_id, log10_prob=log10_prob)
         return reply.SerializeToString(), 1
 
-    async def rescore(self, request: pb.RescoreRequest, left_s: float) -> tuple[bytes, int]:
+    async def rescore(
+        self, request: pb.RescoreRequest, left: Left, held: ExitStack
+    ) -> tuple[bytes, int]:
         """A RescoreReply, and how many words were scored."""
-        left = _countdown(left_s)
         self._check_count(len(request.hypotheses), "hypotheses")
         given = (
             request.acoustic_scale if request.HasField("acoustic_scale") else 1.0,
@@ -147,7 +161,7 @@ class LanguageModel:
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
         self._check_queries(sum(map(len, sentences)) + len(sentences))
-        utterance = await self._fresh(request, left())
+        utterance = await self._fresh(request, left, held)
         scores = await utterance.score_sentences(sentences, deadline_s=left())
         ranked = []
         for index, (one, words, score) in enumerate(
@@ -166,12 +180,16 @@ class LanguageModel:
             ranked.append(
                 pb.Rescored(index=index, total=total, lm=lm, fallback=fallback, bonus=bonus)
             )
+            if index % PAUSE == PAUSE - 1:
+                await asyncio.sleep(0)
         ranked.sort(key=lambda one: -one.total)
         info = utterance.model_info
         reply = pb.RescoreReply(hypotheses=ranked, model=info.model, phrases_id=info.phrases)
         return reply.SerializeToString(), sum(one.tokens for one in scores)
 
-    async def models(self, request: pb.ModelsRequest, left_s: float) -> tuple[bytes, int]:
+    async def models(
+        self, request: pb.ModelsRequest, left: Left, held: ExitStack
+    ) -> tuple[bytes, int]:
         """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
@@ -206,21 +224,21 @@ class LanguageModel:
 
     # ------------------------------------------------------------------ states
 
-    async def _fresh(self, request: Any, left_s: float) -> AsyncUtterance:
+    async def _fresh(self, request: Any, left: Left, held: ExitStack) -> AsyncUtterance:
         """An utterance on the model in use, with the request's phrases."""
         utterance = _open_to_caller(self.client.utterance())
-        phrases = await self._phrases.of(request, utterance.vocabulary_size, left_s)
+        phrases = await self._phrases.of(request, utterance.vocabulary_size, left, held)
         return utterance if phrases is None else utterance.with_phrases(phrases)
 
     async def _states(
-        self, packed: Sequence[bytes], request: Any, left_s: float
+        self, packed: Sequence[bytes], request: Any, left: Left, held: ExitStack
     ) -> tuple[AsyncUtterance, States]:
         """The states of a request, and an utterance on their model with its phrases; all must be of
         one model."""
         first = next((one for one in packed if one), b"")
         utterance = self._utterance(first[1 : 1 + MODEL_BYTES])
         if request.HasField("phrases"):
-            phrases = await self._phrases.of(request, utterance.vocabulary_size, left_s)
+            phrases = await self._phrases.of(request, utterance.vocabulary_size, left, held)
             utterance = utterance.with_phrases(phrases)
         if not first:
             return utterance, utterance.states([utterance.begin()] * max(len(packed), 1))
@@ -282,12 +300,6 @@ class LanguageModel:
                 Reason.TOO_MANY_QUERIES,
                 f"the call asks for {queries} words; expected at most {most}. Make several calls",
             )
-
-
-def _countdown(left_s: float) -> Callable[[], float]:
-    """Seconds that are left: preparing phrases takes of them."""
-    until = time.monotonic() + left_s
-    return lambda: max(until - time.monotonic(), 0.0)
 
 
 def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:

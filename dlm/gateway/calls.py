@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from dlm import __version__
 from dlm.client import AsyncClient
@@ -25,9 +25,10 @@ from dlm.gateway.answers import LanguageModel
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
 from dlm.gateway.traffic import TrafficWriter
+from dlm.gateway.turns import Left, Turns, countdown
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
-from dlm.server.refusals import Refusal, of_exception, too_late
+from dlm.server.refusals import Refusal, of_exception
 from dlm.tracing import Tracer
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
@@ -44,30 +45,42 @@ CALLS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+class Form(Protocol):
+    """How a door writes messages."""
+
+    async def read(self, kind: Any, data: bytes, left: Left) -> Any:
+        """The message of this kind; raises `Refusal` if it is none."""
+
+    async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
+        """The bytes of a message of this kind, in this form."""
+
+
 class Dispatcher:
     """On the event loop; `client` comes when it has connected."""
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
         self.admission = Admission(config, metrics, time.monotonic)
+        self.turns = Turns()
         self._metrics = metrics
         self._answers: LanguageModel | None = None
         self._tracer = Tracer(__version__) if config.trace else None
 
     def open(self, client: AsyncClient, traffic: TrafficWriter) -> None:
-        self._answers = LanguageModel(client, self.config, self._metrics, traffic)
+        self._answers = LanguageModel(client, self.config, self._metrics, traffic, self.turns)
 
     async def answer(
         self,
         call: str,
-        request: Any,
+        data: bytes,
+        form: Form,
         *,
         door: str,
         left_s: float | None = None,
         metadata: Iterable[tuple[str, Any]] = (),
         held: ExitStack | None = None,
     ) -> bytes:
-        """The reply to a message of `CALLS[call]`, as bytes.
+        """The reply to a message of `CALLS[call]`, both as bytes in the form of a door.
 
         Args    left_s  seconds that its caller waits; None: not said
                 held    where the call counts as in flight until its reply is written
@@ -78,7 +91,7 @@ class Dispatcher:
         if self._tracer is not None:
             span = self._tracer.proceed("dlm.gateway", metadata, call=call, door=door)
         try:
-            reply, queries = await self._answer(call, request, left_s, held)
+            reply, queries = await self._answer(call, data, form, left_s, held)
             result = OK
             return reply
         except asyncio.CancelledError:
@@ -94,22 +107,23 @@ class Dispatcher:
                 span.end(result, queries=queries)
 
     async def _answer(
-        self, call: str, request: Any, left_s: float | None, held: ExitStack | None
+        self, call: str, data: bytes, form: Form, left_s: float | None, held: ExitStack | None
     ) -> tuple[bytes, int]:
         self.admission.require_ready()
         overload = self.admission.overload()
         if overload is not None:
             raise overload
         most_s = self.config.deadline_s
-        left_s = most_s if left_s is None else min(left_s, most_s)
-        if left_s <= 0.0:
-            raise too_late()
+        left = countdown(most_s if left_s is None else min(left_s, most_s))
+        request_of, reply_of, method = CALLS[call]
         self.admission.enter()
         with ExitStack() as answered:
-            (held or answered).callback(self.admission.leave)
-            method = getattr(self._answers, CALLS[call][2])
-            found: tuple[bytes, int] = await method(request, left_s)
-        return found
+            held = held or answered
+            held.callback(self.admission.leave)
+            async with self.turns.of(len(data), left()):
+                request = await form.read(request_of, data, left)
+                reply, queries = await getattr(self._answers, method)(request, left, held)
+                return await form.write(reply_of, reply, left), queries
 
 
 def refusal_of(call: str, exc: Exception) -> Refusal:

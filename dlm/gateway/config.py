@@ -49,7 +49,7 @@ class GatewayConfig:
         "Words scored in one call: tokens of its sentences, or states times words.",
         low=1,
         high=1 << 20,
-        why="Such a call takes the gateway tens of milliseconds, in which others wait.",
+        why="Such a call takes a core of the gateway tens of milliseconds, by JSON a hundred.",
     )
     max_sentences: int = setting(
         4096, "Sentences, hypotheses or states in one call.", low=1, high=1 << 20
@@ -64,7 +64,8 @@ class GatewayConfig:
     )
     max_phrases_bytes: int = setting(
         128 * MIB,
-        "Memory for phrases of callers, by process; those used longest ago are forgotten.",
+        "Memory for phrases of callers, by process; those used longest ago are forgotten. If calls "
+        "in flight use all of it, more are refused with OVERLOADED.",
         unit="bytes",
         low=MIB,
         high=1 << 40,

@@ -28,9 +28,11 @@ from google.protobuf import json_format
 from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.gateway.metrics import GatewayMetrics
+from dlm.gateway.rpc import Plain
+from dlm.gateway.turns import LARGE, Left, T, Turns, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
-from dlm.server.refusals import LOAD_REASONS, Refusal, parse
+from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
 
@@ -41,7 +43,6 @@ JSON, PROTO = "application/json", "application/proto"
 VERSIONS = (b"1.0", b"1.1")
 HEAD_BYTES = 16 << 10
 READ_BYTES = 64 << 10
-LARGE_BYTES = 64 << 10  # of JSON: a larger one is read in a thread, since that may take a second
 HEAD_S = 10.0  # for the head of a request, from its first byte or from connecting
 IDLE_S = 75.0  # between two requests of one connection
 BODY_S = 20.0  # for a body
@@ -74,7 +75,7 @@ class Answer:
 
 Body: TypeAlias = Callable[[], Awaitable[bytes | None]]
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_BASE64 = re.compile(r"([A-Za-z0-9+/_-]+={0,2})?")
 
 
 class HttpDoor:
@@ -180,7 +181,8 @@ class HttpDoor:
     async def _call(
         self, call: str, kind: str, headers: Any, body: Body, held: contextlib.ExitStack
     ) -> Answer:
-        left_s = _timeout_s(dict(headers).get("connect-timeout-ms"))
+        asked_s = _timeout_s(dict(headers).get("connect-timeout-ms"))
+        left = None if asked_s is None else countdown(asked_s)
         data = await body()
         if data is None:
             most = self._calls.config.max_message_bytes
@@ -188,29 +190,42 @@ class HttpDoor:
                 Reason.TOO_MANY_QUERIES,
                 f"the body is larger than expected: at most {most} bytes. Make several calls",
             )
-        kind_of, reply_of, _ = CALLS[call]
-        if kind == PROTO:
-            message = parse(kind_of(), data)
-        else:
-            try:
-                if data.lstrip()[:1] != b"{":  # an empty list would pass for an empty object
-                    raise ValueError("expected an object, {...}")
-                read = partial(_from_json, data, kind_of())
-                message = await asyncio.to_thread(read) if len(data) > LARGE_BYTES else read()
-            except (json_format.ParseError, ValueError, RecursionError) as exc:
-                raise Refusal(
-                    Reason.MALFORMED,
-                    f"the body is not the JSON of a dlm.v1.{kind_of.__name__}: {plain(str(exc))}",
-                ) from exc
+        form = Plain() if kind == PROTO else Json(self._calls.turns)
         reply = await self._calls.answer(
-            call, message, door=DOOR, left_s=left_s, metadata=headers, held=held
+            call, data, form, door=DOOR, left_s=left and left(), metadata=headers, held=held
         )
-        if kind == PROTO:
-            return Answer(200, reply, PROTO)
-        text = json_format.MessageToJson(
-            reply_of.FromString(reply), indent=None, always_print_fields_with_no_presence=True
+        return Answer(200, reply, kind)
+
+
+class Json:
+    """Messages as JSON; see `Form`. Much of it is read and written in a thread."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    async def read(self, kind: Any, data: bytes, left: Left) -> Any:
+        try:
+            if data.lstrip()[:1] != b"{":  # an empty list would pass for an empty object
+                raise ValueError("expected an object, {...}")
+            return await self._convert(partial(_from_json, data, kind()), len(data), left)
+        except (json_format.ParseError, ValueError, RecursionError) as exc:
+            raise Refusal(
+                Reason.MALFORMED,
+                f"the body is not the JSON of a dlm.v1.{kind.__name__}: {plain(str(exc))}",
+            ) from exc
+
+    async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
+        write = partial(
+            json_format.MessageToJson,
+            kind.FromString(reply),
+            indent=None,
+            always_print_fields_with_no_presence=True,
         )
-        return Answer(200, text.encode())
+        text: str = await self._convert(write, len(reply), left)
+        return text.encode()
+
+    async def _convert(self, work: Callable[[], T], size: int, left: Left) -> T:
+        return await self._turns.aside(work, left()) if size > LARGE else work()
 
 
 class _Connection:

@@ -6,38 +6,60 @@ finds its own lists only.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from dlm.client import Phrases
-from dlm.server.refusals import Refusal, too_late
+from dlm.gateway.turns import Left, Turns
+from dlm.server.refusals import Refusal
 from dlm.server.security import token_name
 from dlm.wire.status import Reason
+
+
+@dataclass(slots=True)
+class _Kept:
+    phrases: Phrases
+    size: int  # bytes
+    calls: int = 0  # that use it now
+
+    def end(self) -> None:
+        """One of them has ended."""
+        self.calls -= 1
 
 
 class PhraseStore:
     """The lists used last, as many as fit; on the event loop.
 
-    Args  max_bytes  of all lists together; the last one is kept even if it alone has more
+    Args  max_bytes  of all lists together; one that is alone is kept even if it has more
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, turns: Turns) -> None:
         self._max_bytes = max_bytes
+        self._turns = turns
         # By the name of the token, and id; the last used is last.
-        self._kept: OrderedDict[tuple[str, str], tuple[Phrases, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self.bytes = 0
-        # One list at a time is read: while it is, it is many times as large as its message.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="dlm-phrases")
 
-    async def of(self, request: Any, vocabulary_size: int, left_s: float) -> Phrases | None:
+    async def of(
+        self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
+    ) -> Phrases | None:
         """The phrases of a request; None if it has none.
 
-        Args    left_s   seconds in which they must have been read
-        Raises  Refusal  an id that is not known here, too late;  QueryError  see `Phrases`
+        Args    left   seconds in which they must have been read
+                held   until it is closed, they are not forgotten
+        Raises  Refusal  an id that is not known here, no memory, too late
+                QueryError  see `Phrases`
         """
-        given = request.phrases
+        kept = await self._find(request.phrases, vocabulary_size, left)
+        if kept is None:
+            return None
+        kept.calls += 1
+        held.callback(kept.end)
+        return kept.phrases
+
+    async def _find(self, given: Any, vocabulary_size: int, left: Left) -> _Kept | None:
         if given.id and given.phrases:
             raise Refusal(
                 Reason.MALFORMED, "phrases and their id are both given; expected one of them"
@@ -49,16 +71,11 @@ class PhraseStore:
         weights = {one.text: one.bonus for one in given.phrases}
         if len(weights) < len(given.phrases):
             raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
-        # Thousands take tens of milliseconds, in which others are answered.
-        reading = asyncio.get_running_loop().run_in_executor(self._reader, Phrases, weights)
-        try:
-            found = await asyncio.wait_for(reading, left_s)
-        except TimeoutError:
-            raise too_late() from None
-        self._keep(found, found.memory_bytes(vocabulary_size))
-        return found
+        # While one is read, it is many times as large as its message.
+        found = await self._turns.aside(lambda: Phrases(weights), left())
+        return self._keep(found, found.memory_bytes(vocabulary_size))
 
-    def _known(self, digest: str) -> Phrases:
+    def _known(self, digest: str) -> _Kept:
         key = token_name(), digest
         if key not in self._kept:
             raise Refusal(
@@ -67,12 +84,22 @@ class PhraseStore:
                 "phrases in place of their id",
             )
         self._kept.move_to_end(key)
-        return self._kept[key][0]
+        return self._kept[key]
 
-    def _keep(self, phrases: Phrases, size: int) -> None:
+    def _keep(self, phrases: Phrases, size: int) -> _Kept:
         key = token_name(), phrases.digest
-        _, before = self._kept.pop(key, (None, 0))
-        self._kept[key] = phrases, size
-        self.bytes += size - before
-        while self.bytes > self._max_bytes and len(self._kept) > 1:
-            self.bytes -= self._kept.popitem(last=False)[1][1]
+        if key in self._kept:
+            return self._known(phrases.digest)
+        unused = [other for other, kept in self._kept.items() if not kept.calls]
+        while unused and self.bytes + size > self._max_bytes:
+            self.bytes -= self._kept.pop(unused.pop(0)).size
+        if self._kept and self.bytes + size > self._max_bytes:
+            raise Refusal(
+                Reason.OVERLOADED,
+                f"the phrases take {size:,} bytes, and those of calls in flight leave fewer of "
+                f"{self._max_bytes:,}. Ask another gateway, or retry later; the operator may raise "
+                "max_phrases_bytes",
+            )
+        self.bytes += size
+        self._kept[key] = kept = _Kept(phrases, size)
+        return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dlm.client import AsyncClient, Client, Phrases
 from dlm.gateway import phrase_store
 from dlm.gateway.config import MIB
 from dlm.gateway.phrase_store import PhraseStore
+from dlm.gateway.turns import Turns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
@@ -151,36 +153,69 @@ def test_a_state_needs_its_phrases(callers: dict[str, Caller], weights: dict[str
         assert refused.value.reason == "MALFORMED"
 
 
+class Store(PhraseStore):
+    """One of 1 MiB, asked for lists of made-up phrases."""
+
+    def __init__(self) -> None:
+        super().__init__(MIB, Turns())
+
+    async def use(
+        self, phrases: pb.Phrases, held: ExitStack, left_s: float = WAIT_S
+    ) -> Phrases | None:
+        return await self.of(pb.ExtendRequest(phrases=phrases), 1000, countdown(left_s), held)
+
+    async def keep(self, number: int, size: int) -> Phrases:
+        """Sends a list, different for each number."""
+        with ExitStack() as held:
+            weights = {f"w{number} v{at}": 1.0 for at in range(size)}
+            found = await self.use(message(weights), held)
+            assert found is not None
+            return found
+
+    async def knows(self, phrases: Phrases) -> bool:
+        try:
+            with ExitStack() as held:
+                return await self.use(pb.Phrases(id=phrases.digest), held) is phrases
+        except Refusal:
+            return False
+
+
 def test_the_memory_for_phrases_is_bounded() -> None:
     """By bytes; those used longest ago are forgotten, and one that is too large is kept alone."""
 
     async def fill() -> None:
-        store = PhraseStore(MIB)
-
-        async def keep(number: int, size: int) -> Phrases:
-            weights = {f"w{number} v{at}": 1.0 for at in range(size)}
-            found = await store.of(pb.ExtendRequest(phrases=message(weights)), 1000, WAIT_S)
-            assert found is not None
-            return found
-
-        async def knows(phrases: Phrases) -> bool:
-            request = pb.ExtendRequest(phrases=pb.Phrases(id=phrases.digest))
-            try:
-                return await store.of(request, 1000, WAIT_S) is phrases
-            except Refusal:
-                return False
-
-        first = await keep(0, 100)
-        second = await keep(1, 100)
+        store = Store()
+        first = await store.keep(0, 100)
+        second = await store.keep(1, 100)
         for number in range(2, 60):
-            assert await knows(first)
-            await keep(number, 100)
+            assert await store.knows(first)
+            await store.keep(number, 100)
             assert store.bytes <= MIB
-        assert not await knows(second)
-        large = await keep(60, 20_000)
-        assert await knows(large) and not await knows(first)
-        await keep(61, 1)
-        assert not await knows(large) and store.bytes < 10_000
+        assert not await store.knows(second)
+        large = await store.keep(60, 20_000)
+        assert await store.knows(large) and not await store.knows(first)
+        await store.keep(61, 1)
+        assert not await store.knows(large) and store.bytes < 10_000
+
+    asyncio.run(fill())
+
+
+def test_phrases_of_calls_in_flight_are_not_forgotten() -> None:
+    """They count until their calls end; a list for which they leave no memory is refused."""
+
+    async def fill() -> None:
+        store = Store()
+        with ExitStack() as held:
+            used = [await store.keep(number, 800) for number in range(2)]
+            for one in used:
+                assert await store.use(pb.Phrases(id=one.digest), held) is one
+            with pytest.raises(Refusal) as refused:
+                await store.keep(2, 800)
+            assert refused.value.reason is Reason.OVERLOADED
+            assert "max_phrases_bytes" in refused.value.message
+            assert await store.keep(0, 800) is used[0]
+        await store.keep(2, 800)
+        assert not await store.knows(used[1]) and store.bytes <= MIB
 
     asyncio.run(fill())
 
@@ -195,14 +230,15 @@ def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return Phrases(weights)
 
     async def ask() -> None:
-        store = PhraseStore(MIB)
-        request = pb.ExtendRequest(phrases=message({"a": 1.0}))
-        first = asyncio.create_task(store.of(request, 1000, WAIT_S))
-        others = [store.of(request, 1000, 0.01) for _ in range(8)]
-        for found in await asyncio.gather(*others, return_exceptions=True):
-            assert isinstance(found, Refusal) and found.reason is Reason.LATE
-        go_on.set()
-        assert await first is not None
+        store = Store()
+        sent = message({"a": 1.0})
+        with ExitStack() as held:
+            first = asyncio.create_task(store.use(sent, held))
+            others = [store.use(sent, held, 0.01) for _ in range(8)]
+            for found in await asyncio.gather(*others, return_exceptions=True):
+                assert isinstance(found, Refusal) and found.reason is Reason.LATE
+            go_on.set()
+            assert await first is not None
 
     monkeypatch.setattr(phrase_store, "Phrases", read)
     asyncio.run(ask())

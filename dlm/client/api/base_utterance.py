@@ -72,7 +72,7 @@ GRACE_S = 0.02
 # Bigram-fallback answers to a large call, and its results, are made before its deadline: as long
 # before as half of its planning took, and this share of its time, up to a maximum in seconds.
 SHAPE_SHARE, SHAPE_S = 0.05, 0.1
-SHAPED = 512  # sentences between checks of the clock, when scores are made from answers
+SHAPED = 128  # sentences between checks of the clock, when scores are made from answers
 UNKNOWN_S = 60.0  # seconds for which servers that do not know ContextBlock are not asked again
 
 # What happens to an utterance on the full model when its client switches to the local fallback.
@@ -365,6 +365,7 @@ class BaseUtterance:
             begin += count
             if number % SHAPED == 0:
                 asking.check()
+                yield None  # others have their turn on an event loop
         return out
 
     def _next_words(
