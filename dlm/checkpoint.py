@@ -167,7 +167,7 @@ def parse(content: bytes, path: Path) -> Checkpoint:
     text = content[start : start + length]
     if len(content) < start + length:
         raise FormatError(
-            f"{path} is cut off: {len(content):,} bytes, not even its header is whole"
+            f"{path} is cut off: it ends within its header, after {len(content):,} bytes"
         )
     if hashlib.sha256(text).digest() != content[len(MAGIC) + 8 : start]:
         raise FormatError(f"{path} is damaged: its header does not match its checksum")

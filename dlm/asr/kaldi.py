@@ -97,7 +97,9 @@ class _Reader:
         line, text = head
         if len(split_text(text)) != 1:
             raise LatticeError(
-                "expected only the id of an utterance, before its arcs", path=path, line=line
+                f"found {described(text)}; expected only the id of an utterance, before its arcs",
+                path=path,
+                line=line,
             )
         self._draft = LatticeDraft(text.strip(SPACES), path, non_words)
         self._table = table

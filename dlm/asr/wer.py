@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError
+from dlm.units import counted
 
 __all__ = [
     "Interval",
@@ -178,7 +179,9 @@ def rate_difference(
 
 def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if len(groups) < 2:
-        raise QueryError(f"{len(groups)} group of utterances; an interval needs at least 2")
+        raise QueryError(
+            f"found {counted(len(groups), 'group')} of utterances; an interval needs at least 2"
+        )
     words = np.array([group.words for group in groups], np.int64)
     if (words == 0).any():
         raise QueryError("a group of utterances has no words; leave it out")

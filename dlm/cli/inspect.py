@@ -484,7 +484,7 @@ def export(
     is_file = is_kenlm_file(directory)
     if not is_file and (vocab is not None or memory is not None or tmp is not None):
         raise ConfigError(
-            f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is none; "
+            f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is not one; "
             "leave them out"
         )
     reading = Reading(vocab, memory, tmp or beside, force)

@@ -76,7 +76,7 @@ def token(
     if expires is not None:
         end = expires.replace(" ", "T")
         if parse_expiry(end) <= time.time():
-            raise ConfigError(f"--expires is {expires}, which is over; expected a time to come")
+            raise ConfigError(f"--expires is {expires}, which has passed; expected a later time")
         options.append(f"{EXPIRES}{end}")
     if models is not None:
         options.append(f"{MODELS}{','.join(parse_models(models))}")

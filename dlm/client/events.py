@@ -72,7 +72,7 @@ EVENTS: dict[str, DeclaredEvent] = {
     "client.connection.renewed": DeclaredEvent("A silent connection was replaced.", ("address",)),
     "client.server.restarted": DeclaredEvent("Another process answers heartbeats.", ("address",)),
     "client.fork.on_loop": DeclaredEvent(
-        "A callback forked on the loop, which can then send nothing in the child.", ("thread",)
+        "A callback forked the process; the child's client can send nothing.", ("thread",)
     ),
     "client.*.failed": DeclaredEvent(
         "A fault in dlm, or in a program's callback. `*`: `callback`, `cascade`, `loop`, "

@@ -136,7 +136,7 @@ def find_pair(
         assert new is not None
         if default == new.shard_set:
             raise ConfigError(
-                f"new utterances get shard set {new.shard_set} already; nothing is to be rolled out"
+                f"new utterances already use shard set {new.shard_set}; nothing is left to roll out"
             )
         return Pair(held[default], new)
     if new is not None and not new.shard_set.startswith(under_way.model):

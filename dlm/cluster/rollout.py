@@ -109,8 +109,8 @@ class Rules:
         old, new = found.old_p99_ms, found.new_p99_ms
         if new > self.ratio * old and new > old + self.floor_ms:
             return (
-                f"the new model's p99 is {new:.1f} ms, the old one's {old:.1f}; allowed are "
-                f"{self.ratio:g} times as much, or {self.floor_ms:g} ms more"
+                f"the new model's p99 is {new:.1f} ms, the old one's {old:.1f}; expected at "
+                f"most {self.ratio:g} times that, or {self.floor_ms:g} ms more"
             )
         return ""
 

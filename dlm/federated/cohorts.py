@@ -65,7 +65,7 @@ class Cohorts:
     ):
         if sampler.users != len(users):
             raise ConfigError(
-                f"the sampler is of {sampler.users} users, the dataset of {len(users)}"
+                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}"
             )
         self.users, self.sampler = users, sampler
         self.ledger = ParticipationLedger(

@@ -117,9 +117,9 @@ class Collection(FederatedRun[RoundMetrics]):
             )
         if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_participations is not None):
             raise PrivacyError(
-                f"a gap of {gap} and at most {max_participations} participations should be "
-                "enforced, but users are Poisson-sampled: cohorts within limits are not Poisson "
-                "samples"
+                f"a gap of {gap} and at most {max_participations} participations cannot be "
+                "enforced on Poisson-sampled users: cohorts within limits are not Poisson samples. "
+                "Leave the limits out, or sample otherwise"
             )
         self.wordlist, self.config, self.key = tuple(wordlist), config, key
         self.cohorts = Cohorts(
@@ -229,7 +229,10 @@ class Collection(FederatedRun[RoundMetrics]):
         seen, rest = public[0], public[1:]
         shape = (3, len(self.wordlist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
-            raise FormatError("the checkpoint has another number of words than the list")
+            raise FormatError(
+                "the checkpoint has another number of words than the list; give the list it was "
+                "counted with, or start again in another folder"
+            )
         moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
         history = tuple(RoundMetrics(*row) for row in facts["history"])
         snapshots = dict(zip(facts["snapshots"], moments[1:], strict=True))

@@ -112,7 +112,7 @@ class LocalEngine:
         bits: int = fixed_point.BITS,
     ) -> None:
         if block < 1:
-            raise ConfigError(f"a block holds {block} users; 1 is the least")
+            raise ConfigError(f"a block has {block} users; expected 1 or more")
         self._model, self._config, self._aggregator = model, config, aggregator
         self.bits = bits
         self._block = -(-block // config.users_at_once) * config.users_at_once
@@ -155,8 +155,8 @@ class LocalEngine:
         clipped = math.isfinite(float(bound))
         if len(cohort) > fixed_point.MOST_UPDATES:
             raise ConfigError(
-                f"a cohort has {len(cohort):,} users; sums hold {fixed_point.MOST_UPDATES:,}: "
-                "lower the report goal or q"
+                f"a cohort has {len(cohort):,} users; expected at most "
+                f"{fixed_point.MOST_UPDATES:,}, so that sums are exact. Lower the report goal or q"
             )
         scale = fixed_point.steps_per_unit(float(bound), self.bits) if clipped else 1.0
         total = fixed_point.zeros(params) if clipped else jax.tree.map(jnp.zeros_like, params)

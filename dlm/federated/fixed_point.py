@@ -26,7 +26,7 @@ def steps_per_unit(bound: float, bits: int = BITS) -> float:
     """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
     PrivacyError unless it is finite and above 0."""
     if not 0 < bound < math.inf:
-        raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
+        raise PrivacyError(f"the clip norm of a round is {bound}; expected a finite number above 0")
     return 2.0 ** (bits - math.frexp(bound)[1])
 
 

@@ -43,7 +43,7 @@ class Key:
     def from_seed(cls, seed: int) -> Key:
         """A key that whoever knows `seed` can make: for simulation, and reported as not private."""
         if seed < 0:
-            raise ValueError(f"a seed is not negative; this one is {seed}")
+            raise ValueError(f"the seed is {seed}; expected 0 or more")
         return cls(
             hashlib.blake2b(b"dlm seed %d" % seed, digest_size=KEY_BYTES).digest(), simulated=True
         )

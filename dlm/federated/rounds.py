@@ -99,7 +99,9 @@ class ReleaseConfig:
         if self.schedule and self.adaptive is not None:
             raise ConfigError("give either a schedule of clip norms or an adaptive one, not both")
         if self.adaptive is not None and self.estimator != "fixed":
-            raise ConfigError("the adaptive clip norm needs estimator = fixed: m is in its share")
+            raise ConfigError(
+                f"estimator is {self.estimator}; expected fixed with an adaptive clip norm"
+            )
         self.make_estimator()
         self.update_multiplier()
 

@@ -248,7 +248,9 @@ class AvailabilitySampler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
-            raise ConfigError(f"the checkpoint's sampler is not one of {self.users} users")
+            raise ConfigError(
+                f"the checkpoint is of another sampler; expected one for {self.users} users"
+            )
         self._next_round = np.array(state["next_round"], np.int64)
         self._next_s = np.array(state["next_s"], np.float64)
         self._taken = np.array(state["taken"], np.int64)

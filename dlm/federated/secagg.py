@@ -40,7 +40,7 @@ def hadamard(vector: Vector) -> Vector:
     log d)."""
     d = len(vector)
     if d & (d - 1) or not d:
-        raise ConfigError(f"a vector of {d} numbers; Hadamard's matrix needs a power of two")
+        raise ConfigError(f"a vector has {d} numbers; expected a power of two")
     out = np.array(vector, np.float64)
     spare = np.empty_like(out)
     half = 1
@@ -78,7 +78,7 @@ class Encoding:
         for name in ("clip_norm", "scale"):
             value = getattr(self, name)
             if not (0 < value < math.inf):
-                raise ConfigError(f"{name} is {value}; it must be over 0 and finite")
+                raise ConfigError(f"{name} is {value}; it must be above 0 and finite")
         if self.report_goal < 1:
             raise ConfigError(f"report_goal is {self.report_goal}; it must be 1 or more")
         if not 0 < self.alpha < 1:
@@ -245,7 +245,9 @@ class SecureAggregator:
         import jax
 
         if bound is not None and not 0 < bound < math.inf:
-            raise PrivacyError(f"the clip norm of a round is {bound}; it must be over 0 and finite")
+            raise PrivacyError(
+                f"the clip norm of a round is {bound}; it must be above 0 and finite"
+            )
         leaves, treedef = jax.tree.flatten(template)
         shapes = [tuple(np.shape(leaf)) for leaf in leaves]
         unit = 1.0 if bound is None else self.clip_norm / bound
@@ -261,7 +263,9 @@ class SecureAggregator:
         encoding = total.encoding
         encoding.check_reports(total.reports + count)
         if total.path is not None and total.path != key.path:
-            raise PrivacyError("two keys in one round: its devices share a rotation, so one key")
+            raise PrivacyError(
+                "two keys in one round; expected one, since its devices share a rotation"
+            )
         signs = encoding.signs(key) if total.signs is None else total.signs
         reports = (
             encoding.encode(
@@ -293,7 +297,7 @@ class SecureAggregator:
 
         if reports != total.reports:
             raise PrivacyError(
-                f"{total.reports} devices were added, but the result is asked for {reports}"
+                f"{total.reports} devices were added, but the result was asked for {reports}"
             )
         if total.total is None or total.signs is None:
             vector = np.zeros(total.encoding.dimension)

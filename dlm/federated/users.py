@@ -326,7 +326,7 @@ class UserDataset:
 
     def _place(self, user: int) -> tuple[Any, int]:
         if not 0 <= user < len(self):
-            raise IndexError(f"user {user} of {len(self)}")
+            raise IndexError(f"user {user} is out of range; expected 0 to {len(self) - 1}")
         row = int(self._rows[user])
         index = int(np.searchsorted(self._starts, row, "right")) - 1
         if self._batch[0] != index:

@@ -386,7 +386,7 @@ def _from_json(data: bytes, message: Any) -> Any:
         for one in value if isinstance(value, list) else [value]:
             # Signs that base64 lacks are skipped by `Parse`: nothing would be left of some text.
             if isinstance(one, str) and not _BASE64.fullmatch(one):
-                raise ValueError(f"{name} has signs that base64 lacks")
+                raise ValueError(f"{name} has characters that base64 lacks")
     return message
 
 

@@ -135,11 +135,11 @@ class _Claims:
             return
         order = self._table.level.order
         raise KenlmFormatError(
-            f"of {self._table.keys:,} keys, {lost:,} are of no {order}-gram of known words and "
-            f"{self.again:,} are of several, so the n-grams cannot be told",
+            f"of {self._table.keys:,} keys, {lost:,} fit no {order}-gram of known words and "
+            f"{self.again:,} fit several, so the n-grams cannot be recovered",
             path=self._layout.path,
             section=f"{order}-grams",
-            advice="Keys of no n-gram are those of a damaged file, or of an n-gram that its ARPA "
+            advice="A key that fits no n-gram comes from damage, or from an n-gram that the ARPA "
             "file listed twice. Build the file again; as it is, it can only be searched",
         )
 

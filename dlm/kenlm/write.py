@@ -204,5 +204,8 @@ def _table(
 ) -> NDArray[np.uint32]:
     table = np.zeros((buckets, 2 + values.shape[1]), U32)
     if bool((keys == 0).any()) or kernels.fill_table(keys, values, table) != len(keys):
-        raise ConfigError(f"two of the {what} have one hash, which KenLM cannot tell apart")
+        raise ConfigError(
+            f"two of the {what} have the same hash, so KenLM cannot tell them apart; remove one, "
+            "or write an ARPA file"
+        )
     return table

@@ -199,7 +199,7 @@ class WordTable:
     def add(self, word: bytes) -> int:
         """Gives `word` the next id; ValueError if it has one already."""
         if self.find(word) is not None:
-            raise ValueError(f"{word!r} is in the table")
+            raise ValueError(f"{word!r} is already in the table")
         self.reserve(1, len(word))
         word_id, here = self._count, self._bytes_used
         end = here + len(word)

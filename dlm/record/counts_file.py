@@ -58,7 +58,7 @@ def counts_text(counts: WordCounts) -> bytes:
     lines = []
     for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
         if not word or word.split() != [word]:
-            raise FormatError(f"{word!r} holds white space, or nothing; it is no word of a TSV")
+            raise FormatError(f"{word!r} is empty or has white space, so a TSV file cannot hold it")
         lines.append(f"{word}\t{count:.9g}\n")
     return "".join(lines).encode()
 
@@ -96,7 +96,7 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                 if first.setdefault(word, number) != number:
                     raise FormatError(
                         f"{path}, line {number}: {word[:80]!r} comes twice, first in line "
-                        f"{first[word]}; a word has one count"
+                        f"{first[word]}; expected each word once"
                     )
                 words.append(word)
                 values.append(count)

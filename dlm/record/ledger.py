@@ -194,7 +194,9 @@ class ParticipationLedger:
         mean, variance = self.population * q, self.population * q * (1 - q)
         if variance == 0:  # everyone, always
             if bool((sizes != mean).any()):
-                raise PrivacyError("q is 1, and not everyone took part")
+                raise PrivacyError(
+                    "with q = 1 everyone takes part in each round, but here not everyone did"
+                )
             return
         tails = {
             "users in all": _normal_tail(

@@ -73,7 +73,7 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
     try:
         record = json.loads(side.read_text(encoding="utf-8"))
     except ValueError as exc:
-        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+        raise FormatError(f"{side} is not a record of {kind}: {exc!r}") from exc
     return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
 
 
@@ -85,12 +85,12 @@ def _bound(
     try:
         digest, body = record[digest_name], record["provenance"]
     except (KeyError, TypeError) as exc:
-        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+        raise FormatError(f"{side} is not a record of {kind}: {exc!r}") from exc
     provenance = Provenance.from_dict(body, str(side))
     # The digest in the record itself is covered by the record's own.
     if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):
         raise PrivacyError(
-            f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Make it "
-            "again, or remove the record to go on without any guarantee"
+            f"{side.name} is the record of another file than {path}, so that file has no "
+            "guarantee. Make it again, or remove the record to go on without a guarantee"
         )
     return provenance

@@ -33,7 +33,9 @@ class Unread(Exception):
     """A client does not read; `security.Guard` ends its stream."""
 
     def __init__(self, waited_s: float) -> None:
-        super().__init__(f"a reply waited {waited_s:g} s for its client to read it; read replies")
+        super().__init__(
+            f"a reply waited {waited_s:g} s for its client to read it; read replies as they come"
+        )
 
 
 class Replies:

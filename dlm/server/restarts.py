@@ -47,11 +47,11 @@ class Pulse:
         self.silent_looks += 1
         silence = SILENT_LOOKS if self.has_beaten else START_LOOKS
         if self.silent_looks > silence:
-            return f"gave no sign of life for {silence} looks, one every {BEAT_S:g} s"
+            return f"gave no sign of life for {silence * BEAT_S:g} s"
         if self.looks >= 0:
             self.looks += 1
             if self.looks > READY_LOOKS:
-                return f"was not ready after {READY_LOOKS} looks, one every {BEAT_S:g} s"
+                return f"was not ready after {READY_LOOKS * BEAT_S:g} s"
         return None
 
 

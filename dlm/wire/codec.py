@@ -612,7 +612,8 @@ def decode_chunk(
         )
     if not 0 < chunk.raw_bytes <= min(CHUNK_BYTES, file_bytes - offset):
         raise ProtocolError(
-            f"a chunk of {chunk.raw_bytes} bytes at byte {offset} of {file_bytes} was announced"
+            f"a chunk at byte {offset} of {file_bytes} claims {chunk.raw_bytes} bytes; expected 1 "
+            f"to {min(CHUNK_BYTES, file_bytes - offset)}"
         )
     if chunk.encoding == pb.CHUNK_ENCODING_RAW:
         raw = chunk.data

@@ -149,5 +149,7 @@ def _table(
     keys, values = np.zeros(size, np.uint64), np.zeros(size, np.float32)
     for rows, given in parts:
         if not kernels.fill(keys, values, np.ascontiguousarray(rows), np.ascontiguousarray(given)):
-            raise FormatError("two n-grams of this model have the same key of 64 bits")
+            raise FormatError(
+                "two n-grams of this model have the same 64-bit key; use another model"
+            )
     return keys, values

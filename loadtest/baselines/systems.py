@@ -97,7 +97,7 @@ class Placed:
         self, system: System, ngrams: Ngrams, servers: int, slots: NDArray[np.uint16] | None = None
     ) -> None:
         if not 1 <= servers <= 4096:
-            raise ConfigError(f"{servers} servers; 1 to 4096 are expected")
+            raise ConfigError(f"{servers} servers; expected 1 to 4096")
         self.system = system
         self.servers = servers
         if slots is None and (system.mode, system.by) == (kernels.WHOLE, kernels.SLOTS):

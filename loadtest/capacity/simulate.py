@@ -226,7 +226,7 @@ class Simulation:
     ) -> None:
         if layout.servers != routed.servers:
             raise ConfigError(
-                f"{layout.servers} servers, and requests that are routed to {routed.servers}"
+                f"the requests are routed to {routed.servers} servers; expected {layout.servers}"
             )
         self.events = Events()
         self._layout, self._costs, self._routed = layout, costs, routed

@@ -190,7 +190,8 @@ class Run:
                 record = self._heard.get(timeout=max(limit - time.monotonic(), 0.01))
             except queue.Empty:
                 raise ConfigError(
-                    f"client processes {sorted(missing)} were not ready within {READY_S:g} s"
+                    f"client processes {', '.join(map(str, sorted(missing)))} were not ready "
+                    f"within {READY_S:g} s; start fewer (--processes)"
                 ) from None
             if record["type"] == "error":
                 raise DlmError(f"client process {record['client']}: {record['error']}")

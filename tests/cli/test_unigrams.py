@@ -211,7 +211,7 @@ def test_noise_is_accounted_for(
             "leave out --max-participations",
         ),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
-        (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),
+        (("--report-goal", 5, "--user-column", "who"), "expected 'who' exactly once"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_counted(

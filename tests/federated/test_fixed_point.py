@@ -92,7 +92,7 @@ def test_a_round_that_64_bits_have_no_room_for_is_refused(monkeypatch: pytest.Mo
     with pytest.raises(PrivacyError, match="more than 3 devices"):
         round_sum([one] * 4, 1.0, 1)
     monkeypatch.setattr(fixed_point, "MOST_UPDATES", 3)
-    with pytest.raises(ConfigError, match="a cohort has 4 users; sums hold 3"):
+    with pytest.raises(ConfigError, match="a cohort has 4 users; expected at most 3"):
         engine_sum(np.ones(4, np.float32), 1)
 
 

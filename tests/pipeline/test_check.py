@@ -100,7 +100,11 @@ TEXT = 'text = "public.txt"'
         (topology("edited.arpa"), PrivacyError, "edited.arpa was changed after"),
         (topology("cut.arpa"), ArpaError, "truncated"),
         (topology("other.arpa"), ConfigError, "none of the words of inputs.wordlist"),
-        (swap("[unigrams]", 'user_column = "id"\n[unigrams]'), FormatError, "not once 'id'"),
+        (
+            swap("[unigrams]", 'user_column = "id"\n[unigrams]'),
+            FormatError,
+            "expected 'id' exactly once",
+        ),
         (swap('public = "the tests"', ""), PrivacyError, r"set \[inputs\] public to the name"),
     ],
 )

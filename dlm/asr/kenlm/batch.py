@@ -119,6 +119,6 @@ def _rows_of(
             return table, np.array(rows, np.int64)
         if found is not model.table:
             raise QueryError(
-                "the states belong to different models, because the servers changed to another "
-                "model between the beginnings of their sentences; score them one by one"
+                "the states belong to different models, since the servers changed models after "
+                "some of these sentences had begun; score them one by one"
             )

@@ -28,7 +28,7 @@ Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str, Phrases | No
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
-    return DlmError(f"this process has no memory for the call ({cause!r}); make smaller calls")
+    return DlmError(f"out of memory for this call ({cause!r}); make smaller calls")
 
 
 def waited(steps: Steps[T]) -> T:

@@ -120,9 +120,9 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
         is_right = False
     if not is_right:
         raise ConfigError(
-            "cluster.toml has model or rollout in a form that is not edited; expected, before all "
-            'tables, a line model = "ID", and a table that begins with a line [rollout]. '
-            "Write it so, and repeat the command; nothing was changed"
+            "cluster.toml has model or rollout in a form that this command cannot edit; expected "
+            'a line model = "ID" before all tables, and a table that begins with a line '
+            "[rollout]. Write it so, and repeat the command; nothing was changed"
         )
     return after
 

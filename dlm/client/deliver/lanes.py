@@ -206,9 +206,9 @@ def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> Overl
     left_s = max(left_s, 0.0)
     error = Overloaded(
         f"shard {shard} is overloaded: {lane.ahead} queries are ahead, in {len(lane.in_flight)} "
-        f"messages in flight and {len(lane.waiting)} waiting parts. With the {queries} of this "
-        f"call that is {asked_s:.3g} s of work at the current pace; a call with {left_s:.3g} s "
-        f"left accepts {PATIENCE * left_s:.3g} s. Send smaller calls, or retry later"
+        f"messages in flight and {len(lane.waiting)} waiting parts of calls. With the {queries} "
+        f"of this call that is {asked_s:.3g} s of work at the current pace; a call with "
+        f"{left_s:.3g} s left accepts {PATIENCE * left_s:.3g} s. Send smaller calls, or retry later"
     )
     error.retry_after_s = work_s or None
     return error

@@ -136,7 +136,8 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
     left = asked - model.counts[0]
     if left < 0:
         raise ConfigError(
-            f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which are always kept"
+            f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which are always "
+            "kept; ask for more"
         )
     return left
 
@@ -157,7 +158,8 @@ def _within_bytes(
     low, high = tried(0), tried(total)
     if low[0] > most:
         raise ConfigError(
-            f"the words take {low[0]:,} bytes of ARPA text, more than the {most:,} requested"
+            f"the words, which are always kept, take {low[0]:,} bytes of ARPA text, more "
+            f"than the {most:,} requested; ask for more"
         )
     if high[0] <= most:
         return high[1:]

@@ -149,8 +149,8 @@ def _check(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -
     for pair in disjoint:
         if len(set(pair)) != 2 or not all(0 <= place < len(runs) for place in pair):
             raise ConfigError(
-                f"runs {' and '.join(str(place + 1) for place in pair)} are not two of the "
-                f"{len(runs)} given"
+                f"--disjoint names runs {' and '.join(str(place + 1) for place in pair)}; expected "
+                f"two different runs of 1 to {len(runs)}"
             )
         a, b = sorted(pair)
         if shared := shared_ledgers(runs[a].record, runs[b].record):

@@ -400,4 +400,4 @@ def discrete(mechanism: Mechanism) -> DiscreteNoise:
         return BandedNoise(mechanism)
     if isinstance(mechanism, Blt):
         return BltNoise(mechanism)
-    raise ConfigError(f"the mechanism {mechanism.name} has no discrete form")
+    raise ConfigError(f"the mechanism {mechanism.name} has no discrete noise; use another")

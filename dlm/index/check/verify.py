@@ -380,8 +380,8 @@ class _Rules:
         root = np.zeros(len(said), np.bool_)
         if self.order > 2:
             root[self.tables.nodes[0]] = True
-        self.bad("stored", 2, said & ~root, "says that something is stored under it; nothing is")
-        self.bad("stored", 2, root & ~said, "says that nothing is stored under it; something is")
+        self.bad("stored", 2, said & ~root, "is marked STORED, but is a root of no shard")
+        self.bad("stored", 2, root & ~said, "is not marked STORED, but is a root of a shard")
 
     def extended(self) -> None:
         """The flag `extended`, that an n-gram matters to the right, follows from all of them.
@@ -397,10 +397,16 @@ class _Rules:
                 if k == 1 and not self.manifest.unk_in_model:
                     wanted[UNK_ID] = True  # as KenLM does; see ngram.backoff.DictModel
             self.bad(
-                "extended", k, said & ~wanted, "is marked as mattering to the right, but does not"
+                "extended",
+                k,
+                said & ~wanted,
+                "is marked EXTENDED, but cannot matter to later words",
             )
             self.bad(
-                "extended", k, wanted & ~said, "is marked as not mattering to the right, but does"
+                "extended",
+                k,
+                wanted & ~said,
+                "is not marked EXTENDED, but can matter to later words",
             )
         if self.order > 1:  # a pair that does not matter has the state of its second word
             matters, words = self.tables.extended[1], self.model.tables[1].rows[:, 1]

@@ -161,8 +161,8 @@ def _origins(before: int, shards: int, removed: Sequence[int] | None) -> NDArray
         )
     if len(removed) != gone:
         raise ConfigError(
-            f"{len(removed)} shards are removed, but from {before} to {shards} shards {gone} go; "
-            "name as many, or none"
+            f"{len(removed)} removed shards are named, but from {before} to {shards} shards {gone} "
+            "are removed; name as many, or none"
         )
     origin = np.full(shards, -1, np.int64)
     kept = min(before, shards)

@@ -168,7 +168,7 @@ class ArpaReader:
 
     def _require_finished(self) -> None:
         if not self._finished:
-            raise RuntimeError("known after the last batch has been read")
+            raise RuntimeError("this is known only after the last batch has been read")
 
     def _stop_threads(self) -> None:
         """Returns when no thread uses the file or the table."""
