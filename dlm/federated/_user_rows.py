@@ -61,8 +61,8 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
         if names.count(column) != 1:
             # Not shown: in a file without a header it is a user's.
             raise FormatError(
-                f"{path}: the first line has {len(names)} columns; expected {column!r} exactly "
-                "once, in a header with the columns of user and text (--user-column, --text-column)"
+                f"{path}: the first line has {len(names)} columns; expected a header with "
+                f"{column!r} exactly once (--user-column, --text-column)"
             )
     user_at, text_at = names.index(user_column), names.index(text_column)
     for number, raw in enumerate(lines, 2):
@@ -90,7 +90,7 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
             if names.count(column) != 1:
                 raise FormatError(
                     f"{path} has the columns {', '.join(names[:8])}; expected {column!r} exactly "
-                    "once. Name the columns of user and text (--user-column, --text-column)"
+                    "once (--user-column, --text-column)"
                 )
         number = 0
         for batch in file.iter_batches(8192, columns=[user_column, text_column]):

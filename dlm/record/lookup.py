@@ -94,7 +94,7 @@ def record_in(found: Checkpoint) -> Provenance:
         content[VOCABULARY_DIGEST] = "none is there"
     if record.guarantee is not None and not record.speaks_of(**content):
         raise PrivacyError(
-            f"the record in {found.path} is for other parameters or another vocabulary, so it "
+            f"the record in {found.path} is of other parameters or another vocabulary, so it "
             "guarantees nothing for these. Take the checkpoint from the run again"
         )
     return record

@@ -186,7 +186,7 @@ def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:
     # What is not public takes no record of what is.
     assert pieces(counts, "--size", "35", output="users.model").exit_code == 0
     model.write_bytes(counts.with_name("users.model").read_bytes())
-    with pytest.raises(PrivacyError, match="is not the file that"):
+    with pytest.raises(PrivacyError, match="is the record of another file"):
         Inventory.load(model)
     side.unlink()
     assert Inventory.load(model).provenance.guarantee is None

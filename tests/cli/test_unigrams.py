@@ -211,7 +211,7 @@ def test_noise_is_accounted_for(
             "leave out --max-participations",
         ),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
-        (("--report-goal", 5, "--user-column", "who"), "expected 'who' exactly once"),
+        (("--report-goal", 5, "--user-column", "who"), "'who' exactly once"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_counted(
@@ -494,7 +494,7 @@ def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) 
     assert len(list(poisson.run(3))) == 3
     assert poisson.stage()["sampling_rate"] == 0.1
     assert poisson.stage()["max_participations"] == 3
-    with pytest.raises(ConfigError, match="sampler is of 10 users"):
+    with pytest.raises(ConfigError, match="sampler is for 10 users"):
         collection(people, None, sampler=FixedGoalSampler(10, 2, KEY))
 
 

@@ -749,7 +749,7 @@ def happened(trial: Callable[[Path], str], folder: Path) -> str:
 FRAGMENTS = {
     "nobody says that it is public": "nobody (says|who says)|name (of )?who says so",
     "it was changed after it was written": "was changed after it was written",
-    "it is not the file that the record is of|it is not the file": "is not the file that",
+    "it is not the file that the record is of|it is not the file": "the record of another file",
     "it is not the file that was signed": r"shard-0000\.arrow in .* not the file that manifest",
     "it has no privacy record": "has no privacy record",
     "it is not the record that was signed": "signature of another record",

@@ -196,8 +196,8 @@ def test_what_does_not_add_up_is_refused() -> None:
         ([one, dataclasses.replace(one, name="again")], {}, "belong to one run; give it once"),
         ([one, dataclasses.replace(run(3.0), delta=1e-9)], {}, "no common delta"),
         ([one], {"delta": 1.5}, "between 0 and 1"),
-        ([one, run(3.0)], {"disjoint": [(0, 2)]}, "not two of the 2"),
-        ([one, run(3.0)], {"disjoint": [(1, 1)]}, "not two of the 2"),
+        ([one, run(3.0)], {"disjoint": [(0, 2)]}, "two different runs of 1 to 2"),
+        ([one, run(3.0)], {"disjoint": [(1, 1)]}, "two different runs of 1 to 2"),
     ]:
         with pytest.raises(ConfigError, match=message):
             compose_runs(runs, **more)  # type: ignore[arg-type]

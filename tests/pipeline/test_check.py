@@ -103,7 +103,7 @@ TEXT = 'text = "public.txt"'
         (
             swap("[unigrams]", 'user_column = "id"\n[unigrams]'),
             FormatError,
-            "expected 'id' exactly once",
+            "'id' exactly once",
         ),
         (swap('public = "the tests"', ""), PrivacyError, r"set \[inputs\] public to the name"),
     ],

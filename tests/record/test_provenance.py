@@ -230,7 +230,7 @@ def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_p
     write_counts(path, counts())
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("10.5", "11.5"), encoding="utf-8")
-    with pytest.raises(PrivacyError, match="is not the file that"):
+    with pytest.raises(PrivacyError, match="is the record of another file"):
         read_counts(path)
     path.write_text(text, encoding="utf-8")
     side = sidecar(path)
@@ -238,7 +238,7 @@ def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_p
     with pytest.raises(PrivacyError, match="changed after"):
         read_counts(path)
     side.write_text("{}")
-    with pytest.raises(FormatError, match="no record of counts"):
+    with pytest.raises(FormatError, match="not a record of counts"):
         read_counts(path)
     side.unlink()
     assert read_counts(path).provenance.reasons == ("no provenance record stood beside the counts",)
@@ -255,7 +255,7 @@ def test_a_record_is_of_one_file_and_no_other(tmp_path: Path) -> None:
     write_counts(other, WordCounts(("the",), np.array([9.0]), RAW))
     beside = json.loads(sidecar(other).read_text())
     sidecar(other).write_text(json.dumps({**beside, "provenance": record.to_dict()}))
-    with pytest.raises(PrivacyError, match="is not the file that"):
+    with pytest.raises(PrivacyError, match="is the record of another file"):
         read_counts(other)
 
 

@@ -192,7 +192,7 @@ def test_a_second_record_is_wrong_and_both_are_named(tmp_path: Path, keys: dict[
     assert "line 1 says NO GUARANTEE: counted without noise. model.arpa.prov" in found.text
     assert "beside it says (epsilon = 2.12" in found.text
     beside(arpa, worse, bind=False)
-    with pytest.raises(PrivacyError, match="is not the file that"):
+    with pytest.raises(PrivacyError, match="is the record of another file"):
         record_of_file(FileSnapshot.read(arpa))
 
 

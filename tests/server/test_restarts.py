@@ -47,14 +47,14 @@ def test_a_worker_is_given_up_after_looks_without_a_beat(sign):
     assert not any(pulse.stuck_reason() for _ in range(SILENT_LOOKS))
     pulse.beat()
     assert not any(pulse.stuck_reason() for _ in range(SILENT_LOOKS))
-    assert "10 looks" in (pulse.stuck_reason() or "")
+    assert "10 s" in (pulse.stuck_reason() or "")
 
 
 def test_a_worker_that_never_says_anything_is_given_up_later():
     """It has longer to begin than to go on, and not for ever."""
     pulse = Pulse()
     assert not any(pulse.stuck_reason() for _ in range(START_LOOKS))
-    assert "60 looks" in (pulse.stuck_reason() or "")
+    assert "60 s" in (pulse.stuck_reason() or "")
     assert START_LOOKS > SILENT_LOOKS
 
 
@@ -66,5 +66,5 @@ def test_a_worker_that_beats_and_never_is_ready_is_given_up_too():
         for pulse in (hangs, serves):
             assert pulse.stuck_reason() is None
             pulse.beat()
-    assert "600 looks" in (hangs.stuck_reason() or "")
+    assert "600 s" in (hangs.stuck_reason() or "")
     assert serves.stuck_reason() is None

@@ -161,8 +161,8 @@ def _origins(before: int, shards: int, removed: Sequence[int] | None) -> NDArray
         )
     if len(removed) != gone:
         raise ConfigError(
-            f"{len(removed)} removed shards are named, but from {before} to {shards} shards {gone} "
-            "are removed; name as many, or none"
+            f"found {len(removed)} removed shards; from {before} to {shards} shards, expected "
+            f"{gone}, or none named"
         )
     origin = np.full(shards, -1, np.int64)
     kept = min(before, shards)

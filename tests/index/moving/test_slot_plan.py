@@ -139,10 +139,10 @@ def test_a_slot_with_a_fifth_of_all_queries_gets_the_others_out_of_its_way(shard
     [
         (0, None, "0"),
         (MAX_SHARDS + 1, None, "4,096"),
-        (3, [0, 1], "2 shards"),
+        (3, [0, 1], "found 2"),
         (3, [4], "4"),
         (2, [1, 1], "1, 1"),
-        (5, [1], "1 shards"),
+        (5, [1], "found 1"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(
