@@ -77,6 +77,12 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     assert broken(ROOT / page, ROOT) == []
 
 
+def test_no_page_has_lines_of_a_conflict_of_merging() -> None:
+    """Neither side's mark, which no other check of pages minds."""
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.M)
+    assert [page for page in pages(ROOT) if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_pages_are_found() -> None:
     """Those of hidden folders too; a pattern that matched nothing would pass."""
     found = {str(page.relative_to(ROOT)) for page in pages(ROOT)}
