@@ -30,8 +30,8 @@ def shard(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="ARPA file (plain, .gz, .zst or .xz), or KenLM binary file. With Spark, a folder "
-            "of parts at any address that Spark reads.",
+            help="ARPA file (plain, .gz, .zst or .xz), or KenLM binary file. With Spark, an ARPA "
+            "file (plain, .gz or .bz2) or a folder of parts, at any address that Spark reads.",
         ),
     ],
     shards: Annotated[int, option(ShardSettings, "shards", "-B")] = 1,

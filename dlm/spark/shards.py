@@ -114,7 +114,9 @@ class _Sharding:
         partitions: int | None,
         told: JobStages,
     ) -> None:
-        self._spark, self._model, self._folder = spark, model.rstrip("/"), place.folder
+        # Its settings are this run's own.
+        self._spark = spark.newSession()
+        self._model, self._folder = model.rstrip("/"), place.folder
         self._shards, self._slots, self._told = shards, slots, told
         self._partitions = partitions
         self._parts = self._model

@@ -71,6 +71,7 @@ def test_the_set_is_the_local_builder_s_to_the_byte(
     before = {*tmp_path.iterdir()}
     made = by_spark(spark, str(given), output, shards, partitions=partitions)
     assert {*tmp_path.iterdir()} == before | {output}
+    assert spark.conf.get("spark.sql.maxConcurrentOutputFileWriters") == "0"  # the caller's own
     assert made.shard_set == local.shard_set
     assert read_manifest(output).counts == local.counts
     names = [entry.name for entry in local.files]
