@@ -49,8 +49,10 @@ def test_the_less_busy_of_two_is_asked_and_an_avoided_one_only_alone() -> None:
     assert {choose(["a", "b"], busy, NONE, chance) for _ in range(50)} == {"b"}
     assert {choose(["a", "b"], busy, frozenset("b"), chance) for _ in range(50)} == {"a"}
     assert choose(["b"], busy, frozenset("b"), chance) == "b"
-    slow = frozenset("b")
+    slow, stalling = frozenset("b"), frozenset("a")
     assert {choose(["a", "b"], busy, NONE, chance, slow) for _ in range(50)} == {"a"}
+    assert {choose(["a", "b"], busy, NONE, chance, stalling=slow) for _ in range(50)} == {"a"}
+    assert choose(["a", "b"], busy, NONE, chance, slow, stalling=stalling) == "a"
     assert choose(["a", "b"], busy, frozenset("a"), chance, slow) == "b"
     assert {choose(["b", "c"], busy, NONE, chance, frozenset("bc")) for _ in range(50)} == {"c"}
     assert choose([], busy, NONE, chance) is None
@@ -95,6 +97,10 @@ def test_a_message_is_late_after_what_nearly_all_of_the_fastest_server_took() ->
     for _ in range(KEPT + EACH):
         quick.note(1e-4, 1.0)
     assert late_after([slow, quick], 1.0) == LEAST_S
+    for number in range(STALLED):
+        quick.late(0.01, 1.0 + number / 10)
+    assert late_after([slow, quick], 1.2) == 0.5  # those of one that stalls say nothing
+    assert late_after([slow, quick], 1.3 + STALLED_S) == LEAST_S
     assert late_after([slow, quick], 1.1 + FORGET_S) == UNKNOWN_S
     quick.note(3.0, 20.0)  # the first after a while tells of nothing before it
     assert not quick.known(20.0)
@@ -259,7 +265,25 @@ def test_a_server_that_answers_as_usual_does_not_stall_for_calls_of_less_time(
     for limit_s in [*[1.0] * 3 * KEPT, *[0.01] * 20]:
         one.ask(limit_s)
         line.run_until(line.now + 0.03)
-    assert runtime.unwell(one.pair, line.now, one.core.config.heartbeat_config)[2] == NONE
+    assert not any(runtime.usual[address].stalls(line.now) for address in one.pair)
+    one.core.close()
+
+
+@pytest.mark.parametrize("other_s", [0.012, 0.03])
+def test_no_call_waits_for_a_stopped_server_though_the_other_is_slower_than_it_was(
+    files, twice, cache_dir, other_s: float
+) -> None:
+    """It has the work of both, or its machine is busy."""
+    one = Line(files, twice, cache_dir, hedging=True)
+    line, runtime = one.network, one.core._runtime
+    line.after_s = {one.pair[0]: inf, one.pair[1]: other_s}
+    runtime.hedging.saved, runtime.chance = 100.0, Random(1)
+    for _ in range(30):
+        begun = line.now
+        call = one.ask(1.0)
+        line.run_until(begun + 0.1)
+        assert call.done()
+        line.now = begun + 0.1
     one.core.close()
 
 

@@ -46,6 +46,7 @@ def choose(
     *,
     missed: frozenset[str] = frozenset(),
     tried: frozenset[str] = frozenset(),
+    stalling: frozenset[str] = frozenset(),
 ) -> str | None:
     """The server to ask, None if there is none: of two drawn at random, the less busy one.
 
@@ -57,12 +58,13 @@ def choose(
         missed       avoided servers that were not reached lately: asked only after other avoided
                      ones, which may be draining and still answer
         tried        by this message: asked only after all others
+        stalling     asked only if all others are, or are slow
     Paper
         Mitzenmacher 2001, the power of two choices: the longest queue is doubly logarithmic, and
         clients need not agree
     """
     wanted = list(replicas)
-    for worse in (tried, missed, avoided, slow):  # the strongest reason first
+    for worse in (tried, missed, avoided, slow, stalling):  # the strongest reason first
         wanted = [address for address in wanted if address not in worse] or wanted
     if len(wanted) <= 1:
         return wanted[0] if wanted else None
@@ -190,6 +192,9 @@ class Usual:
 
 
 def late_after(servers: Iterable[Usual], now: float) -> float:
-    """Seconds after which a message to a shard is late: the percentile of its fastest server."""
-    late_s = min((one.late_s for one in servers if one.known(now)), default=UNKNOWN_S)
+    """Seconds after which a message to a shard is late: the percentile of its fastest server, but
+    not of one that stalls, whose answers are from before; if all do, of the slowest."""
+    known = [one for one in servers if one.known(now)]
+    slowest_s = max((one.late_s for one in known), default=UNKNOWN_S)
+    late_s = min((one.late_s for one in known if not one.stalls(now)), default=slowest_s)
     return max(late_s, LEAST_S)

@@ -137,23 +137,21 @@ class Runtime:
         if len(replicas) == 1:
             return replicas[0]
         missed, avoided, slow = self.unwell(replicas, now, config)
-        load, chance = self.outstanding, self.chance
-        return choose(replicas, load, avoided, chance, slow, missed=missed, tried=tried)
+        stalling = frozenset(a for a in replicas if self.usual[a].stalls(now))
+        known = {"missed": missed, "tried": tried, "stalling": stalling}
+        return choose(replicas, self.outstanding, avoided, self.chance, slow, **known)
 
     def unwell(
         self, replicas: Sequence[str], now: float, config: HeartbeatConfig
     ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Servers that were not reached lately; these and all others to avoid; and those that
-        stall, or are far slower than another of these replicas."""
+        """Servers that were not reached lately; these and all others to avoid; and those that are
+        far slower than another of these replicas."""
         missed = avoided = frozenset(a for a, at in self.missed.items() if now - at < AVOID_S)
         usual = {a: self.usual[a] for a in replicas}
-        medians = {a: one.median_s for a, one in usual.items() if one.known(now)}
+        answer = [a for a, one in usual.items() if one.known(now) and not one.stalls(now)]
+        medians = {a: usual[a].median_s for a in answer}
         least = min(medians.values(), default=0.0)
-        slow = frozenset(
-            a
-            for a, one in usual.items()
-            if one.stalls(now) or (a in medians and behind(medians[a], least, config))
-        )
+        slow = frozenset(a for a, median in medians.items() if behind(median, least, config))
         if self.watch is not None:
             avoided, slow = avoided | self.watch.avoided, slow | self.watch.slow
         return missed, avoided, slow
