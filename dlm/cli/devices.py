@@ -86,7 +86,7 @@ def device(
             "single device's update.",
         ),
     ] = None,
-    gap: Annotated[int, option(OwnerLimits, "gap")] = OwnerLimits.gap,
+    rest_s: Annotated[float, option(OwnerLimits, "rest_s")] = OwnerLimits.rest_s,
     max_participations: Annotated[
         int, option(OwnerLimits, "max_participations")
     ] = OwnerLimits.max_participations,
@@ -119,7 +119,7 @@ def device(
     from dlm.federated.devices.text import DeviceText
     from dlm.files import locked
 
-    allowed = OwnerLimits(gap, max_participations, least_devices)
+    allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
     signer = None if keys is None else Signer.read(state / KEY)
     if keys is not None and signer is not None and keys.get(name) != signer.public:

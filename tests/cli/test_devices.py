@@ -112,7 +112,7 @@ def test_devices_train_a_network_in_two_commands(listening: Path) -> None:
     assert "simulation of it" not in report
     assert load_model(listening / "out").rounds == 2
     counted = [json.loads((listening / name / "clocks.json").read_text()) for name in NAMES]
-    assert [list(one.values()) for one in counted] == [[[1, 2]]] * len(NAMES)
+    assert [list(one["runs"].values()) for one in counted] == [[[1, 2]]] * len(NAMES)
 
 
 def test_a_server_waits_no_longer_than_it_is_told(place: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.errors import FormatError, PrivacyError
+from dlm.federated.devices.settings import OwnerLimits
 from dlm.files import write_whole
 
 
@@ -33,31 +37,48 @@ class Clock:
 
 class Clocks:
     """The clocks of all runs, in a file that is written before an input leaves the device. One
-    process at a time has it: the caller holds a lock."""
+    process at a time has it: the caller holds a lock.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args  now  the time of day, in seconds
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        self._path, self._now = path, now
         try:
-            found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-            self._of = {run: Clock(int(last), int(count)) for run, (last, count) in found.items()}
-        except (ValueError, TypeError, AttributeError) as exc:
+            found = json.loads(path.read_text("utf-8")) if path.exists() else {"runs": {}}
+            self._last_s = float(found.get("last_s", -math.inf))
+            runs = found["runs"].items()
+            self._of = {run: Clock(int(last), int(count)) for run, (last, count) in runs}
+        except (ValueError, TypeError, AttributeError, KeyError) as exc:
             raise FormatError(
-                f"{path} does not list when this device took part: {exc}. Without it, the device "
+                f"{path} does not list when this device took part: {exc!r}. Without it, the device "
                 "could take part too often: restore it"
             ) from exc
 
-    def after(self, run: str, round: int, gap: int, most: int, in_all: int) -> Clock:  # noqa: A002
-        """The clock of a run once the device has taken part; PrivacyError if it may not, there or,
-        since a server can call a run by a new name, `in_all`."""
+    def after(
+        self,
+        run: str,
+        round: int,  # noqa: A002
+        gap: int,
+        most: int,
+        allowed: OwnerLimits,
+    ) -> Clock:
+        """The clock of a run once the device has taken part; PrivacyError if it may not: there or,
+        since a server can call a run by a new name, in any."""
         total = sum(one.count for one in self._of.values())
-        if total >= in_all:
+        if total >= allowed.max_participations:
             raise PrivacyError(
-                f"this device took part {total} times in all runs; its owner allows {in_all}"
+                f"this device took part {total} times in all runs; its owner allows "
+                f"{allowed.max_participations}"
             )
+        rest_s = self._last_s + allowed.rest_s - self._now()
+        if allowed.rest_s and rest_s > 0:
+            raise PrivacyError(f"this device took part lately, and rests for {rest_s:.0f} s more")
         return self._of.get(run, Clock()).after(round, gap, most)
 
     def set(self, run: str, clock: Clock) -> None:
-        after = {**self._of, run: clock}
-        content = {name: [one.last, one.count] for name, one in after.items()}
-        write_whole(self._path, json.dumps(content, indent=1).encode(), mode=0o600)
-        self._of = after
+        after, now_s = {**self._of, run: clock}, self._now()
+        runs = {name: [one.last, one.count] for name, one in after.items()}
+        content = json.dumps({"last_s": now_s, "runs": runs}, indent=1)
+        write_whole(self._path, content.encode(), mode=0o600)
+        self._of, self._last_s = after, now_s

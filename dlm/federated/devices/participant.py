@@ -36,6 +36,9 @@ from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.secagg import Encoding, SecureAggregator
 from dlm.federated.tokens import Ids, check_ids
+from dlm.logs import EventLog
+
+logger = EventLog(__name__)
 
 # Beside the update, added up in the same way: whether its norm was within the tracked one, and the
 # user's weight in steps of 2^-30.
@@ -106,8 +109,13 @@ def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
 class _InRound:
     task: Task
     state: device.DeviceState
-    aggregator: SecureAggregator
     clock: Clock
+    read: Callable[[], Sequence[Ids]]
+    model: rnn.RnnConfig
+    local: LocalConfig
+    params: rnn.Params
+    engine: LocalEngine
+    captured: _Captured
 
 
 class _Captured:
@@ -136,14 +144,15 @@ class _Captured:
         return self._inner.sensitivity_factor(dimension)
 
 
-TextOf: TypeAlias = Callable[[Task], Sequence[Ids]]
+# Raises what is wrong with a task before any text is read; what it returns reads the utterances.
+TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
 
 
 class Participant:
     """One device.
 
     Args
-        text    the ids of each utterance, for a task
+        text    for a task, what reads the ids of each utterance
         clocks  of this device
         allowed  by its owner, whatever a server promises
         registered  keys of the devices that may take part; None: none are, and a server that lies
@@ -191,14 +200,20 @@ class Participant:
         self._check(task)
         clock = self._clock(task.run, task.round, int(given["gap"]), int(given["most"]))
         aggregator = SecureAggregator(**given["aggregator"])
+        model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
+        params = params_of(model, task.parameters)
+        if task.terms.segments != segments_of(aggregator.encoding(rnn.parameter_count(params))):
+            raise ProtocolError("the segments of the task are not those of its network")
+        read = self._text(task)
+        engine, captured = self._engine(task.settings, model, local, aggregator)
+        captured.place = task.place
         state, said = device.advertise(task.terms, task.me, self._signer, self._draw)
-        self._in_round = _InRound(task, state, aggregator, clock)
+        self._in_round = _InRound(task, state, clock, read, model, local, params, engine, captured)
         return said
 
     def _clock(self, run: str, index: int, gap: int, most: int) -> Clock:
         """Of a run, once this device has taken part in a round; PrivacyError if it may not."""
-        in_all = self._allowed.max_participations
-        return self._clocks.after(run, index, max(gap, self._allowed.gap), most, in_all)
+        return self._clocks.after(run, index, gap, most, self._allowed)
 
     def _check(self, task: Task) -> None:
         """Raises PrivacyError for what a server that lies would ask."""
@@ -247,26 +262,27 @@ class Participant:
         return said
 
     def _inputs(self, now: _InRound) -> tuple[Vector, Vector]:
-        task = now.task
-        given = json.loads(task.settings)
-        local = LocalConfig(**given["local"])
-        model = rnn.RnnConfig(**given["model"])
-        engine, captured = self._engine(task.settings, model, local, now.aggregator)
-        captured.place = task.place
-        params = params_of(model, task.parameters)
-        text = self._text(task)
-        check_ids(text, model.vocab_size)
-        work: UserWork = work_of(text, local, self._order())
-        sums = engine.sums(
-            params,
+        """What the device hands in: of no text if anything goes wrong with its own, since an error
+        would tell the server what the user wrote."""
+        try:
+            return self._update(now, now.read())
+        except Exception as exc:  # noqa: BLE001 - see above
+            logger.warning("federated.update.emptied", extra={"error": type(exc).__name__})
+            return self._update(now, [])
+
+    def _update(self, now: _InRound, text: Sequence[Ids]) -> tuple[Vector, Vector]:
+        check_ids(text, now.model.vocab_size)
+        work: UserWork = work_of(text, now.local, self._order())
+        sums = now.engine.sums(
+            now.params,
             [work],
-            jnp.float32(task.bound),
-            jnp.float32(task.tracked),
-            Key.given(task.key),
+            jnp.float32(now.task.bound),
+            jnp.float32(now.task.tracked),
+            Key.given(now.task.key),
         )
         below = int(float(sums.below) > 0)
         statistics = np.array([below, round(work.weight * WEIGHT_STEPS)], np.int64)
-        return captured.encoded, statistics
+        return now.captured.encoded, statistics
 
     def _engine(
         self,

@@ -27,7 +27,13 @@ class ServerSettings:
 class OwnerLimits:
     """What a device's owner allows, whatever a server promises."""
 
-    gap: int = setting(1, "Least rounds from one participation to the next.", low=1)
+    rest_s: float = setting(
+        0.0,
+        "Least time from one participation to the next, in any run.",
+        unit="seconds",
+        low=0,
+        why="A server names runs and rounds as it likes; Gboard's timers take days (GDP 2.2).",
+    )
     max_participations: int = setting(100, "Most participations, in all runs together.", low=1)
     least_devices: int = setting(
         LEAST_DEVICES,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, ProtocolError
 from dlm.federated.devices.participant import Task
 from dlm.federated.tokens import Ids
 from dlm.federated.users import TOKENIZERS, tokens_of
@@ -22,12 +24,12 @@ class DeviceText:
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
 
-    def __call__(self, task: Task) -> list[Ids]:
-        given = json.loads(task.settings)["text"]
+    def __call__(self, task: Task) -> Callable[[], list[Ids]]:
+        """What reads the text for a task; ProtocolError, before it is read, for a vocabulary of
+        another size than the network's."""
+        given = json.loads(task.settings)
         vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
-        return tokens_of(
-            self._utterances,
-            vocabulary.encoder(),
-            cap=int(given["max_tokens"]),
-            split=TOKENIZERS[given["tokenizer"]],
-        )
+        if vocabulary.size != given["model"]["vocab_size"]:
+            raise ProtocolError(f"a vocabulary of {vocabulary.size} ids is not of the network")
+        split, cap = TOKENIZERS[given["text"]["tokenizer"]], int(given["text"]["max_tokens"])
+        return partial(tokens_of, self._utterances, vocabulary.encoder(), cap=cap, split=split)

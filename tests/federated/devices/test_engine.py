@@ -17,23 +17,25 @@ import pytest
 
 from dlm.federated import rnn
 from dlm.federated.devices.clocks import Clocks
-from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome
+from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import (
     DeviceAnswer,
     Participant,
     Request,
     Task,
+    leaves_of,
     round_name,
     segments_of,
 )
-from dlm.federated.devices.protocol import InputSegment, RoundTerms
+from dlm.federated.devices.protocol import RoundTerms
 from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.devices.sockets import LocalSockets, socket_of
 from dlm.federated.engine import LocalEngine, RoundSums
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, work_of
 from dlm.federated.secagg import SecureAggregator
+from dlm.federated.tokens import Ids
 from federated.devices.toy_device import DEVICES, VOCABULARY, order, signer_of, text_of
 
 MODEL = rnn.RnnConfig(VOCABULARY, 4, 4)
@@ -90,15 +92,18 @@ def aggregator() -> SecureAggregator:
     return SecureAggregator(1.0, 1000.0, DEVICES)
 
 
-def engine_of(processes: Processes, outcomes: list[RoundOutcome]) -> DevicesEngine:
+def engine_of(
+    network: Network, outcomes: list[RoundOutcome], *, registered: bool = True
+) -> DevicesEngine:
+    keys = {f"d{seed}": signer_of(seed).public for seed in range(DEVICES)}
     return DevicesEngine(
         MODEL,
         LOCAL,
         aggregator(),
-        processes,
+        network,
         vocabulary=b"",
         text={},
-        keys={f"d{seed}": signer_of(seed).public for seed in range(DEVICES)},
+        keys=keys if registered else None,
         gap=2,
         most=3,
         step_s=60.0,
@@ -171,10 +176,61 @@ def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(
     same(found, plain_sum(params, key, survived))
 
 
+class InMemory:
+    """Devices of this process."""
+
+    def __init__(self, devices: Mapping[str, Participant]) -> None:
+        self.devices = devices
+
+    def ask(
+        self,
+        requests: Mapping[str, bytes],
+        hear: Callable[[str, bytes], None],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> None:
+        for name, data in requests.items():
+            hear(name, self.devices[name].answer(data))
+
+
+def unreadable() -> list[Ids]:
+    raise ValueError("the words of a user")
+
+
+@pytest.mark.slow
+@pytest.mark.promise("devices_refuse")
+def test_a_server_cannot_tell_what_a_user_wrote_by_what_fails(tmp_path: Path) -> None:
+    """A device whose text has an id beyond the model's, and one whose text cannot be encoded, hand
+    in what one without text does."""
+    beyond = [np.array([VOCABULARY], np.int32)]
+
+    def sum_with(*last: Callable[[], list[Ids]]) -> RoundSums:
+        texts = [lambda: text_of(0), lambda: text_of(1), *last]
+        devices = {
+            f"d{place}": Participant(
+                lambda task, read=read: read,  # type: ignore[misc]
+                Clocks(tmp_path / f"{len(list(tmp_path.iterdir()))}"),
+                OwnerLimits(),
+                None,
+                None,
+                os.urandom,
+                order,
+            )
+            for place, read in enumerate(texts)
+        }
+        outcomes: list[RoundOutcome] = []
+        engine = engine_of(InMemory(devices), outcomes, registered=False)
+        params, bound = rnn.init(jax.random.key(1), MODEL), jnp.float32(1.0)
+        found = engine.sums(params, asked(0), bound, jnp.float32(0.5), KEY)
+        assert outcomes == [RoundOutcome(DEVICES, DEVICES, {})]
+        return found
+
+    same(sum_with(lambda: beyond, unreadable), sum_with(list, list))
+
+
 def task(**changes: object) -> Task:
     """A task for the first device, as an honest server asks it."""
-    keys = {number: signer_of(number - 1).public for number in range(1, DEVICES + 1)}
-    terms = RoundTerms(round_name("run", 5), 3, segments_of(aggregator().encoding(1)), keys)
+    terms = RoundTerms(round_name("run", 5), 3, SEGMENTS, KEYS)
     settings = json.dumps(
         {
             "model": asdict(MODEL),
@@ -184,11 +240,13 @@ def task(**changes: object) -> Task:
             "most": 100,
         }
     )
-    honest = Task("run", 5, 1, 0, terms, settings, b"", (), 1.0, 0.5, bytes(32))
+    leaves = leaves_of(rnn.init(jax.random.key(1), MODEL))
+    honest = Task("run", 5, 1, 0, terms, settings, b"", leaves, 1.0, 0.5, bytes(32))
     return replace(honest, **changes)  # type: ignore[arg-type]
 
 
-SEGMENTS = (InputSegment(1, 5),)
+SEGMENTS = segments_of(aggregator().encoding(rnn.network_size(MODEL)))
+KEYS = {number: signer_of(number - 1).public for number in range(1, DEVICES + 1)}
 ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).public)}
 
 
@@ -200,6 +258,8 @@ ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).publi
         {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, None)},
         {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, {1: bytes(32)})},
         {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, ONE_KEY)},
+        {"terms": RoundTerms(round_name("run", 5), 3, (SEGMENTS[0],), KEYS)},
+        {"parameters": ()},
         {"me": 2},
         {"bound": float("nan")},
         {"settings": "{}"},
@@ -212,6 +272,8 @@ ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).publi
         "no keys",
         "unknown key",
         "one key for all",
+        "other segments",
+        "other parameters",
         "another's number",
         "nan",
         "empty",
@@ -224,9 +286,9 @@ def test_a_device_refuses_what_a_lying_server_asks(tmp_path: Path, changes: obje
     """It says why, and an honest task is taken afterwards."""
     registered = frozenset(signer_of(one).public for one in range(DEVICES))
     device = Participant(
-        lambda task: text_of(0),
+        lambda task: lambda: text_of(0),
         Clocks(tmp_path / "clocks"),
-        OwnerLimits(2, 3),
+        OwnerLimits(),
         registered,
         signer_of(0),
         os.urandom,
