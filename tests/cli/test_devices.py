@@ -166,3 +166,24 @@ def test_a_device_with_another_key_than_the_list_has_is_refused(place: Path) -> 
 def test_a_device_keeps_its_key(place: Path) -> None:
     again = devices("register", "ann", "--state", str(place / "ann"))
     assert isinstance(again.exception, ConfigError)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("devices_train")
+def test_rounds_on_devices_are_those_of_dlm_federate_bit_for_bit(listening: Path) -> None:
+    """With one seed, and text in the order of the file."""
+    with_seed = CONFIG.replace("rounds = 2", "rounds = 2\nseed = 3")
+    (listening / "run.toml").write_text(
+        with_seed.replace("unroll = 4", "unroll = 4\nshuffle = false")
+    )
+    done = server(listening)
+    assert done.exit_code == 0, done.exception
+    text = {name: (listening / f"{name}.txt").read_text().splitlines() for name in NAMES}
+    rows = "".join(f"{name}\t{line}\n" for name in NAMES for line in text[name])
+    (listening / "users.tsv").write_text(f"user_id\tutterance\n{rows}")
+    given = [str(listening / "users.tsv"), "--config", str(listening / "run.toml")]
+    done = CliRunner().invoke(app, ["federate", *given, "--output", str(listening / "here")])
+    assert done.exit_code == 0, done.exception
+    there, here = (load_model(listening / folder).params for folder in ("out", "here"))
+    for one, other in zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True):
+        np.testing.assert_array_equal(one, other)
