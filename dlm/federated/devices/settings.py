@@ -13,7 +13,11 @@ LEAST_DEVICES = 3  # the sum of two tells each of them the other's
 @dataclass(frozen=True)
 class ServerSettings:
     step_s: float = setting(
-        60.0, "Time that devices have for each step of a round.", unit="seconds", above=0
+        300.0,
+        "Time that devices have for each step of a round.",
+        unit="seconds",
+        above=0,
+        why="In its first round, a device compiles its steps.",
     )
     wait_s: float = setting(
         600.0, "Time to wait for enough devices to check in.", unit="seconds", low=0
