@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from cluster import WAIT_S
-from dlm.client.deliver.call import Ending
+from dlm.client.deliver.call import Ending, send
 from dlm.errors import DlmError
 
 
@@ -83,3 +83,62 @@ def test_an_event_loop_waits_for_what_a_thread_ends() -> None:
         return found
 
     assert asyncio.run(wait()) == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("asking", "sent"),
+    [
+        ([True, True, True], ["planned 0", "planned 1", "planned 2", "sent 0", "sent 1", "sent 2"]),
+        # The second asks nothing more: what the others ask is sent at the end of the turn.
+        ([True, False, True], ["planned 0", "planned 2", "sent 0", "sent 2"]),
+        ([True], ["planned 0", "sent 0"]),
+    ],
+)
+def test_what_tasks_that_are_woken_together_ask_is_sent_together(asking, sent) -> None:
+    """After the last of them has planned."""
+    seen: list[str] = []
+
+    async def task(number: int, ending: Ending, asks: bool) -> None:
+        assert await ending.wait(WAIT_S)
+        if asks:
+            seen.append(f"planned {number}")
+            send(lambda call: seen.append(f"sent {call}"), number)
+
+    async def run() -> None:
+        endings = [Ending() for _ in asking]
+        tasks = [
+            asyncio.create_task(task(number, ending, asks))
+            for number, (ending, asks) in enumerate(zip(endings, asking, strict=True))
+        ]
+        await asyncio.sleep(0)
+        for ending in endings:
+            ending.end()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert seen == sent
+
+
+def test_a_task_that_blocks_its_event_loop_still_gets_its_answer() -> None:
+    """What others of the loop asked is sent before, as the loop cannot."""
+    sent: list[int] = []
+
+    async def task(number: int, ending: Ending) -> None:
+        assert await ending.wait(WAIT_S)
+        if number == 0:
+            send(sent.append, number)
+        elif number == 1:
+            with pytest.raises(TimeoutError):
+                Ending().exception(0.0)
+            assert sent == [0]
+
+    async def run() -> None:
+        endings = [Ending() for _ in range(3)]
+        tasks = [asyncio.create_task(task(*one)) for one in enumerate(endings)]
+        await asyncio.sleep(0)
+        for ending in endings:
+            ending.end()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())

@@ -21,7 +21,7 @@ from dlm.client.config.cluster_file import Servers
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
-from dlm.client.deliver.call import BlockCall, Call, Ending
+from dlm.client.deliver.call import BlockCall, Call, Ending, send
 from dlm.client.deliver.counts import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.deliver.delivery import Delivery
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
@@ -332,7 +332,7 @@ class Core(Scorer, Host):
                 # An utterance that began on the full model ends on its low orders.
                 call.give_up(gone)
                 return call
-        self._delivery.post(call)
+        send(self._delivery.post, call)
         return call
 
 

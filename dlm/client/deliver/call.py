@@ -69,6 +69,7 @@ class Ending:
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """The error it ended with, None for success; raises `TimeoutError`, `CancelledError`."""
         if not self._ends:
+            send_kept()  # of tasks of this thread's event loop, which goes on only after this wait
             # A lock does not accept longer waits.
             limit_s = -1.0 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
             if not self._gate.acquire(timeout=limit_s):
@@ -90,14 +91,15 @@ class Ending:
         if self._ends:
             return True
         loop = asyncio.get_running_loop()
+        turn = _turn_of(loop)
         woken = loop.create_future()
 
         def wake() -> None:
             if not woken.done():
                 woken.set_result(None)
+                turn.note_woken()
 
-        mailbox = _mailbox_of(loop)
-        self.add_done_callback(lambda _: mailbox.post(wake))
+        self.add_done_callback(lambda _: turn.mailbox.post(wake))
         timer = loop.call_later(timeout_s, wake)
         try:
             await woken
@@ -128,14 +130,62 @@ Where: TypeAlias = slice | NDArray[np.int64]  # a part's place in the answers to
 UNKNOWN = 255  # as a source: none of the servers asked knows this kind of call
 
 
-_waiting = threading.local()  # the event loop of a thread, and its mailbox
+class _Turn:
+    """The tasks of an event loop that wait for calls.
+
+    Those that are woken together run one after another. What they ask next is sent together, after
+    the last of them or at the end of the loop's turn: sent alone, the first would go in a message
+    of its own, while the others are still planned.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.mailbox = Mailbox(loop, deque())
+        self._woken = 0  # tasks that have not asked since
+        self._kept: list[tuple[Callable[[Call], None], Call]] = []
+
+    def note_woken(self) -> None:
+        if not self._woken:  # they are in the queue of the next turn: `end` comes after them
+            self.loop.call_soon(self.loop.call_soon, self.end)
+        self._woken += 1
+
+    def send(self, post: Callable[[Call], None], call: Call) -> None:
+        self._kept.append((post, call))
+        self._woken -= 1
+        if self._woken <= 0:
+            self.end()
+
+    def end(self) -> None:
+        kept, self._kept, self._woken = self._kept, [], 0
+        for post, call in kept:
+            post(call)
 
 
-def _mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
-    if getattr(_waiting, "loop", None) is not loop:
-        _waiting.loop, _waiting.mailbox = loop, Mailbox(loop, deque())
-    mailbox: Mailbox = _waiting.mailbox
-    return mailbox
+_here = threading.local()  # the turn of a thread's event loop
+
+
+def _turn_of(loop: asyncio.AbstractEventLoop) -> _Turn:
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is None or turn.loop is not loop:
+        send_kept()
+        turn = _here.turn = _Turn(loop)
+    return turn
+
+
+def send(post: Callable[[Call], None], call: Call) -> None:
+    """Has `post` send a call: now, or with those of other tasks of this thread's event loop."""
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is not None and turn.loop.is_running():
+        turn.send(post, call)
+    else:
+        post(call)
+
+
+def send_kept() -> None:
+    """Sends what tasks of this thread's event loop have asked."""
+    turn: _Turn | None = getattr(_here, "turn", None)
+    if turn is not None:
+        turn.end()
 
 
 class Place(NamedTuple):
