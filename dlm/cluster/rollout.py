@@ -98,9 +98,15 @@ class Rules:
         check("rollout", self)
 
     def broken(self, found: Comparison) -> str:
-        """Why the new model may not go on; "" if it may."""
-        if found.failed:
-            return f"{found.failed} of {found.sentences} sampled sentences failed on the new model"
+        """Why the new model may not go on; "" if it may.
+
+        Where as many sentences fail on the old model, this machine or the servers are busy.
+        """
+        if found.failed > found.old_failed or found.failed == found.sentences:
+            return (
+                f"{found.failed} of {found.sentences} sampled sentences failed on the new model, "
+                f"{found.old_failed} on the old one"
+            )
         if found.wrong:
             return (
                 f"{found.wrong} of {found.sentences} sampled sentences got other scores from the "
