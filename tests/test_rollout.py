@@ -47,6 +47,7 @@ RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load_within=30, compa
 GOOD = Comparison(32, 0, 0, 0, 1.0, 1.2, 0.1, 0.5)
 BAD = [
     replace(GOOD, failed=1),
+    replace(GOOD, failed=32, old_failed=32),
     replace(GOOD, wrong=1),
     replace(GOOD, new_p99_ms=500.0),
 ]
@@ -259,6 +260,7 @@ def test_an_undo_that_cannot_load_the_old_set_again_is_not_one():
         '# mine\n# lines\nmodel = "abcdef"\ntoken_file = "t"\n\n[[server]]\naddress = "a:1"\n',
         '# one\n\n[rollout]\nmodel = "x"\n\n[[server]]\naddress = "a:1"\n[tls]\nca = "c"\n',
         'model="abcdef"\n[tls]\nca = "c"\n[[server]]\naddress = "a:1"\n[rollout] # now\nshare=1\n',
+        'token_file = "t"\n[rollout]\nshare=1\n# no more\n\n# rack 2\n[[server]]\naddress="a:1"\n',
     ],
 )
 def test_editing_cluster_toml_leaves_the_rest_as_it_was(tmp_path: Path, text: str):

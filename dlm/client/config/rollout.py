@@ -97,7 +97,7 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
     for line in text.splitlines():
         if _TABLE.match(line):
             is_top, in_rollout = False, line.split("#")[0].strip() == "[rollout]"
-        if not in_rollout and not (is_top and _MODEL.match(line)):
+        if line.startswith("#") or not (in_rollout or (is_top and _MODEL.match(line))):
             kept.append(line)
     comments = 0
     while comments < len(kept) and kept[comments].startswith("#"):
