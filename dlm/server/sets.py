@@ -33,7 +33,7 @@ REPLACED = "# replaced: "  # before a folder
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 # Of the longest list: paths of 4,096 bytes, each of them six in JSON. Only what is used is memory.
 TOLD_BYTES = MAX_SHARD_SETS * (6 * 4096 + 100)
-LONGEST_ERROR = 600  # characters, each of six bytes in JSON: a pipe takes 4,096 bytes, or nothing
+LONGEST_ERROR = 300  # characters, each of up to 12 bytes in JSON: a pipe takes 4,096, or nothing
 
 
 @dataclass(frozen=True, slots=True)

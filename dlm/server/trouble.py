@@ -110,5 +110,8 @@ class SharedText:
         self._memory[:4] = len(data).to_bytes(4, "little")
 
     def read(self) -> str:
-        length = int.from_bytes(self._memory[:4], "little")
-        return self._memory[4 : 4 + length].decode(errors="replace")
+        length = self._memory[:4]
+        data = self._memory[4 : 4 + int.from_bytes(length, "little")]
+        if self._memory[:4] != length:  # written to meanwhile
+            return ""
+        return data.decode(errors="replace")
