@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,6 +30,7 @@ START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy
 STOP_S = 10.0
 LOOK_S = 0.2  # between two looks at the processes
 RESTART_S = 2.0  # a server that ends at once is restarted at this interval
+HELD_S = 5.0  # workers of a server that was killed leave its port sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,7 @@ def supervise(
     """
     gone: set[str] = set()
     started: dict[str, float] = {}
+    held: dict[str, float] = {}  # address -> when it is said that its port is not free
     while not stopping():
         time.sleep(LOOK_S)
         for at, server in enumerate(servers):
@@ -272,9 +275,13 @@ def supervise(
                 f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
             )
             if restart:
-                if not _is_free(endpoint.address):
-                    continue  # its workers have the port until they end
                 now = time.monotonic()
+                if not _is_free(endpoint.address):  # its workers have the port until they end
+                    if now >= held.setdefault(endpoint.address, now + HELD_S):
+                        held[endpoint.address] = math.inf
+                        yield f"{what}; it is restarted once another process leaves its port"
+                    continue
+                held.pop(endpoint.address, None)
                 if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
                     started[endpoint.address] = now
                     servers[at] = server.again()

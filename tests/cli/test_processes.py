@@ -22,6 +22,7 @@ from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, children, command, gone, until
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, replace_servers
+from dlm.cluster import processes
 
 
 def _wait_gone(pids: list[int]) -> None:
@@ -364,6 +365,26 @@ def test_a_restart_is_written_though_a_server_was_added_by_hand(
         assert process.errors.count("restarted") == 1  # its port was free
         assert servers[-1] == added
         assert {one.pid for one in servers[:-1]} == set(process.children())
+
+
+def test_a_server_whose_port_another_process_has_is_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is restarted when the port is free; until then an operator knows that it is down."""
+    monkeypatch.setattr(processes, "HELD_S", 0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    looks = iter(range(3))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        server = processes.Server(ended, Endpoint(address, 0), [])
+        lines = list(
+            processes.supervise(
+                [server], lambda: next(looks, None) is None, restart=True, changed=lambda _: None
+            )
+        )
+    assert len(lines) == 1
+    assert address in lines[0]
 
 
 def test_workers_do_not_outlive_a_cluster_that_was_killed(
