@@ -166,14 +166,22 @@ Cert = Annotated[
 ]
 Key = Annotated[
     str,
-    typer.Option("--key", metavar="FILE", help="PEM file of this client's private key, mode 600."),
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="PEM file of this client's private key, mode 600 (640 if root owns it).",
+    ),
 ]
 ServerName = Annotated[
     str, typer.Option("--server-name", metavar="NAME", help="Name in the servers' certificates.")
 ]
 TokenFile = Annotated[
     str,
-    typer.Option("--token-file", metavar="FILE", help="File with this client's token, mode 600."),
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with this client's token, mode 600 (640 if root owns it).",
+    ),
 ]
 Insecure = Annotated[
     bool,

@@ -124,7 +124,7 @@ class ServerConfig:
         "PEM file of the server's certificate chain.",
         why="With `tls_key`, or neither; both are read again when they change. Empty: no TLS.",
     )
-    tls_key: str = setting("", "PEM file of its private key, mode 600.")
+    tls_key: str = setting("", "PEM file of its private key, mode 600 (640 if root owns it).")
     tls_client_ca: str = setting(
         "",
         "PEM file of the CA that signs client certificates; clients must present one.",
@@ -133,8 +133,8 @@ class ServerConfig:
     tokens: str = setting(
         "",
         "File of accepted client tokens; see dlm token.",
-        why="A line NAME:SHA256 or NAME:TOKEN each; readable only by its owner. Read again within "
-        "a second of a change. Empty: no tokens are required.",
+        why="A line NAME:SHA256 or NAME:TOKEN each; mode 600 (640 if root owns it). Read again "
+        "within a second of a change. Empty: no tokens are required.",
     )
     open_health: bool = setting(
         False,

@@ -39,7 +39,7 @@ TOP_KEYS = {
 TLS_KEYS = {
     "ca": "PEM file of the CA that signed the servers' certificates, relative to the file.",
     "cert": "PEM file of the clients' certificate.",
-    "key": "PEM file of its private key, mode 600.",
+    "key": "PEM file of its private key, mode 600 (640 if root owns it).",
     "server_name": "Name in the servers' certificates.",
     "use_proxy": "true: use the proxy set in the environment.",
 }

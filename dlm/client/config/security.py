@@ -38,10 +38,12 @@ class ClientSecurity:
 
     ca: str = setting("", "PEM file of the CA that signed the servers' certificates; enables TLS.")
     cert: str = setting("", "PEM file of this client's certificate.")
-    key: str = setting("", "PEM file of this client's private key, mode 600.")
+    key: str = setting("", "PEM file of this client's private key, mode 600 (640 if root owns it).")
     server_name: str = setting("", "Name in the servers' certificates.")
     token_file: str = setting(
-        "", "File with this client's token, mode 600.", why="Read again when it changes."
+        "",
+        "File with this client's token, mode 600 (640 if root owns it).",
+        why="Read again when it changes.",
     )
     token: str = field(
         default="",
