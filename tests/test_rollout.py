@@ -377,6 +377,27 @@ def test_an_undo_needs_no_server_that_holds_both_sets(tmp_path: Path, told: bool
             find_pair(ClusterToml(cluster), None, manifests_of(sets), name, undo=True)
 
 
+@pytest.mark.parametrize("named", ["model", "shard_set"])
+def test_a_rollout_that_was_written_by_hand_may_name_models(tmp_path: Path, named: str):
+    """As clients take it: the first digits of a model's id, or of its shard set's."""
+    old, new = (
+        build(random_model(seed=seed, order=2, words=5, per_order=5), tmp_path / str(seed), 1)
+        for seed in (7, 8)
+    )
+    held = {one.manifest.shard_set: one.manifest for one in (old, new)}
+    cluster = tmp_path / "cluster.toml"
+    rollout = Rollout(getattr(new.manifest, named)[:12], getattr(old.manifest, named)[:12], 0.5)
+    write_cluster_file(
+        cluster, [Endpoint("127.0.0.1:9", 0)], model=rollout.replaces, rollout=rollout
+    )
+    for given in (None, new.manifest):
+        undo = given is None
+        pair = find_pair(ClusterToml(cluster), given, held, old.manifest.shard_set, undo=undo)
+        assert (pair.old, pair.new) == (old.manifest, new.manifest)
+    with pytest.raises(ConfigError, match="is under way"):
+        find_pair(ClusterToml(cluster), old.manifest, held, old.manifest.shard_set, undo=False)
+
+
 def test_two_models_that_do_not_fit_in_memory_are_refused(tmp_path: Path):
     """Before anything is written; with the bytes that are needed."""
     files = build(random_model(seed=7, order=2, words=5, per_order=5), tmp_path, 1)

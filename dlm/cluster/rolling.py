@@ -139,7 +139,7 @@ def find_pair(
                 f"new utterances already use shard set {new.shard_set}; nothing is left to roll out"
             )
         return Pair(held[default], new)
-    if new is not None and not new.shard_set.startswith(under_way.model):
+    if new is not None and _named({new.shard_set: new}, under_way.model) is None:
         raise ConfigError(
             f"a roll-out of {under_way.model} is under way; finish it with its own folder, or undo "
             f"it (dlm rollout --undo) before you roll out {new.shard_set}"
@@ -166,7 +166,9 @@ def manifests_of(sets: Path | None) -> dict[str, Manifest]:
 
 
 def _named(held: Mapping[str, Manifest], beginning: str) -> Manifest | None:
-    return next((one for name, one in held.items() if name.startswith(beginning)), None)
+    """By its shard set's id, which this command writes; else by its model's, as written by hand."""
+    found = [one for one in held.values() if is_named([beginning], one.model, one.shard_set)]
+    return min(found, key=lambda one: not one.shard_set.startswith(beginning), default=None)
 
 
 def check_pair(pair: Pair, endpoints: Sequence[Endpoint], *, other_words: bool) -> None:
