@@ -37,12 +37,16 @@ _KEYS = {
     False: "No keys were registered: it hid single updates from a server that follows the "
     "protocol, not from one that lies about who takes part.",
 }
-ACCESSES = (
+_ACCESSES = (
     "The text of every user who took part in this one run and followed the algorithm, including "
-    "its participation limits. A user who does not follow it does not weaken anyone else's "
-    "guarantee.\n"
+    "its participation limits. {others}\n"
     "Not covered: choosing settings by looking at users' data, choosing a checkpoint by metrics or "
     "A/B tests, and other runs. (dlm privacy compose gives the guarantee of several runs.)"
+)
+_OTHERS = "A user who does not follow it does not weaken anyone else's guarantee."
+_OTHER_DEVICES = (
+    "The others in a sum are covered if all its devices follow it: one that sends numbers that the "
+    "encoding does not allow can make the sum wrap around its modulus, by more than the noise."
 )
 OUTPUT = (
     "The whole sequence of noised sums. So the guarantee holds for the final model, for every "
@@ -81,6 +85,11 @@ def secure_setting(stages: Sequence[Mapping[str, Any]]) -> str:
     if not any(_of_devices(stage) for stage in stages):
         return SECURE_SETTING
     return _DEVICES_SETTING.format(keys=_KEYS[not any(UNREGISTERED in one for one in adding)])
+
+
+def accesses(stages: Sequence[Mapping[str, Any]]) -> str:
+    others = _OTHER_DEVICES if any(map(_of_devices, stages)) else _OTHERS
+    return _ACCESSES.format(others=others)
 
 
 def _of_devices(stage: Mapping[str, Any]) -> bool:

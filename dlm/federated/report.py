@@ -72,7 +72,7 @@ class PrivacyReport:
 
     def _accesses(self) -> str:
         public = "; ".join(map(str, self.provenance.public_inputs)) or "none"
-        return f"{checklist.ACCESSES}\nPublic data used: {public}."
+        return f"{checklist.accesses(self.stages)}\nPublic data used: {public}."
 
     def _accounting(self) -> str:
         if self.numbers is None:

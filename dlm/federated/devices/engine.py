@@ -147,17 +147,19 @@ class DevicesEngine:
     def protocol(self) -> str:
         return UNREGISTERED if self._keys is None else REGISTERED
 
-    def ready(self, run: str, index: int, names: Iterable[str], timeout_s: float) -> set[str]:
-        """Which of these devices answer, and may take part in a round by their own clocks."""
+    def ready(
+        self, run: str, index: int, names: Iterable[str], timeout_s: float
+    ) -> dict[str, bool]:
+        """Those of these devices that answer: whether they may take part in a round by their own
+        clocks."""
         asked = to_bytes(
             Request("check-in", to_bytes(ReadinessRequest(run, index, self._gap, self._most)))
         )
-        found: set[str] = set()
+        found: dict[str, bool] = {}
 
         def hear(name: str, data: bytes) -> None:
             with suppress(DlmError):
-                if not from_bytes(DeviceAnswer, data).error:
-                    found.add(name)
+                found[name] = not from_bytes(DeviceAnswer, data).error
 
         self._network.ask(dict.fromkeys(names, asked), hear, timeout_s, _HEADER)
         return found

@@ -26,7 +26,10 @@ CHECK_IN_S = 5.0  # for the answer to one
 
 
 class CheckedIn(AvailabilitySampler):
-    """`report_goal` of the devices that check in now, in real time."""
+    """`report_goal` of the devices that check in now, in real time.
+
+    Args  ready  (round) -> of each device whether it may take part by its own clock; None: not here
+    """
 
     def __init__(
         self,
@@ -34,17 +37,21 @@ class CheckedIn(AvailabilitySampler):
         report_goal: int,
         key: Key,
         *,
-        ready: Callable[[int], npt.NDArray[np.bool_]],
+        ready: Callable[[int], Sequence[bool | None]],
         wait_s: float,
         **limits: Any,
     ) -> None:
         super().__init__(users, report_goal, key, **limits)
         self._ready, self._wait_s = ready, wait_s
+        self._here = self._refusing = self._empty = 0  # devices; rounds in a row of nobody
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who answers, and may take part by its own clock."""
         del now
-        return self._ready(round)
+        heard = self._ready(round)
+        self._here = sum(one is not None for one in heard)
+        self._refusing = sum(one is False for one in heard)
+        return np.array([one is True for one in heard])
 
     def cohort_when_ready(
         self,
@@ -52,17 +59,29 @@ class CheckedIn(AvailabilitySampler):
         now: float,
         **_: Any,
     ) -> tuple[Users, float]:
-        """(devices, the time of day in seconds); UnavailableError if too few come."""
+        """(devices, the time of day in seconds); UnavailableError if too few come.
+
+        Nobody takes part if enough are here and their own clocks refuse, as after a server was
+        killed in this round: else no later round could begin. A gap's rounds in a row at most.
+        """
         del now
         end_s = time.monotonic() + self._wait_s
         while True:
             try:
-                return self.cohort(round, time.time()), time.time()
+                cohort = self.cohort(round, time.time())
+                self._empty = 0
+                return cohort, time.time()
             except UnavailableError as exc:
-                if time.monotonic() >= end_s:
+                over = time.monotonic() >= end_s
+                refused = self._here - self._refusing < self.report_goal <= self._here
+                if refused and self._empty < self.gap and (over or self._here == self.users):
+                    self._round, self._empty = round, self._empty + 1
+                    return np.zeros(0, np.int64), time.time()
+                if over:
                     exc.add_note(
-                        f"waited {self._wait_s:g} s (--wait-s); the same command goes on from "
-                        "here once more devices listen"
+                        f"waited {self._wait_s:g} s (--wait-s); {self._here} devices are here, and "
+                        f"{self._refusing} of them refuse by their own clocks; the same command "
+                        "goes on from here once more devices listen"
                     )
                     raise
             time.sleep(POLL_S)
@@ -130,10 +149,10 @@ class DeviceTraining(Training):
             timer_s=given.timer_s,
         )
 
-    def _ready(self, index: int) -> npt.NDArray[np.bool_]:
+    def _ready(self, index: int) -> list[bool | None]:
         names = self._fleet.names
         found = self._devices.ready(self._run_id, index, names, CHECK_IN_S)
-        return np.array([name in found for name in names])
+        return list(map(found.get, names))
 
 
 def _check(settings: TrainingSettings) -> None:

@@ -153,7 +153,7 @@ def test_rounds_on_devices_equal_rounds_on_this_machine(processes: Processes) ->
         assert outcomes[-1] == RoundOutcome(DEVICES, DEVICES, {})
         same(found, plain_sum(params, key, [0, 1, 2, 3]))
         params = jax.tree.map(lambda p, u: p + np.float32(u / 4), params, found.update)
-    assert not engine.ready("run", 3, asked(3).names, 60.0)
+    assert engine.ready("run", 3, asked(3).names, 60.0) == dict.fromkeys(asked(3).names, False)
     engine.sums(params, asked(3), jnp.float32(1.0), jnp.float32(0.5), KEY.fold(3))
     assert outcomes[-1].survivors == 0 and len(outcomes[-1].faults) == DEVICES
 

@@ -1,0 +1,133 @@
+"""A run of devices in this process: what happens if its server is killed in a round."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from dlm.errors import UnavailableError
+from dlm.federated.devices.clocks import Clocks
+from dlm.federated.devices.fleet import Fleet
+from dlm.federated.devices.messages import from_bytes
+from dlm.federated.devices.participant import Participant, Request
+from dlm.federated.devices.settings import OwnerLimits, ServerSettings
+from dlm.federated.devices.training import DeviceTraining
+from dlm.federated.run_folder import RunFolder
+from dlm.federated.settings import TrainingSettings
+from federated.compiling import quickly
+from federated.devices.toy_device import DEVICES, VOCABULARY, signer_of, text_of
+
+SETTINGS = """
+[run]
+rounds = 4
+[data]
+vocabulary = "words.txt"
+public = "the tests"
+[model]
+embedding_size = 4
+hidden_size = 4
+[local]
+batch_size = 2
+unroll = 4
+[privacy]
+clip_norm = 1.0
+mechanism = "tree"
+noise_multiplier = 0.5
+delta = 1e-3
+[sampling]
+report_goal = 4
+[aggregation]
+secure = true
+"""
+
+
+class ServerKilled(BaseException):
+    """Ends a server at once."""
+
+
+class InProcess:
+    """The devices; `kill` ends the server before a step."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.kill = ""
+        keys = frozenset(signer_of(seed).public for seed in range(DEVICES))
+        self.devices = {
+            f"d{seed}": Participant(
+                lambda task, seed=seed: text_of(seed),  # type: ignore[misc]
+                Clocks(folder / f"d{seed}.clocks"),
+                OwnerLimits(1, most),
+                keys,
+                signer_of(seed),
+                os.urandom,
+            )
+            for seed in range(DEVICES)
+        }
+
+    def ask(
+        self,
+        requests: Mapping[str, bytes],
+        hear: Callable[[str, bytes], None],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> None:
+        for name, data in requests.items():
+            if self.kill and from_bytes(Request, data).step == self.kill:
+                raise ServerKilled
+            said = self.devices[name].answer(data)
+            assert len(said) <= most_bytes
+            hear(name, said)
+
+
+@pytest.fixture(autouse=True)
+def quick_compiling() -> Iterator[None]:
+    """Much is compiled here, and little computed."""
+    with quickly():
+        yield
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    words = [f"w{number}" for number in range(3, VOCABULARY)]
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "run.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+def opened(place: Path, network: InProcess) -> DeviceTraining:
+    settings = TrainingSettings.read(place / "run.toml")
+    names = tuple(network.devices)
+    fleet = Fleet(names, {name: signer_of(int(name[1:])).public for name in names})
+    folder = RunFolder(place / "run")
+    return DeviceTraining(settings, fleet, folder, network, ServerSettings(wait_s=0.0))
+
+
+def test_a_run_goes_on_after_a_round_that_its_server_was_killed_in(place: Path) -> None:
+    """Devices take part once in it, so nobody is left: it is of noise, and the ledger says so. The
+    round after it has all of them, until their owners allow no more."""
+    network = InProcess(place, most=3)
+    with opened(place, network) as training:
+        rounds = training.run()
+        next(rounds)
+        network.kill = "survivors"
+        with pytest.raises(ServerKilled):
+            next(rounds)
+    network.kill = ""
+    with opened(place, network) as training:
+        rounds = training.run()
+        done = [next(rounds), next(rounds)]
+        assert [one.diagnostics.round for one in done] == [1, 2]
+        assert training.ledger.cohort_sizes() == [4, 0, 4]
+        assert all(one.diagnostics.released_norm > 0 for one in done)
+        next(rounds)
+    assert training.ledger.cohort_sizes() == [4, 0, 4, 0]
+
+
+def test_owners_who_allow_no_more_rounds_end_a_run(place: Path) -> None:
+    """It is not filled up with rounds of nobody."""
+    network = InProcess(place, most=1)
+    with opened(place, network) as training, pytest.raises(UnavailableError):
+        list(training.run())
+    assert training.ledger.cohort_sizes() == [4, 0]
