@@ -162,7 +162,8 @@ def mask(
     for other in others:
         seed = state.masking.agree(state.roster[other].masking, "mask")
         add_mask(total, seed, terms.segments, 1 if me > other else -1)
-    sent = MaskedInput(tuple(one.astype("<i8").tobytes() for one in total))
+    parts = zip(terms.segments, total, strict=True)
+    sent = MaskedInput(tuple(one.astype(segment.dtype).tobytes() for segment, one in parts))
     return replace(state, shares=dict(delivery.sealed)), sent
 
 

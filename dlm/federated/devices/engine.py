@@ -248,7 +248,7 @@ class DevicesEngine:
         }
         most = _HEADER + _PER_DEVICE * len(numbers)
         if state.step is Step.INPUTS:
-            most += sum(8 * one.size for one in state.terms.segments)
+            most += sum(one.wire_bytes for one in state.terms.segments)
         self._network.ask(requests, hear, self._step_s, most)
         for number in said:
             if number not in now.heard:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +34,16 @@ class InputSegment:
 
     size: int
     modulus: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its numbers on the wire: the fewest of 2, 4 and 8 bytes, little-endian, unsigned."""
+        size = next(size for size in (2, 4, 8) if self.modulus <= 1 << 8 * size)
+        return np.dtype(f"<u{size}")
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,7 @@ class SharesDelivery:
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """The input of each segment plus all masks, modulo its modulus, as little-endian int64."""
+    """The input of each segment plus all masks, modulo its modulus, as its dtype."""
 
     segments: tuple[bytes, ...]
 

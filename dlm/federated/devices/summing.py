@@ -216,11 +216,10 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
         if len(message.commitment) != 32 or any(len(s) > 200 for s in message.sealed.values()):
             return "its shares or its commitment have another length"
     elif isinstance(message, MaskedInput):
-        if [len(one) for one in message.segments] != [8 * one.size for one in terms.segments]:
+        if [len(one) for one in message.segments] != [one.wire_bytes for one in terms.segments]:
             return "its input has another length"
         for segment, one in zip(terms.segments, message.segments, strict=True):
-            numbers = np.frombuffer(one, "<i8")
-            if numbers.min() < 0 or numbers.max() >= segment.modulus:
+            if np.frombuffer(one, segment.dtype).max() >= segment.modulus:
                 return f"its input has numbers outside 0..{segment.modulus - 1}"
     elif isinstance(message, Consent):
         if terms.verifying is not None and not is_signed(
@@ -237,8 +236,9 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
 
 
 def _added(state: SummingState, message: MaskedInput) -> tuple[Vector, ...]:
-    sent = [np.frombuffer(one, "<i8") for one in message.segments]
+    parts = zip(state.terms.segments, message.segments, strict=True)
+    sent = [np.frombuffer(one, segment.dtype).astype(np.int64) for segment, one in parts]
     if not state.total:
-        return tuple(one.astype(np.int64) for one in sent)
+        return tuple(sent)
     both = zip(state.total, sent, state.terms.segments, strict=True)
     return tuple(np.mod(held + one, segment.modulus) for held, one, segment in both)

@@ -86,7 +86,7 @@ def of_input(change: Callable[[np.ndarray], np.ndarray]) -> Lie:  # type: ignore
         if step != "delivery":
             return honest
         sent = from_bytes(MaskedInput, from_bytes(DeviceAnswer, honest).content)
-        first = change(np.frombuffer(sent.segments[0], "<i8")).astype("<i8").tobytes()
+        first = change(np.frombuffer(sent.segments[0], SENT)).astype(SENT).tobytes()
         return said(MaskedInput((first, *sent.segments[1:])))
 
     return lie
@@ -109,6 +109,7 @@ def garbled(step: str, honest: bytes) -> bytes:
     return said(Shares({one: bytes(len(x)) for one, x in sent.sealed.items()}, sent.commitment))
 
 
+SENT = np.dtype("<u2")  # of a modulus below 2^16
 LIES: dict[str, Lie] = {
     "no message": lambda step, honest: b"\xff" * 100,
     "nothing": lambda step, honest: b"",
@@ -116,9 +117,8 @@ LIES: dict[str, Lie] = {
     "more than declared": lambda step, honest: honest + b"x",
     "short": of_input(lambda numbers: numbers[1:]),
     "long": of_input(lambda numbers: np.append(numbers, 0)),
-    "negative": of_input(lambda numbers: numbers - (1 << 40)),
-    "out of range": of_input(lambda numbers: numbers + (1 << 40)),
-    "nan": of_input(lambda numbers: np.full(len(numbers), np.nan).view("<i8")),
+    "out of range": of_input(lambda numbers: np.full_like(numbers, np.iinfo(SENT).max)),
+    "nan": of_input(lambda numbers: np.full(len(numbers) // 4, np.nan).view(SENT)),
     "replays": replayed(),
     "a refusal of a megabyte": lambda step, honest: to_bytes(DeviceAnswer("x" * (1 << 20), b"")),
 }

@@ -165,11 +165,11 @@ def wrong_messages(party: Party, device: int, right: object) -> list[object]:
         some = dict(list(right.sealed.items())[1:])
         return [replace(right, sealed=some), replace(right, commitment=b"")]
     if isinstance(right, MaskedInput):
-        high = np.full(SEGMENTS[0].size, SEGMENTS[0].modulus, "<i8").tobytes()
+        high = np.full(SEGMENTS[0].size, SEGMENTS[0].modulus, SEGMENTS[0].dtype).tobytes()
         short = (right.segments[0][8:], *right.segments[1:])
-        negative = np.full(SEGMENTS[0].size, -1, "<i8").tobytes()
+        highest = b"\xff" * SEGMENTS[0].wire_bytes
         rest = right.segments[1:]
-        return [MaskedInput(one) for one in ((high, *rest), short, (negative, *rest), ())]
+        return [MaskedInput(one) for one in ((high, *rest), short, (highest, *rest), ())]
     if isinstance(right, OpenedShares):
         return [replace(right, own={}), replace(right, vanished=right.own)]
     return [summing.Consent(bytes(64))]
