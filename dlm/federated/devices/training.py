@@ -43,15 +43,13 @@ class CheckedIn(AvailabilitySampler):
     ) -> None:
         super().__init__(users, report_goal, key, **limits)
         self._ready, self._wait_s = ready, wait_s
-        self._here = self._refusing = self._empty = 0  # devices; rounds in a row of nobody
+        self._heard: Sequence[bool | None] = ()
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who answers, and may take part by its own clock."""
         del now
-        heard = self._ready(round)
-        self._here = sum(one is not None for one in heard)
-        self._refusing = sum(one is False for one in heard)
-        return np.array([one is True for one in heard])
+        self._heard = self._ready(round)
+        return np.array([one is True for one in self._heard])
 
     def cohort_when_ready(
         self,
@@ -61,27 +59,28 @@ class CheckedIn(AvailabilitySampler):
     ) -> tuple[Users, float]:
         """(devices, the time of day in seconds); UnavailableError if too few come.
 
-        Nobody takes part if enough are here and their own clocks refuse, as after a server was
-        killed in this round: else no later round could begin. A gap's rounds in a row at most.
+        Nobody takes part if enough are here whose clocks refuse this round, but not one a gap
+        later: a server was killed in it once they had sent their inputs.
         """
         del now
         end_s = time.monotonic() + self._wait_s
         while True:
             try:
-                cohort = self.cohort(round, time.time())
-                self._empty = 0
-                return cohort, time.time()
+                return self.cohort(round, time.time()), time.time()
             except UnavailableError as exc:
+                willing = sum(one is True for one in self._heard)
                 over = time.monotonic() >= end_s
-                refused = self._here - self._refusing < self.report_goal <= self._here
-                if refused and self._empty < self.gap and (over or self._here == self.users):
-                    self._round, self._empty = round, self._empty + 1
-                    return np.zeros(0, np.int64), time.time()
+                if willing < self.report_goal and (over or None not in self._heard):
+                    later = sum(one is True for one in self._ready(round + self.gap))
+                    if later >= self.report_goal:
+                        self._round = round
+                        return np.zeros(0, np.int64), time.time()
                 if over:
+                    refusing = sum(one is False for one in self._heard)
                     exc.add_note(
-                        f"waited {self._wait_s:g} s (--wait-s); {self._here} devices are here, and "
-                        f"{self._refusing} of them refuse by their own clocks; the same command "
-                        "goes on from here once more devices listen"
+                        f"waited {self._wait_s:g} s (--wait-s); {refusing} more are here, and "
+                        "refuse by their own clocks; the same command goes on from here once more "
+                        "devices listen"
                     )
                     raise
             time.sleep(POLL_S)

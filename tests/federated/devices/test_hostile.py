@@ -40,9 +40,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
     served = []
     for seed, name in enumerate(NAMES):
         device = Participant(
-            lambda task, seed=seed: text_of(seed),  # type: ignore[misc]
+            lambda task, seed=seed: lambda: text_of(seed),  # type: ignore[misc]
             Clocks(folder / f"{name}.clocks"),
-            OwnerLimits(1, 100),
+            OwnerLimits(),
             registered,
             signer_of(seed),
             os.urandom,
