@@ -18,6 +18,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, UnavailableError  # noqa: E402
+from dlm.federated.devices.training import MOST_ABANDONED  # noqa: E402
 from dlm.federated.train import load_model  # noqa: E402
 
 CONFIG = """
@@ -113,6 +114,17 @@ def test_devices_train_a_network_in_two_commands(listening: Path) -> None:
     assert load_model(listening / "out").rounds == 2
     counted = [json.loads((listening / name / "clocks.json").read_text()) for name in NAMES]
     assert [list(one["runs"].values()) for one in counted] == [[[1, 2]]] * len(NAMES)
+
+
+@pytest.mark.slow
+def test_a_run_stops_after_some_rounds_that_were_abandoned(listening: Path) -> None:
+    """Here devices have no registered keys of the list that the server has."""
+    (listening / "run.toml").write_text(CONFIG.replace("rounds = 2", "rounds = 9"))
+    (listening / "devices.tsv").write_text("".join(f"{name}\n" for name in NAMES))
+    done = server(listening)
+    assert isinstance(done.exception, UnavailableError)
+    assert done.stderr.count("abandoned, and") == MOST_ABANDONED
+    assert len((listening / "out" / "metrics.jsonl").read_text().splitlines()) == MOST_ABANDONED
 
 
 def test_a_server_waits_no_longer_than_it_is_told(place: Path) -> None:

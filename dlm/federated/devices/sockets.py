@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlm.errors import ConfigError, ProtocolError
+from dlm.files import lock_file, unlock
 
 LONGEST = 1 << 30
 MOST_PATH = 100  # bytes, of a socket's path; systems allow a few more
@@ -78,6 +79,10 @@ class DeviceSocket:
                 f"others may write to {path.parent}, and could listen in this device's place; "
                 f"run: chmod 700 {path.parent}"
             )
+        self._lock_file = path.with_suffix(".lock")
+        if (lock := lock_file(self._lock_file)) is None:
+            raise ConfigError(f"another process listens at {path}; end it, or give another --name")
+        self._lock = lock
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -95,6 +100,8 @@ class DeviceSocket:
     def close(self) -> None:
         self._listener.close()
         self._path.unlink(missing_ok=True)
+        self._lock_file.unlink(missing_ok=True)
+        unlock(self._lock)
 
 
 class LocalSockets:

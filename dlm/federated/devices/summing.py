@@ -210,6 +210,9 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
         content = message.signed_content(terms, device)
         if known is not None and not is_signed(known, message.signature, content):
             return "its keys are not signed by its registered key"
+        taken = {key for one in state.heard.values() for key in _keys(one)}
+        if len({*_keys(message), *taken}) < len(taken) + 2:
+            return "its keys are those of another device, or one key"
     elif isinstance(message, Shares):
         if set(message.sealed) != set(state.roster) - {device}:
             return "it did not seal one share for each other device"
@@ -233,6 +236,10 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
     ) - set(state.survivors):
         return "it did not open one share of each device"
     return ""
+
+
+def _keys(message: Message) -> tuple[bytes, ...]:
+    return (message.sealing, message.masking) if isinstance(message, Advertisement) else ()
 
 
 def _added(state: SummingState, message: MaskedInput) -> tuple[Vector, ...]:

@@ -21,6 +21,7 @@ from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.train import Training
 
+MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
 CHECK_IN_S = 5.0  # for the answer to one
 
@@ -106,11 +107,26 @@ class DeviceTraining(Training):
     ) -> None:
         _check(settings)
         self._fleet, self._network, self._given = fleet, network, given
-        self._on_outcome = on_outcome
+        self._on_outcome, self._abandoned = on_outcome, 0
         super().__init__(settings, fleet, folder, progress=progress)
 
     def _asked(self, index: int, users: Sequence[int]) -> DeviceCohort:
         return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
+
+    def _cohort(self, index: int) -> list[int]:
+        """As of `Training`; UnavailableError if the last rounds released noise alone: those that
+        follow would, too."""
+        if self._abandoned == MOST_ABANDONED:
+            raise UnavailableError(
+                f"{MOST_ABANDONED} rounds in a row were abandoned, the last of them round "
+                f"{index - 1} (from 0). See above why devices left them; the same command goes on"
+            )
+        return super()._cohort(index)
+
+    def _heard(self, outcome: RoundOutcome) -> None:
+        if outcome.asked:
+            self._abandoned = self._abandoned + 1 if outcome.abandoned else 0
+        self._on_outcome(outcome)
 
     @property
     def _run_id(self) -> str:
@@ -131,7 +147,7 @@ class DeviceTraining(Training):
             gap=settings.privacy.gap,
             most=settings.privacy.max_participations or settings.run.rounds,
             step_s=self._given.step_s,
-            on_outcome=self._on_outcome,
+            on_outcome=self._heard,
         )
         return self._devices
 

@@ -197,6 +197,22 @@ def test_a_wrong_message_is_refused_and_the_round_goes_on(step: Step) -> None:
     assert party.server.step == step + 1
 
 
+def test_keys_of_another_device_are_refused() -> None:
+    """Else every device would refuse the roster, and one ends the round."""
+    party = Party(seed=15, signed=False)
+    one, other = sorted(party.inputs)[:2]
+    keys = party.answer(one)
+    assert isinstance(keys, Advertisement)
+    server = summing.hear(party.server, one, keys)
+    for copied in (
+        keys,
+        Advertisement(bytes(31) + b"1", keys.masking),
+        Advertisement(*[bytes(32)] * 2),
+    ):
+        with pytest.raises(PrivacyError):
+            summing.hear(server, other, copied)
+
+
 def test_wrong_shares_of_a_few_devices_are_found_and_left_out() -> None:
     party = Party(seed=8, threshold=6).until(Step.OPENED)
     liars = sorted(party.inputs)[:2]
