@@ -193,13 +193,13 @@ def test_a_full_lane_is_due_once_something_is_too_late() -> None:
 
 
 def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> None:
-    """100 queries take 0.1 s: behind 300 of them 0.7 s are too little, 0.9 s are enough."""
-    driver = answering(100, 0.1, 20)
+    """100 queries take 10 ms: behind 300 of them 70 ms are too little, 90 ms are enough."""
+    driver = answering(400, 0.04, 20)
     for name in "abc":
-        driver.submit(Work(name, 100, 50.0), 2.0)
-    driver.submit(Work("d", 100, 2.7), 2.0)
+        driver.submit(Work(name, 100, 50.0), 0.8)
+    driver.submit(Work("d", 100, 0.87), 0.8)
     assert driver.refused == ["d"]
-    driver.submit(Work("d", 100, 2.9), 2.0)
+    driver.submit(Work("d", 100, 0.89), 0.8)
     assert driver.refused == ["d"] and driver.waiting[-1] == "d"
 
 
@@ -213,8 +213,15 @@ def test_a_further_part_of_a_call_is_never_refused() -> None:
 
 def test_the_first_answers_tell_nothing_of_the_pace() -> None:
     """Eight seconds a message while connections are made do not count; those after do."""
-    assert answering(1, 8.0, FIRST_ANSWERS).lane.pace.seconds(1000) == 0.0
-    assert answering(1, 0.25, FIRST_ANSWERS + 1).lane.pace.seconds(4) == 1.0
+    assert answering(400, 8.0, FIRST_ANSWERS).lane.pace.seconds(1000) == 0.0
+    assert answering(400, 0.25, FIRST_ANSWERS + 1).lane.pace.seconds(1600) == 1.0
+
+
+def test_small_messages_do_not_make_a_large_call_seem_long() -> None:
+    """A message of five queries takes little less than one of hundreds."""
+    driver = answering(5, 0.002, 50)
+    driver.submit(Work("small", 5, inf), 0.1)
+    assert not driver.lane.refuses(7500, 2.1, 0.1)
 
 
 @pytest.mark.parametrize("silence_s", [0.5, 5.0, 5000.0])

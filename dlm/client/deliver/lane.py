@@ -40,6 +40,8 @@ MIN_WAITING = 4096
 HORIZON_S = 1.0
 # The first answers are ignored: they include connecting, and waking up.
 FIRST_ANSWERS = 8
+# A message takes as long as so many queries, even if it has fewer: what waits goes in larger ones.
+LEAST_QUERIES = 256
 # By the estimate, waiting may take this share of the time left; the rest covers its error.
 PATIENCE = 0.5
 
@@ -80,7 +82,7 @@ class Pace(NamedTuple):
         answers = self.answers + 1
         if answers <= FIRST_ANSWERS:
             return Pace(answers, 0.0, 0.0, self.at)
-        return Pace(answers, self.queries + queries, self.busy_s, self.at)
+        return Pace(answers, self.queries + max(queries, LEAST_QUERIES), self.busy_s, self.at)
 
     def seconds(self, queries: int, since_s: float = 0.0) -> float:
         """How long `queries` queries will take, with `since_s` busy seconds after `at`; 0 while too
