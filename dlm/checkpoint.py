@@ -182,7 +182,9 @@ def parse(content: bytes, path: Path) -> Checkpoint:
     if len(body) != expected:
         raise FormatError(f"{path} is cut off: {len(body):,} bytes of arrays, not {expected:,}")
     if hashlib.sha256(body).hexdigest() != sha256:
-        raise FormatError(f"{path} is damaged: its arrays do not have the checksum of its header")
+        raise FormatError(
+            f"{path} is damaged: its arrays do not have the checksum of its header; copy it again"
+        )
     arrays = []
     for kind, shape, at in table:
         little = np.frombuffer(body, kind, int(np.prod(shape, dtype=np.int64)), at).reshape(shape)

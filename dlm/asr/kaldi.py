@@ -43,7 +43,9 @@ class SymbolTable:
                 continue
             if len(fields) != 2 or whole(fields[1]) is None:
                 raise LatticeError(
-                    "not a word and its number; expected WORD NUMBER", path=str(path), line=line
+                    f"{text.strip()[:80]!r} is not a word and its number; expected WORD NUMBER",
+                    path=str(path),
+                    line=line,
                 )
             if fields[1] in words:
                 raise LatticeError(f"number {fields[1]} appears twice", path=str(path), line=line)

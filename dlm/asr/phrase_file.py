@@ -49,7 +49,7 @@ def read_phrases(path: Path) -> PhraseFile:
         where = f"{path}, line {number}"
         bonus = finite(fields[0]) if fields and fields[0].strip() else BONUS
         if bonus is None:
-            raise TextError(f"{where}: the bonus after the tab is not a finite number")
+            raise TextError(f"{where}: the bonus is {fields[0]!r}; expected a finite number")
         try:
             words = words_of(phrase, "the phrase")
             units_of(bonus, "the phrase")

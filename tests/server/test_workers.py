@@ -696,7 +696,7 @@ def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named()
     )
     status, said = rest(process)
     assert status == 3
-    assert said.startswith("refused worker 1 ") and " 3 looks" in said
+    assert said.startswith("refused worker 1 ") and " 3 s" in said
 
 
 @pytest.mark.slow

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm.federated import rnn
-from dlm.federated.devices.clocks import Clocks
-from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome
-from dlm.federated.devices.messages import from_bytes, to_bytes
-from dlm.federated.devices.participant import (
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+jnp = jax.numpy
+
+from dlm.federated import rnn  # noqa: E402
+from dlm.federated.devices.clocks import Clocks  # noqa: E402
+from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome  # noqa: E402
+from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
+from dlm.federated.devices.participant import (  # noqa: E402
     DeviceAnswer,
     Participant,
     Request,
@@ -28,15 +29,15 @@ from dlm.federated.devices.participant import (
     round_name,
     segments_of,
 )
-from dlm.federated.devices.protocol import RoundTerms
-from dlm.federated.devices.settings import OwnerLimits
-from dlm.federated.devices.sockets import LocalSockets, socket_of
-from dlm.federated.engine import LocalEngine, RoundSums
-from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig, work_of
-from dlm.federated.secagg import SecureAggregator
-from dlm.federated.tokens import Ids
-from federated.devices.toy_device import DEVICES, VOCABULARY, order, signer_of, text_of
+from dlm.federated.devices.protocol import RoundTerms  # noqa: E402
+from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
+from dlm.federated.devices.sockets import LocalSockets, socket_of  # noqa: E402
+from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.keys import Key  # noqa: E402
+from dlm.federated.local import LocalConfig, work_of  # noqa: E402
+from dlm.federated.secagg import SecureAggregator  # noqa: E402
+from dlm.federated.tokens import Ids  # noqa: E402
+from federated.devices.toy_device import DEVICES, VOCABULARY, order, signer_of, text_of  # noqa: E402
 
 MODEL = rnn.RnnConfig(VOCABULARY, 4, 4)
 LOCAL = LocalConfig(batch_size=2, unroll=4, shuffle=False)

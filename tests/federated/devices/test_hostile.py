@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dlm.federated import rnn
-from dlm.federated.devices.clocks import Clocks
-from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome
-from dlm.federated.devices.messages import from_bytes, to_bytes
-from dlm.federated.devices.participant import DeviceAnswer, Participant, Request
-from dlm.federated.devices.protocol import MaskedInput, Shares
-from dlm.federated.devices.settings import OwnerLimits
-from dlm.federated.devices.sockets import DeviceSocket, LocalSockets, socket_of
-from federated.compiling import quickly
-from federated.devices.test_engine import KEY, LOCAL, MODEL, aggregator, plain_sum, same
-from federated.devices.toy_device import DEVICES, order, signer_of, text_of
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+jnp = jax.numpy
+
+from dlm.federated import rnn  # noqa: E402
+from dlm.federated.devices.clocks import Clocks  # noqa: E402
+from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome  # noqa: E402
+from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
+from dlm.federated.devices.participant import DeviceAnswer, Participant, Request  # noqa: E402
+from dlm.federated.devices.protocol import MaskedInput, Shares  # noqa: E402
+from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
+from dlm.federated.devices.sockets import DeviceSocket, LocalSockets, socket_of  # noqa: E402
+from federated.compiling import quickly  # noqa: E402
+from federated.devices.test_engine import KEY, LOCAL, MODEL, aggregator, plain_sum, same  # noqa: E402
+from federated.devices.toy_device import DEVICES, order, signer_of, text_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 HOSTILE = DEVICES - 1

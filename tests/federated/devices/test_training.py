@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
+
 from dlm.errors import UnavailableError
 from dlm.federated.devices.clocks import Clocks
 from dlm.federated.devices.fleet import Fleet
