@@ -55,7 +55,7 @@ def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: 
 def test_tokens_are_tried_on_one_host_as_the_page_says(tmp_path: Path) -> None:
     """With a folder for the server and one for the client; no step gives a path but the page's. In
     the end the client is not let in any more."""
-    section = re.search(r"^## Authentication\n(.*?)^\| to ", texts()["README.md"], re.M | re.S)
+    section = re.search(r"^## Authentication\n(.*?)^## ", texts()["README.md"], re.M | re.S)
     assert section
     *made, token, cluster, score, other, removal, again = re.findall(
         r"^\$ (.*?)(?:    #.*)?$", section[1], re.M
