@@ -21,9 +21,10 @@ from dlm.client.config.cluster_file import Servers
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
-from dlm.client.deliver.call import BlockCall, Call, Ending, send
+from dlm.client.deliver.call import BlockCall, Call
 from dlm.client.deliver.counts import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.deliver.delivery import Delivery
+from dlm.client.deliver.ending import Ending, send
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.table import Table, other_model
 from dlm.client.deliver.transport import Connect, Connection, GrpcConnection
