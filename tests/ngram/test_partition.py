@@ -23,7 +23,7 @@ from dlm.ngram.partition import (
 
 U32 = st.integers(0, 2**32 - 1)
 
-# DO NOT CHANGE: the vectors of shards/FORMAT.md.
+# DO NOT CHANGE: they decide the shard of a context (shards/FORMAT.md, "Slots").
 VECTORS = [
     (0, 0, 0x34C96ACDCADB1BBB, 3003),
     (1, 2, 0xCD3D4C871EE4183A, 2106),

@@ -1,4 +1,4 @@
-"""The worked example of proto/README.md is what the codec produces and accepts."""
+"""The worked example of the protocol, proto/examples/score.txt, is what the codec makes and takes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from dlm.ngram.partition import hash_pairs, slots_of
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 
-README = (Path(__file__).resolve().parents[2] / "proto" / "README.md").read_text()
+PROTO = Path(__file__).resolve().parents[2] / "proto"
+README = (PROTO / "README.md").read_text()
+EXAMPLE = (PROTO / "examples/score.txt").read_text()
 SHARD_SET = bytes(range(16))
 
 
 def example(name: str) -> bytes:
-    """The bytes of the fenced block ``hex NAME``: the pairs before each line's comment."""
-    block = re.search(rf"```hex {name}\n(.*?)```", README, re.DOTALL)
+    """The bytes below a title that has the name, without the comments."""
+    block = re.search(rf"^\w+ {name}\b.*\n\n((?:.+\n)*)", EXAMPLE, re.MULTILINE)
     assert block is not None
     lines = (re.match(r"\s*((?:[0-9a-f]{2} )+)", line) for line in block[1].splitlines())
     return bytes.fromhex("".join(line[1] for line in lines if line))
@@ -35,27 +37,27 @@ def test_request_of_the_example_is_what_the_codec_writes_and_reads():
         np.array([7, 8, 9], np.uint32),
     )
     data, checksum = codec.encode_score_request(SHARD_SET, 3, groups)
-    assert data == example("request")
+    assert data == example("ScoreRequest")
     assert len(data) == 79
-    assert f"{checksum:016x}" in README
-    request = codec.decode_score_request(example("request"), max_queries=3)
+    assert f"{checksum:016x}" in EXAMPLE
+    request = codec.decode_score_request(example("ScoreRequest"), max_queries=3)
     assert (request.shard_set, request.shard) == (SHARD_SET, 3)
     assert request.groups.words.tolist() == [7, 8, 9]
 
 
 def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
     """Byte for byte, in both directions."""
-    request = codec.decode_score_request(example("request"), max_queries=3)
+    request = codec.decode_score_request(example("ScoreRequest"), max_queries=3)
     answers = Answers(
         np.array([-0.5, -1.25, -2.0], np.float32),
         np.array([3, 1, 4], np.uint8),
         np.array([3, 2, 4], np.uint8),
         np.array([2, 1, 3], np.uint8),
     )
-    assert codec.encode_score_reply(request, answers) == example("reply")
-    assert len(example("reply")) == 58
+    assert codec.encode_score_reply(request, answers) == example("ScoreReply")
+    assert len(example("ScoreReply")) == 58
     found = codec.decode_score_reply(
-        example("reply"),
+        example("ScoreReply"),
         shard_set=SHARD_SET,
         shard=3,
         queries=3,
