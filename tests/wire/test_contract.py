@@ -1,4 +1,4 @@
-"""The worked example of the protocol, proto/examples/score.txt, is what the codec makes and takes."""
+"""The example of the protocol, proto/examples/score.txt, is what the codec makes and takes."""
 
 from __future__ import annotations
 
