@@ -1,7 +1,7 @@
 """What a KenLM binary file holds, and where: the header, and the sections that follow from it.
 
 The header is read and every section is checked against the size of the file when it is opened;
-README.md has the layout. Beyond that, KenLM's files cannot be checked: they have no checksums.
+DESIGN.md has the layout. Beyond that, KenLM's files cannot be checked: they have no checksums.
 """
 
 from __future__ import annotations
