@@ -28,7 +28,7 @@ def test_its_python_runs(tmp_path: Path) -> None:
         cluster.write(tmp_path / "cluster.toml")
         done = forked.script(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_its_commands_have_these_options() -> None:
