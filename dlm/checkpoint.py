@@ -86,7 +86,9 @@ def _jsonable(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not a setting")
+    raise TypeError(
+        f"a setting is a {type(value).__name__}; expected a dataclass, a path, or a value of JSON"
+    )
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:

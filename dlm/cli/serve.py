@@ -138,9 +138,9 @@ def serve(
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
     if bool(settings.sets) == bool(folders):
-        found = f"{settings.sets} lists them too" if folders else "none is given"
+        found = f"found DIR and --sets {settings.sets}" if folders else "found no DIR and no --sets"
         raise ConfigError(
-            f"DIR: {found}; give the folders of shard sets, or a file that lists them (--sets FILE)"
+            f"{found}; give either the folders of shard sets, or a file that lists them"
         )
     # A free port is known later; the event server.ready has it.
     log_to_stderr(

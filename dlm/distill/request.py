@@ -131,7 +131,9 @@ class DistillRequest(DistillSettings):
 
     def _check_output(self) -> None:
         if self.is_exact and self.work is not None:
-            raise ConfigError("--work stores counts of --samples or --text; leave it out")
+            raise ConfigError(
+                "--work stores counts of --samples or --text, and neither is given; leave it out"
+            )
         if self.part != (1, 1) and (self.output is not None or self.is_exact or self.counts):
             raise ConfigError(
                 "--part makes counts, not a model: give --work without --output, then pass all "

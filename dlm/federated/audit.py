@@ -323,7 +323,7 @@ def gram_of(mechanism: Mechanism) -> tuple[Callable[[Floats], Floats], Floats]:
         noising = online_tree_map(rounds, mechanism.restarts)
         precision = np.asarray(np.linalg.inv(noising @ noising.T), np.float64)
     else:
-        raise ConfigError(f"the audit does not know the matrix of the mechanism {mechanism.name}")
+        raise ConfigError(f"the audit cannot test the mechanism {mechanism.name}")
     return lambda x: precision @ x, np.diag(precision).copy()
 
 

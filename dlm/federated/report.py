@@ -325,8 +325,8 @@ def check_stage(
     sampling, that accounting assumes about a stage."""
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
-            f"{stage['stage']}: the ledger has a round {ledger.last_round}, but accounting is for "
-            f"{stage['rounds']} rounds, from 0"
+            f"{stage['stage']}: the ledger's last round is {ledger.last_round}; expected at most "
+            f"{int(stage['rounds']) - 1}, the last that is accounted for"
         )
     if ledger.rounds != int(stage["rounds"]) and not under_way:
         raise PrivacyError(

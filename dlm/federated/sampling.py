@@ -104,7 +104,7 @@ class Diurnal:
             )
         shares = [share for _, share in self.zones]
         if not all(map(math.isfinite, (h for h, _ in self.zones))):
-            raise ConfigError(f"time zones {self.zones}; expected finite hours of each zone")
+            raise ConfigError(f"time zones {self.zones}; expected hours that are finite numbers")
         if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ConfigError(f"shares of time zones sum to {shares}; expected 1")
 

@@ -65,5 +65,5 @@ def refuse_without_guarantee(what: str, record: Provenance) -> None:
         raise PrivacyError(
             f"{what} has no guarantee ({'; '.join(record.reasons)}), so nothing made with it would "
             "have one. Use one that has (dlm unigrams with noise, dlm pieces of such counts) or "
-            "that somebody says is public, or simulate the run"
+            "that is declared public, or simulate the run"
         )

@@ -458,7 +458,10 @@ class Delivery:
 
     def _lose(self, message: Message) -> None:
         """Ends a message whose deadline is long past: a connection was silent, or took too long."""
-        lost = DeadlineExceeded(f"shard {message.shard}: a message got no reply and no error")
+        lost = DeadlineExceeded(
+            f"shard {message.shard}: found no reply {LOST_S:g} s after the deadline; retry, and "
+            "run dlm status"
+        )
         for attempt in list(message.out):
             if attempt.withdraw is not None:
                 attempt.withdraw()

@@ -208,10 +208,9 @@ class Exchange:
         if self._looks < inf:
             self._loop.call_at(self._looks, self._expire, self._looks)
         self._close_if_done()
+        late = f"{self.address} did not answer before the deadline; retry, or give a longer one"
         for reply in replies:
-            tell(
-                reply, None, DeadlineExceeded(f"{self.address} did not answer before the deadline")
-            )
+            tell(reply, None, DeadlineExceeded(late))
 
     async def _run(self) -> None:
         try:

@@ -204,7 +204,9 @@ class GrpcConnection:
             # It ends at its deadline, unless the loop is suspended.
             data, error = came.get(timeout=max(left_s, 0.0) + END_S)
         except Empty:
-            raise DeadlineExceeded(f"{self.address} did not answer before the deadline") from None
+            raise DeadlineExceeded(
+                f"{self.address} did not answer before the deadline; retry, or give a longer one"
+            ) from None
         if error is not None:
             raise error
         return data or b""

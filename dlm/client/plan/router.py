@@ -93,7 +93,9 @@ def plan(
             pieces = pieces_of(routed, max_queries)
             return CallPlan(shard_asked, place, log10_prob, known, routed[-1], pieces)
     check_queries(order, size, contexts, lengths, counts, words)
-    raise QueryError("lengths, counts or ids are out of range")
+    raise QueryError(
+        "lengths, counts or ids changed during the call; pass arrays that no other thread writes"
+    )
 
 
 def group(

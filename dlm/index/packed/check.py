@@ -98,7 +98,10 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
     pairs, key_bits = s["pairs"], s["key_bits"]
     _require(s["words"] == words, f"there must be {words} words")
     _require(key_bits == key_bits_of(words), "key_bits must be those of the words")
-    _require(pairs < 1 << 32 and (order > 1 or not pairs), "2-grams: too many for the order")
+    _require(
+        pairs < 1 << 32 and (order > 1 or not pairs),
+        "there are fewer than 2**32 2-grams, and none at order 1",
+    )
     _require(
         s["word_prob_bits"] <= PROB_BITS and s["word_backoff_bits"] <= BACKOFF_BITS, "word bits"
     )
