@@ -104,7 +104,7 @@ def shard(
         if shards not in (1, like.shards):
             raise ConfigError(
                 f"--shards is {shards}, but --slots-of {slots_of} has {like.shards} shards; leave "
-                "one of both out"
+                "one of them out"
             )
         shards, slots = like.shards, like.slots
 

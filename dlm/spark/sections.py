@@ -77,8 +77,8 @@ class Sections:
                 after = order_begun(row["mark"])
                 if at == AT_END or (at > 0 and after <= at and after != AT_END):
                     raise ArpaError(
-                        f"the line {row['mark'][:80]!r} is not where it belongs; expected the "
-                        "sections in order, and then the end",
+                        f"the line {row['mark'][:80]!r} is out of place; expected the sections "
+                        "in order, and then the end mark",
                         path=path,
                     )
                 if after == 0:

@@ -39,14 +39,16 @@ def join(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes]
     Raises  PrivacyError  too few, or too many are wrong
     """
     if len(shares) < threshold:
-        raise PrivacyError(f"{len(shares)} shares of a secret; {threshold} are needed")
+        raise PrivacyError(f"found {len(shares)} shares of a secret; expected at least {threshold}")
     sound = {
         place: number
         for place, share in sorted(shares.items())
         if len(share) == SHARE_BYTES and (number := int.from_bytes(share, "big")) < PRIME
     }
     if len(sound) < threshold:
-        raise PrivacyError(f"{len(sound)} of {len(shares)} shares are numbers of the field")
+        raise PrivacyError(
+            f"{len(sound)} of {len(shares)} shares of a secret are valid; expected {threshold}"
+        )
     # At random: in any order, the first many subsets would all have the one wrong share.
     chance = random.SystemRandom()
     for _ in range(MOST_TRIES if len(sound) > threshold else 1):
@@ -57,7 +59,7 @@ def join(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes]
             if is_right(found):
                 return found
     raise PrivacyError(
-        f"no {threshold} of {len(shares)} shares gave the secret: too many devices sent wrong ones"
+        f"no {threshold} of {len(shares)} shares gave the secret; too many devices sent wrong ones"
     )
 
 

@@ -79,9 +79,9 @@ class CheckedIn(AvailabilitySampler):
                 if over:
                     refusing = sum(one is False for one in self._heard)
                     exc.add_note(
-                        f"waited {self._wait_s:g} s (--wait-s); {refusing} more are here, and "
-                        "refuse by their own clocks; the same command goes on from here once more "
-                        "devices listen"
+                        f"waited {self._wait_s:g} s (--wait-s); {refusing} more are connected, but "
+                        "refuse until their own pause has passed; run the same command again once "
+                        "more devices listen"
                     )
                     raise
             time.sleep(POLL_S)
