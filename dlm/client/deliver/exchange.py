@@ -208,9 +208,9 @@ class Exchange:
         if self._looks < inf:
             self._loop.call_at(self._looks, self._expire, self._looks)
         self._close_if_done()
-        late = f"{self.address} did not answer before the deadline; retry, or give a longer one"
+        over = f"{self.address} did not answer before the deadline; retry, or give a longer one"
         for reply in replies:
-            tell(reply, None, DeadlineExceeded(late))
+            tell(reply, None, DeadlineExceeded(over))
 
     async def _run(self) -> None:
         try:
