@@ -1,7 +1,7 @@
 """The discrete Gaussian, exactly: whole numbers x by weights exp(-x^2 / 2 deviation^2).
 
 The law has no rounding; its only end is that of 64 bits, which is refused (`LIMIT`). What 64 random
-bits do not decide, Python's integers do (`exact_trial`): DESIGN.privacy.md, "Draws".
+bits do not decide, Python's integers do (`exact_trial`).
 
 Paper  Canonne, Kamath and Steinke 2020 (the law); Karney 2016, Algorithm D (trials)
 """
