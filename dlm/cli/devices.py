@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.federated.devices.engine import RoundOutcome
+    from dlm.federated.devices.engine import Network, RoundOutcome
 
 EXAMPLES = """\
 dlm devices register alice --state alice
@@ -155,7 +156,27 @@ def server(
             "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
         ),
     ],
-    sockets: Sockets,
+    sockets: Annotated[
+        Path | None,
+        typer.Option(
+            "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+        ),
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="In place of --sockets: Flower's SuperLink on this machine, whose nodes lead to "
+            "devices.",
+        ),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificates that vouch for the SuperLink's.  [default: those of the system]",
+        ),
+    ] = None,
     stop_after: Annotated[
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
@@ -178,9 +199,9 @@ def server(
     """
     from dlm.cli.paths import check_reads, check_writes
 
+    reached = _way(sockets, superlink, root_certificates)
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.devices.fleet import Fleet
-    from dlm.federated.devices.sockets import LocalSockets
     from dlm.federated.devices.training import DeviceTraining
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train_network import run_rounds
@@ -201,22 +222,40 @@ def server(
         else:
             tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
 
-    run_rounds(
-        lambda folder: DeviceTraining(
+    with reached as network:
+        run_rounds(
+            lambda folder: DeviceTraining(
+                settings,
+                fleet,
+                folder,
+                network,
+                given,
+                progress=tell,
+                on_outcome=on_outcome,
+            ),
             settings,
-            fleet,
-            folder,
-            LocalSockets(sockets),
-            given,
+            output,
+            data_name=devices.name,
             progress=tell,
-            on_outcome=on_outcome,
-        ),
-        settings,
-        output,
-        data_name=devices.name,
-        progress=tell,
-        on_round=round_teller(tell, settings.run.rounds, as_json=as_json),
-    )
+            on_round=round_teller(tell, settings.run.rounds, as_json=as_json),
+        )
+
+
+def _way(
+    sockets: Path | None, superlink: str | None, root_certificates: Path | None
+) -> AbstractContextManager[Network]:
+    """To the devices: just one is given."""
+    from dlm.errors import ConfigError
+
+    if sockets is not None and superlink is None:
+        from dlm.federated.devices.sockets import LocalSockets
+
+        return nullcontext(LocalSockets(sockets))
+    if superlink is not None and sockets is None:
+        from dlm.federated.devices.flower import flower_nodes
+
+        return flower_nodes(superlink, root_certificates)
+    raise ConfigError("give either --sockets or --superlink: the way to the devices")
 
 
 for title, heading, function in (

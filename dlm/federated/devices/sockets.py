@@ -25,13 +25,13 @@ AT_ONCE = 100  # devices that are asked
 _LENGTH = 8
 
 
-def _send(line: socket.socket, data: bytes, end_s: float) -> None:
+def send(line: socket.socket, data: bytes, end_s: float) -> None:
     _wait_until(line, end_s)
     line.sendall(len(data).to_bytes(_LENGTH, "little"))
     line.sendall(data)
 
 
-def _receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> bytes:
+def receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> bytes:
     """A message that begins and ends by these moments."""
     size = int.from_bytes(_exactly(line, _LENGTH, begin_s), "little")
     if size > most:
@@ -94,8 +94,8 @@ class DeviceSocket:
             line, _ = self._listener.accept()
             with line, suppress(EOFError, OSError, ProtocolError):
                 now_s = time.monotonic()
-                said = self._answer(_receive(line, now_s + FIRST_S, now_s + LINE_S, LONGEST))
-                _send(line, said, time.monotonic() + LINE_S)
+                said = self._answer(receive(line, now_s + FIRST_S, now_s + LINE_S, LONGEST))
+                send(line, said, time.monotonic() + LINE_S)
 
     def close(self) -> None:
         self._listener.close()
@@ -120,7 +120,7 @@ class LocalSockets:
         end_s = time.monotonic() + timeout_s
         with ThreadPoolExecutor(min(len(requests), AT_ONCE) or 1) as pool:
             asked = {
-                pool.submit(_ask_one, socket_of(self._folder, name), data, end_s, most_bytes): name
+                pool.submit(ask_one, socket_of(self._folder, name), data, end_s, most_bytes): name
                 for name, data in requests.items()
             }
             for one in as_completed(asked):
@@ -129,10 +129,10 @@ class LocalSockets:
                     hear(name, one.result())
 
 
-def _ask_one(path: Path, data: bytes, end_s: float, most_bytes: int) -> bytes:
+def ask_one(path: Path, data: bytes, end_s: float, most_bytes: int) -> bytes:
     """The answer of the device at this path; OSError or EOFError if there is none in time."""
     with socket.socket(socket.AF_UNIX) as line:
         _wait_until(line, end_s)
         line.connect(str(path))
-        _send(line, data, end_s)
-        return _receive(line, end_s, end_s, most_bytes)
+        send(line, data, end_s)
+        return receive(line, end_s, end_s, most_bytes)

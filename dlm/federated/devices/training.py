@@ -23,7 +23,7 @@ from dlm.federated.train import Training
 
 MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
-CHECK_IN_S = 5.0  # for the answer to one
+CHECK_IN_S = 60.0  # for the answers to one; Flower starts a process for each
 
 
 class CheckedIn(AvailabilitySampler):
