@@ -23,12 +23,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -92,7 +93,7 @@ os.chdir(folder)
 os.environ.clear()
 os.environ.update(environ)
 sys.argv = arguments
-exec(program)
+forked.run_to_end(program, globals())
 """
 _PR_SET_CHILD_SUBREAPER = 36  # Linux: whose parent has ended becomes a child of this process
 DLM = "main.main()"
@@ -247,6 +248,7 @@ def serve(command: Sequence[str]) -> Process:
 
 def fork_servers() -> None:
     """From here on `dlm cluster`, in this process and its children, forks its servers."""
+    from dlm.cli import main
     from dlm.cluster import processes
     from dlm.server.parent import end_with_parent
 
@@ -269,7 +271,8 @@ def fork_servers() -> None:
                 signal.signal(number, signal.SIG_DFL)
             with Path(os.devnull).open("rb") as null:
                 os.dup2(null.fileno(), 0)
-            status = _status_of_dlm(["dlm", *command])
+            sys.argv = ["dlm", *command]
+            status = _status_of(DLM, {"main": main})
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -278,13 +281,27 @@ def fork_servers() -> None:
     processes._start = fork_one
 
 
-def _status_of_dlm(arguments: list[str]) -> int:
-    from dlm.cli import main
-
-    sys.argv = arguments
+def run_to_end(program: str, names: dict[str, Any]) -> NoReturn:
+    """Runs a text of Python with these names, and ends the process as the interpreter does, which
+    only does not take itself apart: that would copy the memory shared with the parent, a tenth of a
+    second of CPU time."""
+    status = _status_of(program, names)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     try:
-        main.main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
+    os._exit(status)
+
+
+def _status_of(program: str, names: dict[str, Any]) -> int:
+    try:
+        exec(program, names)
     except SystemExit as exc:
+        if isinstance(exc.code, str):
+            print(exc.code, file=sys.stderr)
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
