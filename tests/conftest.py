@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import fcntl
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -120,7 +121,10 @@ def compile_kernels() -> None:
     others wait for. Each would compile them for itself where they are first called."""
     from dlm import jit
 
-    jit.compile_ahead(jit.declared_kernels())
+    kernels = jit.declared_kernels()
+    if importlib.util.find_spec("pyctcdecode") is None:  # its search takes long, and is not tested
+        kernels = [one for one in kernels if one.__module__ != "dlm.asr.letter_kernels"]
+    jit.compile_ahead(kernels)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
