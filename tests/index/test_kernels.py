@@ -1,4 +1,7 @@
-"""The kernel gives the oracle's bits, compiled and not, on any model in any number of shards."""
+"""The kernel gives the oracle's bits on any model in any number of shards.
+
+Of models made by hand, and of quantised ones, see `test_everything.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from dlm.index.check.decode import export_arpa
 from dlm.index.making import build_shard_set
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
-from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model
+from models import PlainModel, assert_equals_oracle, build, queries, random_model
 
 LOSSLESS: list[dict[str, Any]] = [{}, {"encoding": "compact", "bits": 32}]
 
@@ -39,25 +42,6 @@ def compare(model: PlainModel, folder: Path, shards: int, count: int, **options:
         again = LocalModel.open(folder / "exact")
         assert again.manifest.model == local.manifest.model
         assert_equals_oracle(again.score(*asked), oracle, *asked)
-
-
-@pytest.mark.parametrize("options", LOSSLESS, ids=["exact", "compact"])
-@pytest.mark.parametrize("shards", [1, 2, 5])
-@pytest.mark.parametrize("name", HAND_MADE)
-def test_kernel_gives_the_bits_of_the_oracle_on_models_made_by_hand(
-    name: str, shards: int, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """Each model holds something that real models seldom do."""
-    compare(HAND_MADE[name], tmp_path, shards, 500, **options)
-
-
-@pytest.mark.parametrize("bits", [3, 8])
-@pytest.mark.parametrize("name", HAND_MADE)
-def test_quantised_models_made_by_hand_score_as_what_they_export(
-    name: str, bits: int, tmp_path: Path
-) -> None:
-    """And so does the export, sharded again as it is."""
-    compare(HAND_MADE[name], tmp_path, 2, 200, encoding="compact", bits=bits)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -85,23 +69,6 @@ def test_kernel_gives_the_bits_of_the_oracle_on_random_models(
     )
     with tempfile.TemporaryDirectory() as folder:
         compare(model, Path(folder), shards, 200, **options)
-
-
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10_000),
-    order=st.integers(2, 6),
-    shards=st.sampled_from([1, 2, 5]),
-    missing_suffixes=st.booleans(),
-    bits=st.sampled_from([3, 8]),
-)
-def test_quantised_random_models_score_as_what_they_export(
-    seed: int, order: int, shards: int, missing_suffixes: bool, bits: int
-) -> None:
-    """Enough values an order that codes are shared."""
-    model = random_model(seed, order=order, per_order=200, missing_suffixes=missing_suffixes)
-    with tempfile.TemporaryDirectory() as folder:
-        compare(model, Path(folder), shards, 150, encoding="compact", bits=bits)
 
 
 @pytest.mark.parametrize("options", [*LOSSLESS, {"encoding": "compact", "bits": 3}], ids=repr)

@@ -76,7 +76,14 @@ def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path:
 
 @pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
-@pytest.mark.parametrize("name", quickly(MODELS, *HAND_MADE, "closed"))
+@pytest.mark.parametrize(
+    "name",
+    quickly(
+        MODELS,
+        *("five_grams_deep_suffixes_missing", "empty_top_orders", "unigrams_only"),
+        *("unknown_word_in_longer_ngrams", "random_without_unk", "closed"),
+    ),
+)
 @pytest.mark.usefixtures("spilling")
 def test_the_bytes_are_the_same_when_everything_spills(
     name: str, shards: int, tmp_path: Path
