@@ -85,7 +85,9 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
     patch.setattr(owner, name, raising(getattr(owner, name), error, lambda n, _: n % each == 1))
 
 
-@pytest.mark.parametrize("bigram_fallback", [False, True], ids=["full", "bigram_fallback"])
+@pytest.mark.parametrize(
+    "bigram_fallback", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["full", "2-grams"]
+)
 @pytest.mark.parametrize(
     "places",
     [
