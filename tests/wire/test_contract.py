@@ -7,15 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import xxhash
 
-from dlm.ngram.partition import hash_pairs, slots_of
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 
-PROTO = Path(__file__).resolve().parents[2] / "proto"
-README = (PROTO / "README.md").read_text()
-EXAMPLE = (PROTO / "examples/score.txt").read_text()
+EXAMPLE = (Path(__file__).resolve().parents[2] / "proto/examples/score.txt").read_text()
 SHARD_SET = bytes(range(16))
 
 
@@ -64,12 +60,3 @@ def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
         request_checksum=request.checksum,
     )
     assert found.log10_prob.tolist() == [-0.5, -1.25, -2.0]
-
-
-def test_slot_of_the_example_is_right():
-    """The hash and slot in "Routing", from the definition and from the code."""
-    plain = xxhash.xxh64_intdigest(bytes.fromhex("0500000006000000"), seed=0)
-    u, v = np.array([5], np.uint32), np.array([6], np.uint32)
-    assert plain == int(hash_pairs(u, v)[0])
-    assert f"`{plain:016x}`, slot {plain % 4096}." in README
-    assert int(slots_of(u, v)[0]) == plain % 4096
