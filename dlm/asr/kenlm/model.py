@@ -201,7 +201,7 @@ class KenlmModel:
         if k < 0:
             raise ValueError(f"k is {k}; expected 0 or more")
         found = self.next_distribution(state)
-        vocabulary = self._opened.table.utterance.vocabulary
+        vocabulary = self._opened.table.vocabulary
         if vocabulary.begin_id != UNK_ID:
             found[vocabulary.begin_id] = -np.inf
         best = np.argsort(-found, kind="stable")[:k]
@@ -211,7 +211,7 @@ class KenlmModel:
     @property
     def vocab(self) -> Words:
         """The words by id; the first is the unknown word."""
-        return Words(self._opened.table.utterance.vocabulary)
+        return Words(self._opened.table.vocabulary)
 
     def stats(self) -> dict[str, int]:
         """Counts for this model in this process, since it was opened.

@@ -31,9 +31,8 @@ def step(
 
 
 def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
-    find = table.id_of
-    ids = [find(word.decode("utf-8", "surrogateescape")) for word in text.split()]
-    return [*ids, table.utterance.vocabulary.end_id] if eos else ids
+    ids = [*map(table.scorer.id_of, text.split())]
+    return [*ids, table.vocabulary.end_id] if eos else ids
 
 
 def score(model: OpenedModel, text: bytes, bos: bool, eos: bool) -> float:
@@ -42,7 +41,7 @@ def score(model: OpenedModel, text: bytes, bos: bool, eos: bool) -> float:
         return float(score_many(model, [text], bos, eos)[0])
     if table.is_whole:
         return table.score(text, bos, eos)
-    if table.utterance.local_model is not None:
+    if table.local is not None:
         return float(score_many(model, [text], bos, eos)[0])
     total = 0.0
     for log10_prob in _served(model, table, _ids(table, text, eos), bos)[0]:
@@ -97,7 +96,7 @@ def _served(
 
 
 def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
-    begin = [table.utterance.vocabulary.begin_id] * bos
+    begin = [table.vocabulary.begin_id] * bos
     whole, width = begin + ids, max(table.order - 1, 0)
     ends = range(len(begin) + known, len(whole))
     contexts = [whole[max(end - width, 0) : end] for end in ends]
@@ -108,7 +107,7 @@ def score_many(
     model: OpenedModel, texts: Sequence[bytes], bos: bool, eos: bool
 ) -> NDArray[np.float64]:
     table = model.current()
-    local = table.utterance.local_model
+    local = table.local
     if not texts:
         return np.zeros(0)
     if local is not None:

@@ -52,7 +52,8 @@ class ModelTable(ABC):
     Args        counts  of the model; queries to servers are added
                 owner   of this table: states of its other tables can continue here
                 scorer  looks up words, and scores text if the whole model is in this process
-    Attributes  ids     of the words that were looked up; see `id_of`
+    Attributes  local   the model, if it is in this process
+                ids     of the words that were looked up; see `id_of`
                 is_whole  the whole model is in this process: no step is NEEDS_SHARD
                 step    compiled function that takes `address`: see `kernels.step`
                 begin   row of the state at the beginning of a sentence
@@ -71,6 +72,7 @@ class ModelTable(ABC):
         scorer: WordScorer,
     ) -> None:
         self.utterance = utterance
+        self.local, self.vocabulary = utterance.local_model, utterance.vocabulary
         self.model_info: ModelInfo = utterance.model_info
         self.order = utterance.order
         self.owner = owner
