@@ -123,7 +123,7 @@ class Manifest:
     def shards(self) -> int:
         return sum(entry.kind == "shard" for entry in self.files)
 
-    @property
+    @cached_property
     def vocabulary_size(self) -> int:
         """Words, the unknown word included; ids are below this."""
         return self.counts[0] + (0 if self.unk_in_model else 1)

@@ -97,8 +97,15 @@ class Mailbox:
 
 
 class LoopThread:
+    """A thread with an event loop.
+
+    Attributes  call_at  on the loop: calls a function at a time of time.monotonic, within a
+                         millisecond
+    """
+
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self.call_at = self._loop.call_at
         self.mailbox = Mailbox(self._loop, _posted)
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = inf
@@ -126,10 +133,6 @@ class LoopThread:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def call_at(self, when: float, call: Callable[..., None], *args: Any) -> None:
-        """On the loop: calls `call` at `when` by time.monotonic, within a millisecond."""
-        self._loop.call_at(when, call, *args)
-
     def arm(self) -> None:
         """On the loop: schedules the first of the process's timers."""
         if not _timers:
@@ -139,7 +142,7 @@ class LoopThread:
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm_at = when
-            self._alarm = self._loop.call_at(when, self._run_timers)
+            self._alarm = self.call_at(when, self._run_timers)
 
     def _run_timers(self) -> None:
         self._alarm, self._alarm_at = None, inf

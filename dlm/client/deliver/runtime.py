@@ -52,12 +52,12 @@ class Snapshot:
     topology: Topology
     grams: LowGrams
 
-    @property
+    @cached_property
     def model(self) -> str:
         """Id of the model; the same in every sharding of it."""
         return self.topology.manifest.model
 
-    @property
+    @cached_property
     def shard_set(self) -> str:
         return self.topology.manifest.shard_set
 
@@ -96,7 +96,6 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        self.process = _process
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
@@ -247,58 +246,37 @@ class Runtime:
                 del known[address]
 
 
-# Runtimes of a parent process: never touched in a child, and never collected there either, since
-# their helper threads were not copied.
-_INHERITED: list[Runtime] = []
-_making = threading.Lock()
-
-
-_process = object()  # another in each process
-
-
-def _after_fork() -> None:
-    global _making, _process
-    _making, _process = threading.Lock(), object()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def _let_go(runtime: Runtime) -> None:
     """Ends a runtime that nobody can use any longer. The garbage collector may call this in any
     thread, with any lock held, so it waits for nothing."""
-    if runtime.process is not _process:
-        _INHERITED.append(runtime)
-    elif not runtime.is_idle:
+    if not runtime.is_idle:
         loop.leave(runtime.end)
 
 
 class Links:
-    """The runtime of the current process, and its connections, which `connect` makes."""
+    """The runtime of the current process, and its connections, which `connect` makes.
+
+    Attributes  runtime  this process's; a forked child gets its own
+    """
 
     def __init__(self, connect: Connect) -> None:
         self.closed = False
         self._connect = connect
-        self._runtime = self._begin()
+        self._begin()
+        _links.add(self)
 
-    def _begin(self) -> Runtime:
-        runtime = Runtime()
-        weakref.finalize(self, _let_go, runtime).atexit = False
-        return runtime
+    def _begin(self) -> None:
+        self.runtime = Runtime()
+        self._end = weakref.finalize(self, _let_go, self.runtime)
+        self._end.atexit = False
 
-    @property
-    def runtime(self) -> Runtime:
-        """This process's; a forked child gets its own."""
-        runtime = self._runtime
-        if runtime.process is not _process:
-            with _making:
-                if self._runtime is runtime:
-                    _INHERITED.append(runtime)
-                    fresh = self._begin()
-                    fresh.before = runtime.watch or runtime.before
-                    self._runtime = fresh
-                runtime = self._runtime
-        return runtime
+    def begin_in_child(self) -> None:
+        """After a fork: replaces the parent's runtime."""
+        self._end.detach()
+        inherited = self.runtime
+        _INHERITED.append(inherited)
+        self._begin()
+        self.runtime.before = inherited.watch or inherited.before
 
     def stats(self) -> Stats:
         return self.runtime.counts.now()
@@ -368,3 +346,17 @@ class Links:
         with runtime.lock:
             self.closed = True
         runtime.end()
+
+
+# Runtimes of a parent process: never touched in a child, and never collected there either, since
+# their helper threads were not copied.
+_INHERITED: list[Runtime] = []
+_links: weakref.WeakSet[Links] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for links in list(_links):
+        links.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
