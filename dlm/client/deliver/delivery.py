@@ -170,11 +170,11 @@ class Delivery:
 
     def _late_after(self, message: Message, now: float) -> float:
         usual = message.runtime.usual
-        return late_after((usual[address] for address in message.replicas), now)
+        return late_after([usual[address] for address in message.replicas], now)
 
     def _write(self, attempt: Attempt, connection: Connection | Exception) -> None:
         message = attempt.message
-        runtime, queries = message.runtime, len(message.groups.words)
+        runtime, asks, queries = message.runtime, message.asks, len(message.groups.words)
         if message.ended or attempt.replied:  # while the connection was made
             self._replied(attempt, None, DlmError("withdrawn before it was sent"))
             return
@@ -184,12 +184,14 @@ class Delivery:
             attempt.since, attempt.since_s = self._clock(), time.perf_counter()
             attempt.queue_s = attempt.since_s - message.queued
             if not message.request:
-                message.encode()
+                manifest = message.snapshot.topology.manifest
+                encoded = asks.encode(manifest, message.shard, message.groups)
+                message.request, message.checksum = encoded
                 message.encode_s = time.perf_counter() - attempt.since_s
             attempt.sent = True
             repeats = 0 if message.place_of is None else len(message.place_of) - queries
             runtime.counts.sent(queries, len(message.request), repeats, message.shard)
-            withdraw = message.asks.post(connection)(
+            withdraw = asks.post(connection)(
                 message.request,
                 max(message.deadline - attempt.since, 0.0),
                 partial(self.inbox.carry_out, self._replied, attempt),
@@ -229,7 +231,13 @@ class Delivery:
                 runtime.usual[address].note(now - attempt.since, now)
         if error is None and not too_late:
             try:
-                answers = message.decode(data or b"")
+                answers = message.asks.decode(
+                    data or b"",
+                    message.snapshot.topology.manifest,
+                    message.shard,
+                    message.groups,
+                    message.checksum,
+                )
             except Exception as exc:  # noqa: BLE001 - another server may do better
                 error = as_dlm_error(exc, message.shard)
                 error.add_note(f"from {address}")
@@ -272,7 +280,7 @@ class Delivery:
         wanted = not (self._links.closed or all(part.call.done() for part in message.parts))
         same = fresh is not None and fresh.shard_set == message.snapshot.shard_set
         if fresh is not None and same and wanted and not (stale or message.ended):
-            message.snapshot = fresh
+            message.use(fresh)
         self._do(after(Looked(stale, same, wanted), message, self._clock()), message, error)
 
     def _late(self, attempt: Attempt) -> None:
@@ -383,7 +391,10 @@ class Delivery:
         # Before its calls end: a waiting caller may read the counters at once.
         if attempt.hedge:
             runtime.counts.stats.hedges_won += 1
-        message.answer(answers)
+        begin, place_of = 0, message.place_of
+        for part in message.parts:
+            where = slice(begin, begin := begin + part.queries)
+            part.call.answer(part, answers, where if place_of is None else place_of[where])
         for other in message.out:
             if other.withdraw is not None:
                 other.withdraw()

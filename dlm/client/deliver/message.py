@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
-from dlm.client.deliver.asks import Asks
 from dlm.client.deliver.call import Part, Place, own_copy
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.runtime import Runtime, Snapshot
@@ -25,6 +23,7 @@ class Message:
 
     Attributes
         number   its number in its lane
+        replicas the addresses of its shard's servers
         place_of the places of its parts' queries in `groups`, if they share any
         tried    addresses that it was sent to since the last wait for servers
         soonest  the earliest deadline of its parts
@@ -35,9 +34,9 @@ class Message:
     """
 
     __slots__ = (
-        *("checksum", "deadline", "encode_s", "ended", "groups", "lane", "number", "out", "parts"),
-        *("place", "place_of", "queued", "request", "rounds", "runtime", "shard", "snapshot"),
-        *("soonest", "taken_over", "tried"),
+        *("asks", "checksum", "deadline", "encode_s", "ended", "groups", "lane", "number", "out"),
+        *("parts", "place", "place_of", "queued", "replicas", "request", "rounds", "runtime"),
+        *("shard", "snapshot", "soonest", "taken_over", "tried"),
     )
 
     def __init__(
@@ -50,8 +49,8 @@ class Message:
         parts: list[Part],
     ) -> None:
         self.runtime, self.place, self.lane, self.number = runtime, place, lane, number
-        self.snapshot, self.parts = snapshot, parts
-        self.shard = place.shard
+        self.parts = parts
+        self.shard, self.asks = place.shard, parts[0].call.asks
         # The latest deadline among them: an earlier caller stops waiting by itself.
         deadlines = [part.deadline for part in parts]
         self.deadline, self.soonest = max(deadlines), min(deadlines)
@@ -59,36 +58,20 @@ class Message:
         self.groups, self.place_of = router.gather([part.groups for part in parts])
         self.request, self.checksum = b"", 0
         self.encode_s = 0.0
+        self.use(snapshot)
         self.tried: list[str] = []
         self.rounds = 0
         self.out: list[Attempt] = []
         self.ended = self.taken_over = False
 
-    @property
-    def replicas(self) -> Sequence[str]:
-        return self.snapshot.topology.addresses.get(self.shard, ())
+    def use(self, snapshot: Snapshot) -> None:
+        """Sends it by this table, which has the same shards."""
+        self.snapshot = snapshot
+        self.replicas: Sequence[str] = snapshot.topology.addresses.get(self.shard, ())
 
     @property
     def untried(self) -> set[str]:
         return set(self.replicas).difference(self.tried)
-
-    @property
-    def asks(self) -> Asks:
-        return self.parts[0].call.asks
-
-    def encode(self) -> None:
-        manifest = self.snapshot.topology.manifest
-        self.request, self.checksum = self.asks.encode(manifest, self.shard, self.groups)
-
-    def decode(self, data: bytes) -> Any:
-        manifest = self.snapshot.topology.manifest
-        return self.asks.decode(data, manifest, self.shard, self.groups, self.checksum)
-
-    def answer(self, answers: Any) -> None:
-        begin, place_of = 0, self.place_of
-        for part in self.parts:
-            where = slice(begin, begin := begin + part.queries)
-            part.call.answer(part, answers, where if place_of is None else place_of[where])
 
 
 class Attempt:
@@ -118,7 +101,7 @@ def naming_shard(error: DlmError, message: Message) -> DlmError:
     if type(error) is not ShardDown:
         return error  # also if the client was closed
     topology, found = message.snapshot.topology, str(error).rstrip(".")
-    servers = topology.addresses.get(message.shard, ())
+    servers = message.replicas
     if servers:
         more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
         found = f"none of its servers ({', '.join(servers[:NAMED])}{more}) answers: {found}"
