@@ -31,9 +31,7 @@ def call_of(grams, contexts: np.ndarray, words: np.ndarray, max_queries: int, sl
     lengths = np.full(rows, contexts.shape[1], np.uint8)
     groups = QueryGroups(lengths, contexts.reshape(-1), np.full(rows, each, np.uint32), words)
     pieces = router.route(groups, slots, 4, max_queries)
-    call = Call.of_pieces("model", pieces, 0.0)
-    call.split("set", 0.0)
-    return call
+    return Call.of_pieces("model", pieces, 0.0, "set")
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -167,9 +167,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
         deadline = line.now + limit_s
         line.last_deadline = max(line.last_deadline, deadline)
         call = utterance._submit(asked, limit_s)
-        call.future.add_done_callback(
-            lambda _: ended.append((line.now, deadline, queries, call.result()))
-        )
+        call.add_done_callback(lambda _: ended.append((line.now, deadline, queries, call.result())))
 
         def give_up() -> None:
             if not call.done():
@@ -218,7 +216,7 @@ def test_a_connection_that_never_tells_keeps_no_place_for_ever(cluster, files, c
         line.run_until(0.5)
     assert [lane.ahead for lane in core._runtime.lanes.values()] == [1]
     line.run()
-    assert isinstance(lost.future.exception(0), DeadlineExceeded)
+    assert isinstance(lost.exception(0), DeadlineExceeded)
     assert line.now <= 1.0 + 2 * LOST_S
     assert core.stats.failed == 1
     assert all(lane.idle for lane in core._runtime.lanes.values())

@@ -95,7 +95,8 @@ class Asking:
     def __init__(self, handle: BaseUtterance, deadline_s: float | None) -> None:
         self._begun = time.monotonic()
         self._handle = handle
-        self._limit_s = handle._core.limit_s(handle._limit(deadline_s))
+        limit_s = handle._limit(deadline_s)
+        self._limit_s = limit_s if handle._core.keeps_deadlines else MAX_DEADLINE_S
         self._parts: list[tuple[Queries, Asked]] = []
         self._planned_s = 0.0
 
@@ -138,7 +139,7 @@ class Asking:
                 raise self._too_large()
             last = self._parts[-1][1]
             if last.done():
-                last.future.result()  # the rest of a failed call is not sent
+                last.result()  # the rest of a failed call is not sent
         call = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
         self._parts.append((queries, call))
         self._planned_s = time.monotonic() - self._begun

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm import __version__
-from dlm.client.api.scorer import Scorer
+from dlm.client.api.scorer import Asked, Scorer
 from dlm.client.config.cluster_file import Servers
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
-from dlm.client.deliver.call import BlockCall, Call
+from dlm.client.deliver.call import BlockCall, Call, EndedCall
 from dlm.client.deliver.counts import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.deliver.delivery import Delivery
 from dlm.client.deliver.ending import Ending, send
@@ -55,7 +55,7 @@ class Core(Scorer, Host):
         home       where its messages are sent and end
     """
 
-    local_model = None
+    local_model, keeps_deadlines = None, True
 
     def __init__(
         self,
@@ -117,9 +117,6 @@ class Core(Scorer, Host):
 
     def named(self, model: str) -> Snapshot | None:
         return self.table.named(model)
-
-    def limit_s(self, deadline_s: float) -> float:
-        return deadline_s
 
     def connection(self, address: str) -> Connection:
         return self._links.connection(address)
@@ -208,16 +205,16 @@ class Core(Scorer, Host):
         pieces = router.route(
             groups, manifest.slots, manifest.shards, self._delivery.max_queries(snapshot)
         )
-        call = Call.of_pieces(snapshot.model, pieces, self._clock() + timeout_s)
+        deadline = self._clock() + timeout_s
+        call = Call.of_pieces(snapshot.model, pieces, deadline, snapshot.shard_set)
         call.let_in = True
-        call.split(snapshot.shard_set, time.perf_counter())
-        call.future.add_done_callback(
+        call.add_done_callback(
             lambda ended: done(not ended.cancelled() and ended.exception() is None)
         )
         if call.parts:
             self._delivery.post(call)
         else:
-            call.succeed()
+            call.end()
 
     def close(self) -> None:
         self._links.close()
@@ -255,7 +252,7 @@ class Core(Scorer, Host):
         more: bool = False,
         ahead: int = 0,
         asks: Asks = SCORES,
-    ) -> Call:
+    ) -> Asked:
         """Starts a call; its result has the answers, in the order of the queries.
 
         Args
@@ -277,7 +274,7 @@ class Core(Scorer, Host):
         """
         begun = time.perf_counter()
         self._links.check_open()
-        current = self.snapshot()
+        current = self.table.snapshot()
         found = self.table.of(model)
         gone: DlmError | None = None
         if found is None:
@@ -292,10 +289,8 @@ class Core(Scorer, Host):
             each = -(-(len(words) + ahead) // manifest.shards)
             refusal = self._delivery.overload(snapshot, each, deadline, asks)
             if refusal is not None and not self.config.bigram_fallback:
-                refused = Call(model, None, deadline)
-                refused.fail(refusal)
                 counts_of.call(result_of(refusal), time.perf_counter() - begun)
-                return refused
+                return EndedCall(error=refusal)
         plan = router.plan(
             snapshot.grams,
             manifest,
@@ -306,25 +301,24 @@ class Core(Scorer, Host):
             self._delivery.max_queries(snapshot),
         )
         kind = Call if asks is SCORES else BlockCall
-        call = kind(model, plan, deadline)
+        call = kind(model, plan, deadline, snapshot.shard_set)
         call.moves_on, call.let_in = moves_on, more
         if self._tracer is not None:
             span = call.span = self._tracer.begin("dlm.call", queries=len(words))
             if span is not None:
                 share = 1.0 - plan.shard_asked / max(len(words), 1)
-                call.future.add_done_callback(partial(_end_span, call, span, share))
+                call.add_done_callback(partial(_end_span, call, span, share))
         remote = plan.shard_asked
         counts_of.planned(len(words), len(words) - remote, remote - len(plan.at))
-        call.split(snapshot.shard_set, time.perf_counter())
         if not call.parts:
-            call.succeed()
+            call.end()
             counts_of.call(OK, time.perf_counter() - begun)
             return call
         watch = self.watch()
         if watch is None:  # otherwise its ticks do
             self.table.follow()
         planned_s = time.perf_counter() - begun
-        call.future.add_done_callback(lambda done: counts_of.call(_result_of(done), planned_s))
+        call.add_done_callback(lambda done: counts_of.call(_result_of(done), planned_s))
         if self.config.bigram_fallback:
             call.fall_back(snapshot.grams, self._delivery.count_bigram_fallback)
             if gone is None and watch is not None and watch.mode is Mode.LOCAL_FALLBACK:

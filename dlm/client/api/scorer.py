@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.api.metrics import Counted
-from dlm.client.config.settings import MAX_DEADLINE_S, ClientConfig
+from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.asks import SCORES, Asks, BlockPart
 from dlm.client.deliver.call import Call, EndedCall
 from dlm.client.deliver.counts import ClientMetrics, Stats
@@ -36,10 +36,16 @@ Asked: TypeAlias = Call | EndedCall
 
 
 class Scorer(Counted, Protocol):
-    """Scores batches of ids; `local_model` is the model if it is in this process, else None."""
+    """Scores batches of ids.
+
+    Attributes
+        local_model      the model if it is in this process, else None
+        keeps_deadlines  a call ends at its deadline; otherwise it always returns its answer
+    """
 
     config: ClientConfig
     local_model: LocalModel | KenlmFile | None
+    keeps_deadlines: bool
 
     # -- life
 
@@ -84,9 +90,6 @@ class Scorer(Counted, Protocol):
     def mode(self) -> Mode:
         """The model that new utterances use."""
 
-    def limit_s(self, deadline_s: float) -> float:
-        """Seconds after which a call with this deadline has ended."""
-
     def submit(
         self,
         model: str,
@@ -117,6 +120,7 @@ class LocalScorer(Scorer):
         self.config = ClientConfig()
         self.local_model: LocalModel | KenlmFile = model
         self.source = source
+        self.keeps_deadlines = source == LOCAL_FALLBACK
         self._counts = ClientMetrics()
         self._closed = False
         grams: LowGrams
@@ -162,9 +166,6 @@ class LocalScorer(Scorer):
 
     def mode(self) -> Mode:
         return Mode.FULL
-
-    def limit_s(self, deadline_s: float) -> float:
-        return deadline_s if self.source == LOCAL_FALLBACK else MAX_DEADLINE_S
 
     def watch(self) -> None:
         return None

@@ -39,7 +39,7 @@ def waited(steps: Steps[T]) -> T:
                 wait = next(steps)
                 if isinstance(wait, tuple):
                     with suppress(TimeoutError):
-                        wait[0].future.exception(wait[1])
+                        wait[0].exception(wait[1])
                 elif wait is not None:
                     wait()
         except StopIteration as end:
@@ -58,7 +58,7 @@ async def awaited(steps: Steps[T]) -> T:
             while True:
                 wait = next(steps)
                 if isinstance(wait, tuple):
-                    await wait[0].future.wait(wait[1])
+                    await wait[0].wait(wait[1])
                 elif wait is not None:
                     await asyncio.to_thread(wait)
                 else:

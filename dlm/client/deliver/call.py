@@ -8,6 +8,7 @@ nobody reads any longer.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -72,15 +73,15 @@ class Part:
         return self.answers is not None or self.error is not None
 
 
-class Call:
-    """One caller's batch.
+class Call(Ending):
+    """One caller's batch; it ends without a value, and `result` makes the answers.
 
     Args
-        model     whose word ids it has
-        plan      its distinct queries
-        deadline  on the clock of the client
+        model      whose word ids it has
+        plan       its distinct queries
+        deadline   on the clock of the client
+        shard_set  whose table routed them
     Attributes
-        future    ends with the call, without a value: `result` makes the answers
         parts     all that go to shards; replaced as a whole
         let_in    it can no longer be refused
         moves_on  its utterance can switch to another model, so it fails if its own is not held
@@ -89,39 +90,35 @@ class Call:
 
     asks: ClassVar[Asks] = SCORES
     __slots__ = (
-        *("_found", "_grams", "_late", "_left", "_bigram_scored", "_plan", "deadline", "future"),
+        *("_found", "_grams", "_late", "_left", "_bigram_scored", "_plan", "deadline"),
         *("let_in", "messages", "model", "moves_on", "parts", "span"),
     )
 
-    def __init__(self, model: str, plan: CallPlan | None, deadline: float) -> None:
+    def __init__(self, model: str, plan: CallPlan, deadline: float, shard_set: str) -> None:
+        super().__init__()
         self.model = model
         self.deadline = deadline
-        self.future = Ending()
-        self.parts: tuple[Part, ...] = ()
         self.let_in = False
         self.moves_on = False
         self.messages = 0
         self.span: Span | None = None
         self._plan = plan
-        self._left = 0
+        queued = time.perf_counter()
+        self.parts = tuple(Part(self, piece, shard_set, queued) for piece in plan.pieces)
+        self._left = len(self.parts)
         self._grams: LowGrams | None = None
         self._bigram_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
         self._late: DlmError | None = None
         self._found: Any = None
 
     @classmethod
-    def of_pieces(cls, model: str, pieces: list[Piece], deadline: float) -> Call:
+    def of_pieces(cls, model: str, pieces: list[Piece], deadline: float, shard_set: str) -> Call:
         """A call that only shards can answer."""
         count = sum(len(piece.at) for piece in pieces)
         place = np.arange(count, dtype=np.int64)
         room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
         at = np.concatenate([_NOWHERE, *(piece.at for piece in pieces)])
-        return cls(model, CallPlan(count, place, *room, at, pieces), deadline)
-
-    def split(self, shard_set: str, queued: float) -> None:
-        assert self._plan is not None
-        self.parts = tuple(Part(self, piece, shard_set, queued) for piece in self._plan.pieces)
-        self._left = len(self.parts)
+        return cls(model, CallPlan(count, place, *room, at, pieces), deadline, shard_set)
 
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
@@ -166,26 +163,23 @@ class Call:
     def _ended(self) -> None:
         self._left -= 1
         if self._left == 0:
-            self.succeed()
+            self.end()
 
     # -- in any thread ------------------------------------------------------------------------
 
     def fail(self, error: DlmError) -> None:
         """Ends the call with its own copy of the error."""
-        if not self.future.done():  # given up by its caller, or failed already
-            self.future.end(own_copy(error))
+        if not self.done():  # given up by its caller, or failed already
+            self.end(own_copy(error))
 
     def give_up(self, error: DlmError) -> None:
         """No time is left, or no server can be asked: the bigram fallback answers the rest, or the
         call fails."""
         if self._may_miss(error):
             self._late = self._late or error
-            self.succeed()
+            self.end()
         else:
             self.fail(error)
-
-    def succeed(self) -> None:
-        self.future.end()
 
     def _may_miss(self, error: DlmError) -> bool:
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
@@ -193,19 +187,9 @@ class Call:
 
     # -- in the caller's thread ---------------------------------------------------------------
 
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        return self.future.exception(timeout_s)
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def cancel(self) -> bool:
-        """Ends it for a caller that no longer wants it; False if it has ended."""
-        return self.future.cancel()
-
     def result(self, timeout_s: float | None = None) -> Any:
         """The answers, in the order of the queries; raises `TimeoutError`, or the call's error."""
-        self.future.result(timeout_s)
+        super().result(timeout_s)
         if self._found is None:
             try:
                 self._found = self._finish()
@@ -237,7 +221,6 @@ class Call:
     def _put(self, found: list[tuple[Part, Any]]) -> Answers:
         """The answers to all queries; the bigram fallback's where no shard answered."""
         plan = self._plan
-        assert plan is not None
         source: NDArray[np.uint8] | None = None
         columns: tuple[list[NDArray[Any]], ...] = [], [], [], [], []
         for part, answers in found:
@@ -273,25 +256,19 @@ class Call:
             self._bigram_scored(self, queries, error, shard)
 
 
-class EndedCall:
+class EndedCall(Ending):
     """A call that ends as soon as it begins, with its answers or an error."""
 
     def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
-        self.future = Ending()
+        super().__init__()
         self._found = found
-        self.future.end(error)
+        self.end(error)
 
     def give_up(self, error: DlmError) -> None:
         """Too late."""
 
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> bool:
-        return False
-
     def result(self, timeout_s: float | None = None) -> Any:
-        self.future.result()
+        super().result()
         return self._found
 
 
@@ -316,7 +293,6 @@ class BlockCall(Call):
 
     def _put(self, found: list[tuple[Part, Any]]) -> Any:
         plan = self._plan
-        assert plan is not None
         stored: list[BlockPart | None] = [None] * len(plan.log10_prob)
         source = np.zeros(len(stored), np.uint8)
         for part, answers in found:

@@ -61,12 +61,11 @@ def warm_up(grams: LowGrams) -> None:
     counts = np.ones(CONTEXTS, np.uint32)
     words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
     plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
-    call = Call(manifest.model, plan._replace(pieces=[]), inf)
+    call = Call(manifest.model, plan._replace(pieces=[]), inf, manifest.shard_set)
     if width >= 2:  # two words determine a shard
         groups = QueryGroups(lengths, contexts.reshape(-1), counts, words)
         pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
-        call = Call.of_pieces(manifest.model, pieces, inf)
-        call.split(manifest.shard_set, 0.0)
+        call = Call.of_pieces(manifest.model, pieces, inf, manifest.shard_set)
         router.gather([groups, groups])
         kernels.regroup_large(lengths, groups.context_words, counts, words)
         data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
@@ -85,7 +84,7 @@ def warm_up(grams: LowGrams) -> None:
         call.answer(call.parts[0], received, slice(None))
         _warm_up_blocks(manifest, groups)
     else:
-        call.succeed()
+        call.end()
     result = call.result(0)
     kernels.next_states(contexts, counts, words, result.state_length)
     kernels.are_word(words, 0)
