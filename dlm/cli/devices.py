@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +11,12 @@ import typer
 
 from dlm.cli.federate import round_teller
 from dlm.cli.help import GroupHelp, add_command
-from dlm.cli.options import Quiet, RunSettings, option
+from dlm.cli.options import Json, Quiet, RunSettings, option
 from dlm.cli.progress import stage_printer
+from dlm.cli.records import PublicKey
+from dlm.cli.unigrams import count_teller, print_counted
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
+from dlm.federated.unigram_settings import CollectionSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -39,6 +43,34 @@ Sockets = Annotated[
     Path,
     typer.Option(
         "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+    ),
+]
+
+Devices = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
+    ),
+]
+OnThisMachine = Annotated[
+    Path | None,
+    typer.Option(
+        "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+    ),
+]
+Superlink = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="In place of --sockets: Flower's SuperLink on this machine, whose nodes lead to "
+        "devices.",
+    ),
+]
+RootCertificates = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificates that vouch for the SuperLink's.  [default: those of the system]",
     ),
 ]
 
@@ -143,12 +175,7 @@ def device(
 
 
 def server(
-    devices: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
-        ),
-    ],
+    devices: Devices,
     config: RunSettings,
     output: Annotated[
         Path,
@@ -156,33 +183,18 @@ def server(
             "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
         ),
     ],
-    sockets: Annotated[
-        Path | None,
-        typer.Option(
-            "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
-        ),
-    ] = None,
-    superlink: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="In place of --sockets: Flower's SuperLink on this machine, whose nodes lead to "
-            "devices.",
-        ),
-    ] = None,
-    root_certificates: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Certificates that vouch for the SuperLink's.  [default: those of the system]",
-        ),
-    ] = None,
+    sockets: OnThisMachine = None,
+    superlink: Superlink = None,
+    root_certificates: RootCertificates = None,
     stop_after: Annotated[
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
     ] = None,
     step_s: Annotated[float, option(ServerSettings, "step_s")] = ServerSettings.step_s,
     wait_s: Annotated[float, option(ServerSettings, "wait_s")] = ServerSettings.wait_s,
+    over_selection: Annotated[
+        float, option(ServerSettings, "over_selection")
+    ] = ServerSettings.over_selection,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per round.")
     ] = False,
@@ -191,8 +203,8 @@ def server(
     """Train a network in rounds on devices that listen.
 
     Settings, noise, ledger and report are those of dlm federate, with aggregation.secure = true.
-    Each round asks sampling.report_goal of the devices that check in, and adds up the updates of
-    those that stay, by secure aggregation. No outside cryptographer has reviewed it.
+    Each round asks devices that check in, and adds up at most sampling.report_goal updates by
+    secure aggregation. No outside cryptographer has reviewed it.
 
     Examples:
         dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
@@ -210,18 +222,9 @@ def server(
     check_writes("--output", output, folder=True)
     settings = TrainingSettings.read(config, flags={"run": {"stop_after": stop_after}})
     check_reads("data.vocabulary", settings.data.vocabulary)
-    given = ServerSettings(step_s, wait_s)
+    given = ServerSettings(step_s, wait_s, over_selection)
     fleet = Fleet.read(devices)
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
-
-    def on_outcome(outcome: RoundOutcome) -> None:
-        for name, fault in sorted(outcome.faults.items()):
-            tell(f"  {name}: {fault}")
-        if outcome.abandoned:
-            tell(f"  abandoned, and released as noise alone: {outcome.abandoned}")
-        else:
-            tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
-
     with reached as network:
         run_rounds(
             lambda folder: DeviceTraining(
@@ -231,7 +234,7 @@ def server(
                 network,
                 given,
                 progress=tell,
-                on_outcome=on_outcome,
+                on_outcome=outcome_teller(tell),
             ),
             settings,
             output,
@@ -258,9 +261,120 @@ def _way(
     raise ConfigError("give either --sockets or --superlink: the way to the devices")
 
 
+def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:
+    """Tells how devices did in each round."""
+
+    def on_outcome(outcome: RoundOutcome) -> None:
+        for name, fault in sorted(outcome.faults.items()):
+            tell(f"  {name}: {fault}")
+        if outcome.abandoned:
+            tell(f"  abandoned, and released as noise alone: {outcome.abandoned}")
+        else:
+            tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
+
+    return on_outcome
+
+
+def unigrams(
+    devices: Devices,
+    wordlist: Annotated[
+        Path, typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line.")
+    ],
+    clip: Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")],
+    rounds: Annotated[int, option(CollectionSettings, "rounds")],
+    report_goal: Annotated[int, option(CollectionSettings, "report_goal")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
+    ],
+    sockets: OnThisMachine = None,
+    superlink: Superlink = None,
+    root_certificates: RootCertificates = None,
+    noise_multiplier: Annotated[
+        float | None, option(CollectionSettings, "noise_multiplier")
+    ] = None,
+    delta: Annotated[float | None, option(CollectionSettings, "delta")] = None,
+    max_participations: Annotated[
+        int | None, option(CollectionSettings, "max_participations")
+    ] = None,
+    min_separation: Annotated[int | None, option(CollectionSettings, "min_separation")] = None,
+    cap_words: Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")] = None,
+    tokenizer: Annotated[
+        str, option(CollectionSettings, "tokenizer")
+    ] = CollectionSettings.tokenizer,
+    public: Annotated[str, option(CollectionSettings, "public", metavar="NAME")] = "",
+    public_key: PublicKey = None,
+    seed: Annotated[int | None, option(CollectionSettings, "seed")] = None,
+    step_s: Annotated[float, option(ServerSettings, "step_s")] = ServerSettings.step_s,
+    wait_s: Annotated[float, option(ServerSettings, "wait_s")] = ServerSettings.wait_s,
+    over_selection: Annotated[
+        float, option(ServerSettings, "over_selection")
+    ] = ServerSettings.over_selection,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Count how often users of devices that listen use the words of a list.
+
+    Settings, noise, ledger and output are those of dlm unigrams; counts are added up as those of
+    dlm devices server.
+
+    Examples:
+        dlm devices unigrams devices.tsv --wordlist words.txt --public-attested-by ACME \\
+            --lambda 100 --rounds 5 --report-goal 4 --max-participations 5 \\
+            --noise-multiplier 1.0 --delta 1e-3 --sockets sockets --output counts.tsv
+    """
+    from dlm.cli.paths import check_reads, check_writes
+
+    reached = _way(sockets, superlink, root_certificates)
+    settings = CollectionSettings(
+        clip=clip,
+        rounds=rounds,
+        report_goal=report_goal,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        max_participations=max_participations,
+        min_separation=min_separation,
+        cap_words=cap_words,
+        tokenizer=tokenizer,
+        public=public,
+        public_key=public_key,
+        seed=seed,
+    )
+    check_reads("DEVICES", devices)
+    check_reads("--wordlist", wordlist)
+    check_writes("--output", output)
+    tell = stage_printer(quiet=quiet, timed=not settings.released)
+    tell("importing jax")
+    from dlm.federated.count_unigrams import run_collection
+    from dlm.federated.devices.counting import DeviceCollection
+    from dlm.federated.devices.fleet import Fleet
+
+    fleet, given = Fleet.read(devices), ServerSettings(step_s, wait_s, over_selection)
+    with reached as network:
+        done = run_collection(
+            lambda folder, words, record: DeviceCollection(
+                fleet,
+                words,
+                settings,
+                network,
+                given,
+                folder=folder,
+                list_record=record,
+                on_outcome=outcome_teller(tell),
+            ),
+            wordlist,
+            output,
+            settings,
+            data_name=devices.name,
+            progress=tell,
+            on_round=count_teller(tell, rounds),
+        )
+    print_counted(done, output, settings.capacity, as_json=as_json)
+
+
 for title, heading, function in (
     ("register", "Before a run", register),
     ("device", "On a device", device),
+    ("unigrams", "On the server", unigrams),
     ("server", "On the server", server),
 ):
     add_command(app, title, heading, function)

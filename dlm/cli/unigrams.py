@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from dlm.federated.unigram_settings import MISSING, CollectionSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
+    from dlm.federated.count_unigrams import CountedUnigrams
     from dlm.federated.unigrams import OovRate, RoundMetrics
 
 REPORT_INTERVAL_S = 5.0
@@ -111,15 +113,6 @@ def unigrams(
     check_writes("--output", output)
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not settings.released)
-    last_s = 0.0
-
-    def on_round(metrics: RoundMetrics) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if metrics.z is not None or metrics.round == rounds or now_s - last_s > REPORT_INTERVAL_S:
-            last_s = now_s
-            tell(_line(metrics, rounds))
-
     done = count_unigrams(
         lambda store: UserDataset.open(
             users,
@@ -134,9 +127,27 @@ def unigrams(
         settings,
         data_name=users.name,
         progress=tell,
-        on_round=on_round,
+        on_round=count_teller(tell, rounds),
     )
     tell(f"done: {output}")
+    print_counted(done, output, capacity, as_json=as_json)
+
+
+def count_teller(tell: Callable[[str], None], rounds: int) -> Callable[[RoundMetrics], None]:
+    """Tells some of the rounds, and those with a result."""
+    last_s = 0.0
+
+    def on_round(metrics: RoundMetrics) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if metrics.z is not None or metrics.round == rounds or now_s - last_s > REPORT_INTERVAL_S:
+            last_s = now_s
+            tell(_line(metrics, rounds))
+
+    return on_round
+
+
+def print_counted(done: CountedUnigrams, output: Path, capacity: int, *, as_json: bool) -> None:
     if as_json:
         rate = done.oov
         print_json(

@@ -17,14 +17,14 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dlm.checkpoint import Arrays
 from dlm.errors import ConfigError, DlmError, FormatError, PrivacyError
-from dlm.federated.cohorts import Cohorts
+from dlm.federated.cohorts import Cohorts, Population
 from dlm.federated.convergence import Moments
 from dlm.federated.keys import Key
 from dlm.federated.report import PrivacyReport, build
@@ -39,7 +39,7 @@ from dlm.federated.sampling import (
 from dlm.federated.unigram_settings import UnigramConfig
 from dlm.federated.unigrams import (
     NOISED_STEP_BITS,
-    STEP_BITS,
+    Floats,
     RoundMetrics,
     Split,
     UnigramState,
@@ -49,6 +49,7 @@ from dlm.federated.unigrams import (
     init,
     round_sum,
     seen_threshold,
+    step_bits,
 )
 from dlm.federated.users import UserDataset, words_of
 from dlm.record.counts_file import (
@@ -92,10 +93,11 @@ class Collection(FederatedRun[RoundMetrics]):
     """
 
     state: UnigramState
+    _parts: Mapping[str, str] = {}  # that add up, for the report, where they are not this process
 
     def __init__(
         self,
-        dataset: UserDataset,
+        dataset: Population,
         wordlist: Sequence[str],
         config: UnigramConfig,
         sampler: Sampler,
@@ -130,7 +132,12 @@ class Collection(FederatedRun[RoundMetrics]):
             round_s=round_s,
             salt=bytes(key.fold("unigrams", "ledger").words(4).tobytes()),
         )
-        self._counts = UserCounts(dataset, self.wordlist, cap_words=config.cap_words, split=split)
+        self._counts = UserCounts(
+            cast(UserDataset, dataset),  # `_summed` alone reads it
+            self.wordlist,
+            cap_words=config.cap_words,
+            split=split,
+        )
         self.rounds, self._list_record = config.rounds, list_record
         self.released = noised and not key.simulated
         self.save_every = 1 if noised else max(1, config.rounds // 20)
@@ -173,6 +180,7 @@ class Collection(FederatedRun[RoundMetrics]):
                 "l2_sensitivity": None if math.isinf(config.clip) else config.sensitivity,
                 "words": len(self.wordlist),
                 **({} if config.noise_multiplier is None else GRID),
+                **self._parts,
                 **self._lives(),
             },
         )
@@ -194,6 +202,7 @@ class Collection(FederatedRun[RoundMetrics]):
             ledgers={"unigrams": self.ledger},
             config=self.binding.settings,
             inputs={"the list of words": self._list_record},
+            secure_aggregation=bool(self._parts),
             held_out=held_out,
             content=content,
             incidents=() if self.folder is None else self.folder.incidents,
@@ -205,15 +214,15 @@ class Collection(FederatedRun[RoundMetrics]):
         self.state = init(self.config, len(self.wordlist))
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundMetrics:
-        del index, is_last
-        summed = round_sum(
-            map(self._counts.of, users),
-            self.config.clip,
-            len(self.wordlist),
-            bits=STEP_BITS if self.config.noise_multiplier is None else NOISED_STEP_BITS,
-        )
-        self.state = apply(self.state, self.config, summed, self.key)
+        del is_last
+        self.state = apply(self.state, self.config, self._summed(index, users), self.key)
         return self.state.history[-1]
+
+    def _summed(self, index: int, users: Sequence[int]) -> Floats:
+        """The sum of a round, of users whose text is here."""
+        del index
+        clip, bits = self.config.clip, step_bits(self.config)
+        return round_sum(map(self._counts.of, users), clip, len(self.wordlist), bits=bits)
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
         state = self.state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from dlm.federated.collect import (
 )
 from dlm.federated.keys import Key
 from dlm.federated.report import PrivacyReport
+from dlm.federated.run_folder import RunFolder
 from dlm.federated.sampling import check_population
 from dlm.federated.unigram_settings import CollectionSettings
 from dlm.federated.unigrams import OovRate, RoundMetrics, oov_rate, read_wordlist
@@ -98,18 +99,9 @@ def count_unigrams(
         ConfigError   a new run would replace a release; too few users
         PrivacyError  as `list_record`
     """
-    split = TOKENIZERS[settings.tokenizer]
-    content = wordlist.read_bytes()  # once: what is verified is what is counted
-    record = list_record(wordlist, content, settings)
-    with folder_of(output, released=settings.released) as folder:
-        words = read_wordlist(wordlist, content)
-        never = [word for word in words if split(word) != [word]]
-        if never:
-            progress(
-                f"{len(never):,} of {len(words):,} words of the list can never match, because "
-                f"--tokenizer {settings.tokenizer} does not produce them: {', '.join(never[:5])}"
-                + (", ..." if len(never) > 5 else "")
-            )
+    held_out: list[UserDataset] = []
+
+    def opened(folder: RunFolder, words: list[str], record: Provenance | None) -> Collection:
         everyone = open_users(folder.store)
         found = everyone.facts
         left_out = found.rows_without_user, found.users_without_text
@@ -121,7 +113,8 @@ def count_unigrams(
             + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
         )
         train, test = everyone.split(settings.test_fraction, name="unigrams")
-        key = Key.from_system() if settings.seed is None else Key.from_seed(settings.seed)
+        held_out.append(test)
+        key = key_of(settings)
         sampler = make_sampler(
             len(train),
             key.fold("unigrams", "sampling"),
@@ -135,7 +128,7 @@ def count_unigrams(
                 f"{len(train):,} users may run out before the last round: they are drawn at "
                 "random, and near the end too few may be allowed to take part again"
             )
-        collection = Collection(
+        return Collection(
             train,
             words,
             settings.config,
@@ -143,25 +136,69 @@ def count_unigrams(
             key,
             gap=settings.gap,
             max_participations=settings.max_participations,
-            split=split,
+            split=TOKENIZERS[settings.tokenizer],
             tokenizer=settings.tokenizer,
             folder=folder,
             list_record=record,
         )
+
+    return run_collection(
+        opened,
+        wordlist,
+        output,
+        settings,
+        held_out,
+        data_name=data_name,
+        progress=progress,
+        on_round=on_round,
+    )
+
+
+def key_of(settings: CollectionSettings) -> Key:
+    return Key.from_system() if settings.seed is None else Key.from_seed(settings.seed)
+
+
+def run_collection(
+    open_collection: Callable[[RunFolder, list[str], Provenance | None], Collection],
+    wordlist: Path,
+    output: Path,
+    settings: CollectionSettings,
+    held_out: Sequence[UserDataset] = (),
+    *,
+    data_name: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+    on_round: Callable[[RoundMetrics], None] = lambda done: None,
+) -> CountedUnigrams:
+    """As `count_unigrams`, of the users of a collection that is opened with the run's folder, the
+    words, and their record; `held_out` has users for the OOV rate, once it is open."""
+    split = TOKENIZERS[settings.tokenizer]
+    content = wordlist.read_bytes()  # once: what is verified is what is counted
+    record = list_record(wordlist, content, settings)
+    with folder_of(output, released=settings.released) as folder:
+        words = read_wordlist(wordlist, content)
+        never = [word for word in words if split(word) != [word]]
+        if never:
+            progress(
+                f"{len(never):,} of {len(words):,} words of the list can never match, because "
+                f"--tokenizer {settings.tokenizer} does not produce them: {', '.join(never[:5])}"
+                + (", ..." if len(never) > 5 else "")
+            )
+        collection = open_collection(folder, words, record)
         if collection.resumed:
             progress(f"resuming after round {collection.rounds_done} of {settings.rounds}")
         for metrics in collection.run():
             on_round(metrics)
+        users = sum(map(len, held_out))
         counts, report = write_release(
             collection,
             output,
             delta=settings.delta,
-            held_out=len(test),
+            held_out=users,
             at=datetime.now(UTC),
             data_name=data_name,
         )
         rate = None
-        if len(test):
-            rate = oov_rate(test, counts.words[: settings.capacity], split=split)
+        if users:
+            rate = oov_rate(held_out[0], counts.words[: settings.capacity], split=split)
         folder.remove()
-    return CountedUnigrams(counts, report, len(test), rate)
+    return CountedUnigrams(counts, report, users, rate)

@@ -184,20 +184,21 @@ class AvailabilitySampler:
         draw = self._key.fold("available", round, int(now * 1000)).uniforms(self.users)
         return draw < self.diurnal.probability(now, self._offset_h)
 
-    def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
+    def cohort(self, round: int, now: float = 0.0, least: int = 0) -> Users:  # noqa: A002
         """The users of a round, who are then taken to have taken part; UnavailableError if fewer
-        than the report goal can now: ask again later."""
+        than the report goal, or than `least`, can now: ask again later."""
         if round <= self._round:
             raise ConfigError(f"round {round} was requested after round {self._round}")
         may = self.eligible(round, now)
         ready = np.flatnonzero(may & self.available(round, now))
-        if len(ready) < self.report_goal:
+        if len(ready) < (least := least or self.report_goal):
             raise UnavailableError(
                 f"{len(ready)} users can take part in round {round} ({int(may.sum())} of "
                 f"{self.users} have a run-out timer and participations left), but "
-                f"{self.report_goal} are needed"
+                f"{least} are needed"
             )
-        chosen = _choose(ready, self.report_goal, self._key.fold("cohort", round))
+        count = min(len(ready), self.report_goal)
+        chosen = _choose(ready, count, self._key.fold("cohort", round))
         self._next_round[chosen] = round + self.gap
         self._next_s[chosen] = now + self.timer_s
         self._taken[chosen] += 1

@@ -213,6 +213,7 @@ class _Running:
     total: Encoded | None = None
     signs: npt.NDArray[np.int8] | None = None
     reports: int = 0
+    place: int = 0  # in the round, of the first device
     path: tuple[str | int, ...] | None = None
 
 
@@ -272,7 +273,7 @@ class SecureAggregator:
                 np.concatenate([leaf[i].ravel().astype(np.float64) for leaf in leaves])
                 * total.unit,
                 signs,
-                key.fold("device", total.reports + i),
+                key.fold("device", total.place + total.reports + i),
             )
             for i in range(count)
         )

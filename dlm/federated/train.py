@@ -443,16 +443,21 @@ class Training(FederatedRun[RoundReport]):
         if given.kind == "poisson":
             return PoissonSampler(users, given.q, key)
         if given.kind == "fixed":
-            return FixedGoalSampler(users, given.report_goal, key)
+            return FixedGoalSampler(users, self._cohort_size, key)
         return AvailabilitySampler(
             users,
-            given.report_goal,
+            self._cohort_size,
             key,
             gap=self.settings.privacy.gap,
             max_participations=self.settings.privacy.max_participations or None,
             timer_s=given.timer_s,
             diurnal=given.diurnal(),
         )
+
+    @property
+    def _cohort_size(self) -> int:
+        """Users drawn for a round, of samplers that draw a number of them."""
+        return self.settings.sampling.report_goal
 
     def _check_population(self) -> None:
         given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
@@ -461,7 +466,7 @@ class Training(FederatedRun[RoundReport]):
         users, most = len(self.train_users), privacy.max_participations or None
         try:
             sure = check_population(
-                users, given.report_goal, rounds.rounds, gap=privacy.gap, max_participations=most
+                users, self._cohort_size, rounds.rounds, gap=privacy.gap, max_participations=most
             )
         except ConfigError as exc:
             if held_out := len(self.held_out_users):

@@ -102,6 +102,10 @@ def weight(counts: Floats, clip: float) -> float:
     return 1.0 if total <= clip else clip / total
 
 
+def step_bits(config: UnigramConfig) -> int:
+    return STEP_BITS if config.noise_multiplier is None else NOISED_STEP_BITS
+
+
 def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = STEP_BITS) -> Floats:
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
@@ -130,6 +134,11 @@ def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = S
 def _scale(clip: float, bits: int) -> float:
     """Steps per count: a power of two, so that scaling rounds nothing; true counts are whole."""
     return 1.0 if math.isinf(clip) else 2.0 ** (bits - math.frexp(clip)[1])
+
+
+def steps_per_count(config: UnigramConfig) -> float:
+    """Of a round's sum, as `_scale`."""
+    return _scale(config.clip, step_bits(config))
 
 
 def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
@@ -193,7 +202,7 @@ def _with_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
     # Counts without noise need no numba and no cipher.
     from dlm.federated.noise.discrete_gaussian import draw_discrete, whole_deviation
 
-    scale = _scale(config.clip, NOISED_STEP_BITS)
+    scale = steps_per_count(config)
     steps = np.rint(clipped_sum * scale).astype(np.int64)
     deviation = whole_deviation(config.noise_std * scale)
     return (steps + draw_discrete(key, [(len(steps), deviation)])) / scale

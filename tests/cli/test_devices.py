@@ -136,7 +136,7 @@ def test_a_server_waits_no_longer_than_it_is_told(place: Path) -> None:
     ("setting", "wrong", "said"),
     [
         ("secure = true", "secure = false", "aggregation.secure"),
-        ("report_goal = 4", "report_goal = 2", "sampling.report_goal"),
+        ("report_goal = 4", "report_goal = 2", "report_goal"),
         ("report_goal = 4", 'report_goal = 4\nkind = "fixed"', "sampling.kind"),
         ("report_goal = 4", "report_goal = 4\nlow = 0.5", "sampling.low"),
         ("unroll = 4", "unroll = 4\nusers_at_once = 2", "users_at_once"),
@@ -150,6 +150,12 @@ def test_what_devices_cannot_do_is_refused(
     done = server(place)
     assert isinstance(done.exception, ConfigError)
     assert said in str(done.exception)
+
+
+def test_more_devices_than_its_goal_could_finish_a_round_with_are_not_asked(place: Path) -> None:
+    done = server(place, "--over-selection", "2")
+    assert isinstance(done.exception, ConfigError)
+    assert "over_selection" in str(done.exception)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,14 @@ def test_a_device_keeps_its_key(place: Path) -> None:
     assert isinstance(again.exception, ConfigError)
 
 
+def users_file(place: Path) -> str:
+    """The text of all devices, as that of users."""
+    text = {name: (place / f"{name}.txt").read_text().splitlines() for name in NAMES}
+    rows = "".join(f"{name}\t{line}\n" for name in NAMES for line in text[name])
+    (place / "users.tsv").write_text(f"user_id\tutterance\n{rows}")
+    return str(place / "users.tsv")
+
+
 @pytest.mark.slow
 @pytest.mark.promise("devices_train")
 def test_rounds_on_devices_are_those_of_dlm_federate_bit_for_bit(listening: Path) -> None:
@@ -190,12 +204,35 @@ def test_rounds_on_devices_are_those_of_dlm_federate_bit_for_bit(listening: Path
     )
     done = server(listening)
     assert done.exit_code == 0, done.exception
-    text = {name: (listening / f"{name}.txt").read_text().splitlines() for name in NAMES}
-    rows = "".join(f"{name}\t{line}\n" for name in NAMES for line in text[name])
-    (listening / "users.tsv").write_text(f"user_id\tutterance\n{rows}")
-    given = [str(listening / "users.tsv"), "--config", str(listening / "run.toml")]
+    given = [users_file(listening), "--config", str(listening / "run.toml")]
     done = CliRunner().invoke(app, ["federate", *given, "--output", str(listening / "here")])
     assert done.exit_code == 0, done.exception
     there, here = (load_model(listening / folder).params for folder in ("out", "here"))
     for one, other in zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("devices_train")
+def test_counts_on_devices_are_those_of_dlm_unigrams_bit_for_bit(listening: Path) -> None:
+    """With one seed; the report says how counts were hidden. A network begins with them."""
+    given = ["--wordlist", str(listening / "words.txt"), "--public-attested-by", "the tests"]
+    given += ["--lambda", "2.3", "--rounds", "2", "--report-goal", "4", "--tokenizer", "whitespace"]
+    given += ["--noise-multiplier", "0.1", "--delta", "1e-3", "--max-participations", "2"]
+    given += ["--seed", "3", "--cap-words", "11"]
+    there, here = str(listening / "there.tsv"), str(listening / "here.tsv")
+    where = [str(listening / "devices.tsv"), "--sockets", str(listening / "s")]
+    for done in (
+        devices("unigrams", *where, *given, "--output", there),
+        CliRunner().invoke(app, ["unigrams", users_file(listening), *given, "--output", here]),
+    ):
+        assert done.exit_code == 0, done.exception
+    assert Path(there).read_bytes() == Path(here).read_bytes()
+    report = Path(f"{there}.privacy.md").read_text()
+    for said in ("no outside cryptographer", "registered keys", "a clock"):
+        assert said in report
+    assert len(Path(there).read_text().splitlines()) > 1
+    with_counts = CONFIG.replace("words.txt", "there.tsv").replace('public = "the tests"\n', "")
+    (listening / "run.toml").write_text(with_counts.replace("rounds = 2", "rounds = 2\nseed = 3"))
+    done = server(listening, "--stop-after", "1")
+    assert done.exit_code == 0, done.exception

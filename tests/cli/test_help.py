@@ -115,6 +115,7 @@ NOT_RUN = {
     "dlm federate": "needs users' text and the extra train",
     "dlm devices device": "runs until SIGTERM",
     "dlm devices server": "needs devices",
+    "dlm devices unigrams": "needs devices",
     "dlm privacy audit": "needs a run's settings and the extra train",
     "dlm privacy compose": "needs the reports of runs",
     "dlm privacy erase": "needs a run",

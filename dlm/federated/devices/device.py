@@ -64,7 +64,7 @@ class DeviceState:
     own_seed: bytes = field(repr=False)
     step: int = ADVERTISED
     roster: Mapping[int, Advertisement] = field(default_factory=dict)
-    own_shares: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
+    own_share: bytes = field(default=b"", repr=False)
     shares: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     survivors: tuple[int, ...] = ()
 
@@ -124,18 +124,17 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
             content = one.signed_content(terms, device)
             if known is None or not is_signed(known, one.signature, content):
                 raise PrivacyError(f"the keys of device {device} are not signed by it")
-    places = places_of(found)
+    places, sealed, commitments = places_of(found), {}, {}
     of_mask = shamir.split(state.masking.secret, list(places.values()), terms.threshold, draw)
     of_own = shamir.split(state.own_seed, list(places.values()), terms.threshold, draw)
-    sealed = {}
-    for other, advertisement in found.items():
+    for other, place in places.items():
+        commitments[other] = commitment_of(of_mask[place]) + commitment_of(of_own[place])
         if other != me:
-            key = state.sealing.agree(advertisement.sealing, "seal")
-            both = of_mask[places[other]] + of_own[places[other]]
+            key = state.sealing.agree(found[other].sealing, "seal")
+            both = of_mask[place] + of_own[place]
             sealed[other] = seal(key, both, sealed_about(terms, me, other))
-    own = of_mask[places[me]], of_own[places[me]]
-    state = replace(state, roster=dict(found), own_shares=own)
-    return state, Shares(sealed, commitment_of(state.own_seed))
+    state = replace(state, roster=dict(found), own_share=of_own[places[me]])
+    return state, Shares(sealed, commitments)
 
 
 def mask(
@@ -190,7 +189,7 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
     """Round 4: of each device one share, of the secret that hides nothing any more.
 
     Raises  PrivacyError  too few devices signed the same survivors: the server told others of other
-            ones; or a sealed share was changed
+            ones
     """
     state = state.after(ENDED)
     terms, me = state.terms, state.me
@@ -207,10 +206,13 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
                 f"{len(signed)} of {len(consents.signatures)} devices signed the survivors that "
                 f"device {me} was told of; expected all, and {terms.threshold} or more"
             )
-    vanished, own = {}, {me: state.own_shares[1]}
+    vanished, own = {}, {me: state.own_share}
     for other, sealed in state.shares.items():
         key = state.sealing.agree(state.roster[other].sealing, "seal")
-        both = unseal(key, sealed, sealed_about(terms, other, me))
+        try:
+            both = unseal(key, sealed, sealed_about(terms, other, me))
+        except PrivacyError:
+            continue  # a device that seals garbage would else take this one's shares of all others
         if other in state.survivors:
             own[other] = both[shamir.SHARE_BYTES :]
         else:

@@ -18,6 +18,7 @@ from dlm.federated.clip import Array
 from dlm.federated.devices import summing
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import (
+    LEFT_OUT,
     WEIGHT_STEPS,
     DeviceAnswer,
     ReadinessRequest,
@@ -27,9 +28,11 @@ from dlm.federated.devices.participant import (
     round_name,
     segments_of,
 )
+from dlm.federated.devices.primitives import Vector
 from dlm.federated.devices.protocol import (
     Advertisement,
     Consent,
+    InputSegment,
     MaskedInput,
     OpenedShares,
     RoundTerms,
@@ -52,6 +55,7 @@ _STEPS: Mapping[Step, tuple[str, type[summing.Message]]] = {
 }
 
 
+_TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round goes on without the device's input
 # Bytes of an answer: its header at most, and what it holds for each device.
 _HEADER = 1 << 16
 _PER_DEVICE = 1024
@@ -63,12 +67,13 @@ class Network(Protocol):
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:
         """Sends each device its request, and tells `hear` each answer of at most so many bytes as
-        it comes, on the caller's thread, until all have answered or the time is over."""
+        it comes, on the caller's thread, until all have answered, the time is over, or `hear` says
+        that it has enough."""
         ...
 
 
@@ -92,14 +97,12 @@ class DeviceCohort:
     names: Sequence[str]
 
 
-class DevicesEngine:
-    """Computes a round's sums on devices, by secure aggregation.
+class DeviceRounds:
+    """Adds up what devices compute in a round, by secure aggregation.
 
     Args
         network     reaches the devices
         keys        pseudonym -> registered key for signatures; None: no keys were registered
-        vocabulary  words or wordpieces, as devices are sent them
-        text        how devices read their text: tokenizer, max_tokens
         gap, most   participations that devices enforce, too
         step_s      seconds that devices have for each step
         on_outcome  is told how each round ended
@@ -107,41 +110,16 @@ class DevicesEngine:
 
     def __init__(
         self,
-        model: rnn.RnnConfig,
-        local: LocalConfig,
-        aggregator: SecureAggregator,
         network: Network,
         *,
         keys: Mapping[str, bytes] | None,
-        vocabulary: bytes,
-        text: Mapping[str, Any],
         gap: int,
         most: int,
         step_s: float,
         on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
     ) -> None:
-        self._model, self._aggregator, self._network = model, aggregator, network
-        self._keys, self._vocabulary, self._step_s = keys, vocabulary, step_s
+        self._network, self._keys, self._step_s = network, keys, step_s
         self._gap, self._most, self._on_outcome = gap, most, on_outcome
-        self._settings = json.dumps(
-            {
-                "model": asdict(model),
-                "local": asdict(local),
-                "aggregator": {
-                    "clip_norm": aggregator.clip_norm,
-                    "scale": aggregator.scale,
-                    "report_goal": aggregator.report_goal,
-                    "alpha": aggregator.alpha,
-                },
-                "text": dict(text),
-                "gap": gap,
-                "most": most,
-            }
-        )
-
-    @property
-    def aggregator(self) -> SecureAggregator:
-        return self._aggregator
 
     @property
     def protocol(self) -> str:
@@ -157,12 +135,135 @@ class DevicesEngine:
         )
         found: dict[str, bool] = {}
 
-        def hear(name: str, data: bytes) -> None:
+        def hear(name: str, data: bytes) -> bool:
             with suppress(DlmError):
                 found[name] = not from_bytes(DeviceAnswer, data).error
+            return False
 
         self._network.ask(dict.fromkeys(names, asked), hear, timeout_s, _HEADER)
         return found
+
+    def summed(
+        self,
+        cohort: DeviceCohort,
+        segments: tuple[InputSegment, ...],
+        goal: int,
+        settings: Mapping[str, Any],
+        vocabulary: bytes,
+        *asked: Any,
+    ) -> tuple[Sequence[Vector], Sequence[int]]:
+        """The sum of each segment over the first inputs up to `goal`, and whose they are; of
+        nobody, without any, if the round is abandoned.
+
+        Args  settings, vocabulary, asked  of the `Task`
+        """
+        said_of_all = json.dumps({**settings, "gap": self._gap, "most": self._most})
+        numbers = {name: number for number, name in enumerate(cohort.names, 1)}
+        names = {number: name for name, number in numbers.items()}
+        signed = self._keys is not None
+        terms = RoundTerms(
+            round_name(cohort.run, cohort.index),
+            least_threshold(len(numbers), active=signed),
+            segments,
+            None if self._keys is None else {numbers[n]: self._keys[n] for n in numbers},
+        )
+        state = SummingState(terms, goal)
+        named = cohort.run, cohort.index
+        said: dict[int, Any] = {
+            number: Task(*named, number, number - 1, terms, said_of_all, vocabulary, *asked)
+            for number in numbers.values()
+        }
+        faults: dict[str, str] = {}
+        try:
+            while state.step is not Step.ENDED:
+                state = self._heard(state, said, names, faults)
+                state, replies = summing.go_on(state)
+                said = dict(replies)
+            vectors, survivors = summing.summed(state)
+        except RoundAbandoned as exc:
+            self._on_outcome(RoundOutcome(len(numbers), 0, faults, str(exc)))
+            return (), ()
+        self._on_outcome(RoundOutcome(len(numbers), len(survivors), faults))
+        return vectors, survivors
+
+    def _heard(
+        self,
+        state: SummingState,
+        said: Mapping[int, Any],
+        names: Mapping[int, str],
+        faults: dict[str, str],
+    ) -> SummingState:
+        """The state after the answers to one step."""
+        step, kind = _STEPS[state.step]
+        numbers = {names[number]: number for number in said}
+        now = state
+
+        def hear(name: str, data: bytes) -> bool:
+            nonlocal now
+            if name not in numbers or summing.is_enough(now):
+                return summing.is_enough(now)
+            try:
+                answer = from_bytes(DeviceAnswer, data)
+                if answer.error:
+                    raise ProtocolError(f"it refuses: {answer.error[:500]!r}")
+                now = summing.hear(now, numbers[name], from_bytes(kind, answer.content))
+            except DlmError as exc:
+                faults[name] = str(exc)
+            return summing.is_enough(now)
+
+        requests = {
+            names[number]: to_bytes(Request(step, to_bytes(one))) for number, one in said.items()
+        }
+        if state.step is Step.CONSENTS:
+            left_out = set(state.shares) - set(state.survivors)
+            requests |= dict.fromkeys(map(names.__getitem__, left_out), _TOLD)
+        most = _HEADER + _PER_DEVICE * len(numbers)
+        if state.step is Step.INPUTS:
+            most += sum(one.wire_bytes for one in state.terms.segments)
+        self._network.ask(requests, hear, self._step_s, most)
+        for number in said:
+            if number not in now.heard and not summing.is_enough(now):
+                faults.setdefault(names[number], f"no answer to {step} in {self._step_s:g} s")
+        return now
+
+
+class DevicesEngine(DeviceRounds):
+    """Computes a round's sums on devices.
+
+    Args
+        vocabulary  words or wordpieces, as devices are sent them
+        text        how devices read their text: tokenizer, max_tokens
+        given       as of `DeviceRounds`
+    """
+
+    def __init__(
+        self,
+        model: rnn.RnnConfig,
+        local: LocalConfig,
+        aggregator: SecureAggregator,
+        network: Network,
+        *,
+        vocabulary: bytes,
+        text: Mapping[str, Any],
+        **given: Any,
+    ) -> None:
+        super().__init__(network, **given)
+        self._aggregator, self._vocabulary = aggregator, vocabulary
+        self._settings = {
+            "model": asdict(model),
+            "local": asdict(local),
+            "aggregator": {
+                "clip_norm": aggregator.clip_norm,
+                "scale": aggregator.scale,
+                "report_goal": aggregator.report_goal,
+                "alpha": aggregator.alpha,
+            },
+            "text": dict(text),
+        }
+
+    @property
+    def aggregator(self) -> SecureAggregator:
+        return self._aggregator
 
     def sensitivity_factor(self, dimension: int) -> float:
         return self._aggregator.sensitivity_factor(dimension)
@@ -178,94 +279,20 @@ class DevicesEngine:
         """As of `Engine`. If a round is abandoned, its sums are of nobody: the noise
         of its release hides nothing then, and whoever took part is in the ledger."""
         total = self._aggregator.zero(params, float(bound))
-        encoding = total.encoding
-        numbers = {name: number for number, name in enumerate(cohort.names, 1)}
-        names = {number: name for name, number in numbers.items()}
-        signed = self._keys is not None
-        terms = RoundTerms(
-            round_name(cohort.run, cohort.index),
-            least_threshold(len(numbers), active=signed),
-            segments_of(encoding),
-            None if self._keys is None else {numbers[n]: self._keys[n] for n in numbers},
+        vectors, survivors = self.summed(
+            cohort,
+            segments_of(total.encoding),
+            self._aggregator.report_goal,
+            self._settings,
+            self._vocabulary,
+            leaves_of(params),
+            float(bound),
+            float(tracked),
+            key.shared(),
         )
-        state = SummingState(terms)
-        leaves = leaves_of(params)
-        said: dict[int, Any] = {
-            number: Task(
-                cohort.run,
-                cohort.index,
-                number,
-                number - 1,
-                terms,
-                self._settings,
-                self._vocabulary,
-                leaves,
-                float(bound),
-                float(tracked),
-                key.shared(),
-            )
-            for number in numbers.values()
-        }
-        faults: dict[str, str] = {}
-        try:
-            while state.step is not Step.ENDED:
-                state = self._heard(state, said, names, faults)
-                state, replies = summing.go_on(state)
-                said = dict(replies)
-            vectors, survivors = summing.summed(state)
-        except RoundAbandoned as exc:
-            self._on_outcome(RoundOutcome(len(numbers), 0, faults, str(exc)))
-            return self._result(params, total, None, (), key)
-        self._on_outcome(RoundOutcome(len(numbers), len(survivors), faults))
-        return self._result(params, total, vectors, survivors, key)
-
-    def _heard(
-        self,
-        state: SummingState,
-        said: Mapping[int, Any],
-        names: Mapping[int, str],
-        faults: dict[str, str],
-    ) -> SummingState:
-        """The state after the answers to one step."""
-        step, kind = _STEPS[state.step]
-        numbers = {names[number]: number for number in said}
-        now = state
-
-        def hear(name: str, data: bytes) -> None:
-            nonlocal now
-            if name not in numbers:
-                return
-            try:
-                answer = from_bytes(DeviceAnswer, data)
-                if answer.error:
-                    raise ProtocolError(f"it refuses: {answer.error[:500]!r}")
-                now = summing.hear(now, numbers[name], from_bytes(kind, answer.content))
-            except DlmError as exc:
-                faults[name] = str(exc)
-
-        requests = {
-            names[number]: to_bytes(Request(step, to_bytes(one))) for number, one in said.items()
-        }
-        most = _HEADER + _PER_DEVICE * len(numbers)
-        if state.step is Step.INPUTS:
-            most += sum(one.wire_bytes for one in state.terms.segments)
-        self._network.ask(requests, hear, self._step_s, most)
-        for number in said:
-            if number not in now.heard:
-                faults.setdefault(names[number], f"no answer to {step} in {self._step_s:g} s")
-        return now
-
-    def _result(
-        self,
-        params: rnn.Params,
-        total: Any,
-        vectors: Sequence[Any] | None,
-        survivors: Sequence[int],
-        key: Key,
-    ) -> RoundSums:
         reports, zero = len(survivors), jnp.float32(0.0)
         below, weight = 0.0, 0.0
-        if vectors is not None:
+        if vectors:
             total = self._aggregator.summed(total, vectors[0], reports, key)
             counted = np.asarray(vectors[1])
             # A device that lies may say anything here; more than all devices together it may not.

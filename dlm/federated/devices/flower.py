@@ -80,7 +80,7 @@ class FlowerNodes:
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:

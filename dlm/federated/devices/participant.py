@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import DlmError, PrivacyError, ProtocolError
+from dlm.errors import ConfigError, DlmError, PrivacyError, ProtocolError
 from dlm.federated import rnn
 from dlm.federated.devices import device
 from dlm.federated.devices.clocks import Clock, Clocks
@@ -35,7 +35,9 @@ from dlm.federated.engine import LocalEngine
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.secagg import Encoding, SecureAggregator
-from dlm.federated.tokens import Ids, check_ids
+from dlm.federated.tokens import FIRST_WORD_ID, Ids, check_ids
+from dlm.federated.unigram_settings import UnigramConfig
+from dlm.federated.unigrams import round_sum, step_bits, steps_per_count
 from dlm.logs import EventLog
 
 logger = EventLog(__name__)
@@ -44,6 +46,7 @@ logger = EventLog(__name__)
 # user's weight in steps of 2^-30.
 STATISTICS = InputSegment(2, 1 << 62)
 WEIGHT_STEPS = 1 << 30
+LEFT_OUT = "left-out"  # the step that tells a device that the round goes on without its input
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,9 @@ class Task:
 
     run, round     name the round; with `name` of the terms, no two are alike
     me             the device's number in this round;  place  its place in the cohort
-    settings       JSON: `model`, `local`, `aggregator` (C, s, m, alpha), `text` (how it is read),
-                   the least `gap` and the `most` participations that the server promises
+    settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
+                   that the server promises; to train `model`, `local`, `aggregator` (C, s, m,
+                   alpha), to count words `counting` (`UnigramConfig`), `goal`
     vocabulary     the words or wordpieces
     parameters     float32, little-endian, one for each leaf of the network
     key            of the round's rotation and rounding
@@ -66,10 +70,10 @@ class Task:
     terms: RoundTerms
     settings: str
     vocabulary: bytes
-    parameters: tuple[bytes, ...]
-    bound: float
-    tracked: float
-    key: bytes
+    parameters: tuple[bytes, ...] = ()
+    bound: float = 0.0
+    tracked: float = 0.0
+    key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +109,37 @@ def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
     return InputSegment(encoding.padded, encoding.modulus), STATISTICS
 
 
+def counts_segment(config: UnigramConfig, words: int, goal: int) -> InputSegment:
+    """Of counts in steps, which add up to less than 2^step_bits per device; ConfigError without a
+    finite lambda, which bounds them."""
+    if math.isinf(config.clip):
+        raise ConfigError(f"lambda is {config.clip}; expected a finite one, for sums over devices")
+    return InputSegment(words, (goal << step_bits(config)) + 1)
+
+
 @dataclass(frozen=True)
 class _InRound:
     task: Task
     state: device.DeviceState
     clock: Clock
     read: Callable[[], Sequence[Ids]]
-    model: rnn.RnnConfig
-    local: LocalConfig
-    params: rnn.Params
-    engine: LocalEngine
-    captured: _Captured
+    compute: Callable[[Sequence[Ids]], tuple[Vector, ...]]
 
 
-class _Captured:
-    """The aggregator of one device: its encoded update stays as it is.
+class _Captured(SecureAggregator):
+    """The aggregator of one device, at its place of the round: its encoded update stays as it is.
 
-    As `Aggregator`, so that a device computes as `LocalEngine` does, bit for bit.
+    So a device computes as `LocalEngine` does, bit for bit.
     """
 
-    def __init__(self, inner: SecureAggregator) -> None:
-        self._inner, self.place = inner, 0
-        self.encoded: Vector = np.zeros(0, np.int64)
+    place = 0
+    encoded: Vector
 
     def zero(self, template: Any, bound: float | None = None) -> Any:
-        return replace(self._inner.zero(template, bound), reports=self.place)
+        return replace(super().zero(template, bound), place=self.place)
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
-        found = self._inner.add(total, updates, key)
+        found = super().add(total, updates, key)
         assert found.total is not None
         self.encoded = found.total
         return found
@@ -140,10 +147,9 @@ class _Captured:
     def result(self, total: Any, reports: int) -> Any:
         del total, reports
 
-    def sensitivity_factor(self, dimension: int) -> float:
-        return self._inner.sensitivity_factor(dimension)
 
-
+# Inputs of a task, and what computes them from a text.
+Work: TypeAlias = tuple[tuple[InputSegment, ...], Callable[[Sequence[Ids]], tuple[Vector, ...]]]
 # Raises what is wrong with a task before any text is read; what it returns reads the utterances.
 TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
 
@@ -199,16 +205,13 @@ class Participant:
         given = json.loads(task.settings)
         self._check(task)
         clock = self._clock(task.run, task.round, int(given["gap"]), int(given["most"]))
-        aggregator = SecureAggregator(**given["aggregator"])
-        model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
-        params = params_of(model, task.parameters)
-        if task.terms.segments != segments_of(aggregator.encoding(rnn.parameter_count(params))):
-            raise ProtocolError("the segments of the task are not those of its network")
+        begin = self._counting if "counting" in given else self._training
+        segments, compute = begin(task, given)
+        if task.terms.segments != segments:
+            raise ProtocolError("the segments of the task are not those of what it asks for")
         read = self._text(task)
-        engine, captured = self._engine(task.settings, model, local, aggregator)
-        captured.place = task.place
         state, said = device.advertise(task.terms, task.me, self._signer, self._draw)
-        self._in_round = _InRound(task, state, clock, read, model, local, params, engine, captured)
+        self._in_round = _InRound(task, state, clock, read, compute)
         return said
 
     def _clock(self, run: str, index: int, gap: int, most: int) -> Clock:
@@ -238,6 +241,10 @@ class Participant:
         if now is None:
             raise ProtocolError(f"the step {request.step!r} is asked for before a task")
         content = request.content
+        if request.step == LEFT_OUT:
+            self._in_round = None
+            logger.info("federated.update.left_out", extra={"round": now.task.round})
+            return None
         if request.step == "roster":
             roster = from_bytes(Roster, content)
             if len(roster.advertisements) < self._allowed.least_devices:
@@ -261,42 +268,57 @@ class Participant:
         self._in_round = replace(now, state=state)
         return said
 
-    def _inputs(self, now: _InRound) -> tuple[Vector, Vector]:
+    def _inputs(self, now: _InRound) -> tuple[Vector, ...]:
         """What the device hands in: of no text if anything goes wrong with its own, since an error
         would tell the server what the user wrote."""
         try:
-            return self._update(now, now.read())
+            return now.compute(now.read())
         except Exception as exc:  # noqa: BLE001 - see above
             logger.warning("federated.update.emptied", extra={"error": type(exc).__name__})
-            return self._update(now, [])
+            return now.compute([])
 
-    def _update(self, now: _InRound, text: Sequence[Ids]) -> tuple[Vector, Vector]:
-        check_ids(text, now.model.vocab_size)
-        work: UserWork = work_of(text, now.local, self._order())
-        sums = now.engine.sums(
-            now.params,
-            [work],
-            jnp.float32(now.task.bound),
-            jnp.float32(now.task.tracked),
-            Key.given(now.task.key),
-        )
-        below = int(float(sums.below) > 0)
-        statistics = np.array([below, round(work.weight * WEIGHT_STEPS)], np.int64)
-        return now.captured.encoded, statistics
-
-    def _engine(
-        self,
-        settings: str,
-        model: rnn.RnnConfig,
-        local: LocalConfig,
-        aggregator: SecureAggregator,
-    ) -> tuple[LocalEngine, _Captured]:
-        """One per settings: its functions are compiled once."""
-        if settings not in self._engines:
-            captured = _Captured(aggregator)
+    def _training(self, task: Task, given: dict[str, Any]) -> Work:
+        """An update of the network of a task."""
+        model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
+        params = params_of(model, task.parameters)
+        if task.settings not in self._engines:  # one: its functions are compiled once
+            captured = _Captured(**given["aggregator"])
             engine = LocalEngine(model, local, aggregator=captured)
-            self._engines = {settings: (engine, captured)}
-        return self._engines[settings]
+            self._engines = {task.settings: (engine, captured)}
+        engine, captured = self._engines[task.settings]
+
+        def update(text: Sequence[Ids]) -> tuple[Vector, ...]:
+            check_ids(text, model.vocab_size)
+            work: UserWork = work_of(text, local, self._order())
+            captured.place = task.place
+            sums = engine.sums(
+                params,
+                [work],
+                jnp.float32(task.bound),
+                jnp.float32(task.tracked),
+                Key.given(task.key),
+            )
+            below = int(float(sums.below) > 0)
+            statistics = np.array([below, round(work.weight * WEIGHT_STEPS)], np.int64)
+            return captured.encoded, statistics
+
+        return segments_of(captured.encoding(rnn.parameter_count(params))), update
+
+    def _counting(self, task: Task, given: dict[str, Any]) -> Work:
+        """How often the words of a task's list are in the text, as `dlm unigrams` counts them."""
+        del task
+        config, ids = UnigramConfig(**given["counting"]), given["model"]["vocab_size"]
+        segment = counts_segment(config, ids - FIRST_WORD_ID, given["goal"])
+
+        def counts(text: Sequence[Ids]) -> tuple[Vector, ...]:
+            check_ids(text, ids)
+            found = np.bincount(np.concatenate([[0], *text]), minlength=ids)[FIRST_WORD_ID:]
+            places = np.flatnonzero(found)
+            user = places, found[places].astype(np.float64)
+            summed = round_sum([user], config.clip, segment.size, bits=step_bits(config))
+            return ((summed * steps_per_count(config)).astype(np.int64),)
+
+        return (segment,), counts
 
 
 def params_of(model: rnn.RnnConfig, leaves: Sequence[bytes]) -> rnn.Params:

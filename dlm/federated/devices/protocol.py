@@ -10,8 +10,8 @@ Figure 4 with the consistency round of its active adversary; the graph is comple
     3      Consent              Consents: signatures of U3, by U4
     4      OpenedShares               nothing: the sum of U3's inputs is known
 
-Where we differ: a device commits to the seed of its own mask (SHA-256), so that the server finds a
-wrong share and uses others; the paper's servers could not tell.
+Where we differ: a device commits to its shares (SHA-256), so that the server finds those that
+others open wrongly, and uses the right ones; the paper's servers could not tell.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class Roster:
 class Shares:
     """For each other device, sealed: its shares of the two secrets.
 
-    commitment  SHA-256 of the seed of the device's own mask
+    commitments  for each device, this one too: to its shares, one after the other
     """
 
     sealed: Mapping[int, bytes]
-    commitment: bytes
+    commitments: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,9 @@ def survivors_content(terms: RoundTerms, devices: Sequence[int]) -> bytes:
     return _content("survivors", terms, devices)
 
 
-def commitment_of(seed: bytes) -> bytes:
-    return hashlib.sha256(b"dlm own mask " + seed).digest()
+def commitment_of(share: bytes) -> bytes:
+    """32 bytes, which hide a share: nobody can guess its 256 bits."""
+    return hashlib.sha256(b"dlm share " + share).digest()
 
 
 def sealed_about(terms: RoundTerms, sender: int, receiver: int) -> bytes:

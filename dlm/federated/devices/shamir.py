@@ -6,15 +6,13 @@ another place, over the integers modulo a prime just above 2^256.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dlm.errors import PrivacyError
 from dlm.federated.devices.primitives import SECRET_BYTES, Draw
 
 PRIME = (1 << 256) + 297
 SHARE_BYTES = 33
-MOST_TRIES = 1000  # of other shares, where some are wrong
 
 
 def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> dict[int, bytes]:
@@ -32,35 +30,20 @@ def split(secret: bytes, places: Sequence[int], threshold: int, draw: Draw) -> d
     return {place: _at(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places}
 
 
-def join(shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """The secret, from at least `threshold` shares by their places; some may be wrong.
+def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret, from at least `threshold` shares by their places.
 
-    Args    is_right  tells the secret from others
-    Raises  PrivacyError  too few, or too many are wrong
+    Raises  PrivacyError  too few, or they are of no secret
     """
     if len(shares) < threshold:
-        raise PrivacyError(f"found {len(shares)} shares of a secret; expected at least {threshold}")
-    sound = {
-        place: number
-        for place, share in sorted(shares.items())
-        if len(share) == SHARE_BYTES and (number := int.from_bytes(share, "big")) < PRIME
-    }
-    if len(sound) < threshold:
         raise PrivacyError(
-            f"{len(sound)} of {len(shares)} shares of a secret are valid; expected {threshold}"
+            f"found {len(shares)} right shares of a secret; expected at least {threshold}"
         )
-    # At random: in any order, the first many subsets would all have the one wrong share.
-    chance = random.SystemRandom()
-    for _ in range(MOST_TRIES if len(sound) > threshold else 1):
-        places = chance.sample(list(sound), threshold)
-        secret = _value_at_zero({place: sound[place] for place in places})
-        if not secret >> (8 * SECRET_BYTES):
-            found = secret.to_bytes(SECRET_BYTES, "big")
-            if is_right(found):
-                return found
-    raise PrivacyError(
-        f"no {threshold} of {len(shares)} shares gave the secret; too many devices sent wrong ones"
-    )
+    used = list(shares.items())[:threshold]
+    secret = _value_at_zero({place: int.from_bytes(share, "big") for place, share in used})
+    if secret >> (8 * SECRET_BYTES):
+        raise PrivacyError(f"{len(shares)} shares are of no secret: their device lies")
+    return secret.to_bytes(SECRET_BYTES, "big")
 
 
 def _value_at_zero(values: Mapping[int, int]) -> int:

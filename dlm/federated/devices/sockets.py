@@ -113,26 +113,58 @@ class LocalSockets:
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:
-        end_s = time.monotonic() + timeout_s
+        end_s, lines = time.monotonic() + timeout_s, _Lines()
         with ThreadPoolExecutor(min(len(requests), AT_ONCE) or 1) as pool:
             asked = {
-                pool.submit(ask_one, socket_of(self._folder, name), data, end_s, most_bytes): name
+                pool.submit(
+                    ask_one, socket_of(self._folder, name), data, end_s, most_bytes, lines.add
+                ): name
                 for name, data in requests.items()
             }
             for one in as_completed(asked):
                 name = asked.pop(one)  # and with it the answer, once it is heard
                 with suppress(EOFError, OSError, ProtocolError):
-                    hear(name, one.result())
+                    if hear(name, one.result()):
+                        lines.end()
 
 
-def ask_one(path: Path, data: bytes, end_s: float, most_bytes: int) -> bytes:
-    """The answer of the device at this path; OSError or EOFError if there is none in time."""
+class _Lines:
+    """On which threads wait for answers, until all waiting ends."""
+
+    def __init__(self) -> None:
+        self._lines: list[socket.socket] = []
+        self._is_over = False
+
+    def add(self, line: socket.socket) -> None:
+        self._lines.append(line)
+        if self._is_over:  # looked at once the line is listed: `end`, or this, ends it
+            raise EOFError
+
+    def end(self) -> None:
+        self._is_over = True
+        for line in self._lines:
+            with suppress(OSError):  # closed already
+                line.shutdown(socket.SHUT_RDWR)
+
+
+def ask_one(
+    path: Path,
+    data: bytes,
+    end_s: float,
+    most_bytes: int,
+    waits: Callable[[socket.socket], None] = lambda line: None,
+) -> bytes:
+    """The answer of the device at this path; OSError or EOFError if there is none in time.
+
+    Args  waits  is told the line once the request is on its way
+    """
     with socket.socket(socket.AF_UNIX) as line:
         _wait_until(line, end_s)
         line.connect(str(path))
         send(line, data, end_s)
+        waits(line)
         return receive(line, end_s, end_s, most_bytes)

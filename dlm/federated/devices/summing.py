@@ -5,11 +5,9 @@ It sees masked inputs, and at the end their sum. The caller decides how long eac
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import partial
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -60,17 +58,23 @@ ASKED: Mapping[Step, type[Message]] = {
 }
 
 
+_ANY_KEY = KeyPair.of(bytes(32))
+_OF_MASKING, _OF_OWN = slice(32), slice(32, None)  # of the commitments to two shares
+
+
 class RoundAbandoned(PrivacyError):
     """Fewer devices stayed than the threshold; of their inputs nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SummingState:
-    """heard  what devices sent in this step
+    """goal   inputs after which no more are taken
+    heard  what devices sent in this step
     roster, shares, survivors  U1, U2 and U3 with what they sent; total  of masked inputs
     """
 
     terms: RoundTerms
+    goal: int = MOST_DEVICES
     step: Step = Step.KEYS
     heard: Mapping[int, Message] = field(default_factory=dict)
     roster: Mapping[int, Advertisement] = field(default_factory=dict)
@@ -87,6 +91,13 @@ class SummingState:
         return frozenset(of_step.get(self.step, self.survivors))
 
 
+def is_enough(state: SummingState) -> bool:
+    """Whether a step goes on at once: all who may answer have, or the goal of inputs is reached."""
+    expected = state.expected
+    most = MOST_DEVICES if expected is None else len(expected)
+    return len(state.heard) >= (min(most, state.goal) if state.step is Step.INPUTS else most)
+
+
 def hear(state: SummingState, device: int, message: Message) -> SummingState:
     """The state with one message more.
 
@@ -101,7 +112,7 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
     if device in state.heard:
         raise PrivacyError(f"device {device} sent {type(message).__name__} twice")
     expected = state.expected
-    if (expected is not None and device not in expected) or len(state.heard) >= MOST_DEVICES:
+    if (expected is not None and device not in expected) or is_enough(state):
         raise PrivacyError(f"device {device} does not take part in this step of the round")
     wrong = _fault(state, device, message)
     if wrong:
@@ -157,27 +168,24 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
     opened = {device: _of(OpenedShares, one) for device, one in state.heard.items()}
     total = [one.copy() for one in state.total]
 
-    def found(of: Mapping[int, bytes], is_right: Callable[[bytes], bool]) -> bytes:
-        by_place = {places[device]: share for device, share in of.items()}
+    def found(device: int, which: slice) -> bytes:
+        """A device's secret, from those shares of it that it committed to."""
+        shares, right = {}, state.shares[device].commitments
+        for one, sent in opened.items():
+            share = {**sent.own, **sent.vanished}.get(device, b"")
+            if commitment_of(share) == right[one][which]:
+                shares[places[one]] = share
         try:
-            return shamir.join(by_place, terms.threshold, is_right)
+            return shamir.join(shares, terms.threshold)
         except PrivacyError as exc:
-            raise RoundAbandoned(str(exc)) from exc
+            raise RoundAbandoned(f"device {device}: {exc}") from exc
 
     for device in state.survivors:
-        right = state.shares[device].commitment
-        seed = found(
-            {one: sent.own[device] for one, sent in opened.items()},
-            partial(_is_committed, right),
-        )
-        add_mask(total, seed, terms.segments, -1)
+        add_mask(total, found(device, _OF_OWN), terms.segments, -1)
     for device in sorted(set(state.shares) - set(state.survivors)):
-        public = state.roster[device].masking
-        secret = found(
-            {one: sent.vanished[device] for one, sent in opened.items()},
-            partial(_is_secret_of, public),
-        )
-        pair = KeyPair.of(secret)
+        pair = KeyPair.of(found(device, _OF_MASKING))
+        if pair.public != state.roster[device].masking:
+            raise RoundAbandoned(f"device {device} vanished, and had shared another key than its")
         for other in state.survivors:
             seed = pair.agree(state.roster[other].masking, "mask")
             add_mask(total, seed, terms.segments, -1 if other > device else 1)
@@ -192,20 +200,12 @@ def _of(kind: type[T], message: Message) -> T:
     return message
 
 
-def _is_committed(commitment: bytes, seed: bytes) -> bool:
-    return hmac.compare_digest(commitment_of(seed), commitment)
-
-
-def _is_secret_of(public: bytes, secret: bytes) -> bool:
-    return KeyPair.of(secret).public == public
-
-
 def _fault(state: SummingState, device: int, message: Message) -> str:
     """What is wrong with a message; "" if nothing."""
     terms = state.terms
     if isinstance(message, Advertisement):
-        if {len(message.sealing), len(message.masking)} != {32}:
-            return "its keys do not have 32 bytes"
+        for key in _keys(message):
+            _ANY_KEY.agree(key, "check")  # with a bad key, no other device could share its secrets
         known = None if terms.verifying is None else terms.verifying.get(device, b"")
         content = message.signed_content(terms, device)
         if known is not None and not is_signed(known, message.signature, content):
@@ -216,8 +216,10 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
     elif isinstance(message, Shares):
         if set(message.sealed) != set(state.roster) - {device}:
             return "it did not seal one share for each other device"
-        if len(message.commitment) != 32 or any(len(s) > 200 for s in message.sealed.values()):
-            return "its shares or its commitment have another length"
+        if set(message.commitments) != set(state.roster):
+            return "it did not commit to one share for each device"
+        if any(len(s) > 200 for s in (*message.sealed.values(), *message.commitments.values())):
+            return "its shares or its commitments are too long"
     elif isinstance(message, MaskedInput):
         if [len(one) for one in message.segments] != [one.wire_bytes for one in terms.segments]:
             return "its input has another length"
@@ -231,10 +233,11 @@ def _fault(state: SummingState, device: int, message: Message) -> str:
             survivors_content(terms, state.survivors),
         ):
             return "its signature of the survivors is wrong"
-    elif set(message.own) != set(state.survivors) or set(message.vanished) != set(
-        state.shares
-    ) - set(state.survivors):
-        return "it did not open one share of each device"
+    elif device not in message.own or not (
+        message.own.keys() <= set(state.survivors)
+        and message.vanished.keys() <= set(state.shares) - set(state.survivors)
+    ):
+        return "it opened shares of other devices than it was asked for"
     return ""
 
 

@@ -10,16 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, UnavailableError
-from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome
+from dlm.federated.devices.engine import (
+    DeviceCohort,
+    DeviceRounds,
+    DevicesEngine,
+    Network,
+    RoundOutcome,
+)
 from dlm.federated.devices.fleet import Fleet
+from dlm.federated.devices.protocol import least_threshold
 from dlm.federated.devices.settings import LEAST_DEVICES, MOST_DEVICES, ServerSettings
 from dlm.federated.engine import Aggregator, Engine
 from dlm.federated.keys import Key
+from dlm.federated.run import Done, FederatedRun
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.sampling import AvailabilitySampler, Sampler, Users
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import TrainingSettings
-from dlm.federated.train import Training
+from dlm.federated.train import RoundReport, Training
 
 MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
@@ -27,7 +35,8 @@ CHECK_IN_S = 60.0  # for the answers to one; Flower starts a process for each
 
 
 class CheckedIn(AvailabilitySampler):
-    """`report_goal` of the devices that check in now, in real time.
+    """Devices that check in now, in real time: as many as are asked, once they are here; in the
+    end, at least `goal`.
 
     Args  ready  (round) -> of each device whether it may take part by its own clock; None: not here
     """
@@ -35,15 +44,16 @@ class CheckedIn(AvailabilitySampler):
     def __init__(
         self,
         users: int,
-        report_goal: int,
+        asked: int,
         key: Key,
         *,
+        goal: int,
         ready: Callable[[int], Sequence[bool | None]],
         wait_s: float,
         **limits: Any,
     ) -> None:
-        super().__init__(users, report_goal, key, **limits)
-        self._ready, self._wait_s = ready, wait_s
+        super().__init__(users, asked, key, **limits)
+        self._goal, self._ready, self._wait_s = goal, ready, wait_s
         self._heard: Sequence[bool | None] = ()
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
@@ -63,17 +73,17 @@ class CheckedIn(AvailabilitySampler):
         Nobody takes part if enough are here whose clocks refuse this round, but not one a gap
         later: a server was killed in it once they had sent their inputs.
         """
-        del now
         end_s = time.monotonic() + self._wait_s
         while True:
+            over = time.monotonic() >= end_s
             try:
-                return self.cohort(round, time.time()), time.time()
+                now = time.time()
+                return self.cohort(round, now, self._goal if over else 0), now
             except UnavailableError as exc:
                 willing = sum(one is True for one in self._heard)
-                over = time.monotonic() >= end_s
-                if willing < self.report_goal and (over or None not in self._heard):
+                if willing < self._goal and (over or None not in self._heard):
                     later = sum(one is True for one in self._ready(round + self.gap))
-                    if later >= self.report_goal:
+                    if later >= self._goal:
                         self._round = round
                         return np.zeros(0, np.int64), time.time()
                 if over:
@@ -87,34 +97,38 @@ class CheckedIn(AvailabilitySampler):
             time.sleep(POLL_S)
 
 
-class DeviceTraining(Training):
-    """As `Training`, of the devices of a fleet that a network reaches.
+class OnDevices(FederatedRun[Done]):
+    """A run whose users are the devices of a fleet."""
 
-    Args    on_outcome  is told how the devices did in each round
-    Raises  ConfigError  also for settings that need text or users on this machine
-    """
+    _devices: DeviceRounds
 
-    def __init__(
+    def _meet(
         self,
-        settings: TrainingSettings,
         fleet: Fleet,
-        folder: RunFolder,
-        network: Network,
         given: ServerSettings,
-        *,
-        progress: Callable[[str], None] = lambda line: None,
-        on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
+        goal: int,
+        on_outcome: Callable[[RoundOutcome], None],
     ) -> None:
-        _check(settings)
-        self._fleet, self._network, self._given = fleet, network, given
+        """ConfigError if rounds of so many inputs cannot be of devices."""
+        self._fleet, self._given, self._goal = fleet, given, goal
         self._on_outcome, self._abandoned = on_outcome, 0
-        super().__init__(settings, fleet, folder, progress=progress)
+        asked = given.asked(goal)
+        if not LEAST_DEVICES <= goal <= asked <= MOST_DEVICES:
+            raise ConfigError(
+                f"report_goal is {goal}, for which {asked} devices are asked; expected "
+                f"{LEAST_DEVICES} to {MOST_DEVICES}, each of which shares secrets with each"
+            )
+        if (least := least_threshold(asked, active=fleet.keys is not None)) > goal:
+            raise ConfigError(
+                f"over_selection is {given.over_selection:g}: {asked} devices are asked for {goal} "
+                f"inputs, but then {least} must stay to the end; lower it"
+            )
 
     def _asked(self, index: int, users: Sequence[int]) -> DeviceCohort:
         return DeviceCohort(self._run_id, index, [self._fleet.names[user] for user in users])
 
     def _cohort(self, index: int) -> list[int]:
-        """As of `Training`; UnavailableError if the last rounds released noise alone: those that
+        """As of the run; UnavailableError if the last rounds released noise alone: those that
         follow would, too."""
         if self._abandoned == MOST_ABANDONED:
             raise UnavailableError(
@@ -133,10 +147,54 @@ class DeviceTraining(Training):
         assert self.folder is not None
         return self.folder.run_id
 
+    @property
+    def _cohort_size(self) -> int:
+        return self._given.asked(self._goal)
+
+    def _checked_in(self, key: Key, **limits: Any) -> CheckedIn:
+        return CheckedIn(
+            len(self._fleet),
+            self._cohort_size,
+            key,
+            goal=self._goal,
+            ready=self._ready,
+            wait_s=self._given.wait_s,
+            **limits,
+        )
+
+    def _ready(self, index: int) -> list[bool | None]:
+        names = self._fleet.names
+        found = self._devices.ready(self._run_id, index, names, CHECK_IN_S)
+        return list(map(found.get, names))
+
+
+class DeviceTraining(OnDevices[RoundReport], Training):
+    """As `Training`, of the devices of a fleet that a network reaches.
+
+    Args    on_outcome  is told how the devices did in each round
+    Raises  ConfigError  also for settings that need text or users on this machine
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        fleet: Fleet,
+        folder: RunFolder,
+        network: Network,
+        given: ServerSettings,
+        *,
+        progress: Callable[[str], None] = lambda line: None,
+        on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
+    ) -> None:
+        _check(settings)
+        self._meet(fleet, given, settings.sampling.report_goal, on_outcome)
+        self._network = network
+        super().__init__(settings, fleet, folder, progress=progress)
+
     def _make_engine(self, aggregator: Aggregator | None) -> Engine:
         assert isinstance(aggregator, SecureAggregator) and self._vocabulary is not None
         settings = self.settings
-        self._devices = DevicesEngine(
+        engine = DevicesEngine(
             self.model,
             settings.local,
             aggregator,
@@ -149,30 +207,22 @@ class DeviceTraining(Training):
             step_s=self._given.step_s,
             on_outcome=self._heard,
         )
-        return self._devices
+        self._devices = engine
+        return engine
 
     def _make_sampler(self) -> Sampler:
-        given, privacy = self.settings.sampling, self.settings.privacy
-        return CheckedIn(
-            len(self._fleet),
-            given.report_goal,
+        privacy = self.settings.privacy
+        return self._checked_in(
             self._root.fold("sampling"),
-            ready=self._ready,
-            wait_s=self._given.wait_s,
             gap=privacy.gap,
             max_participations=privacy.max_participations or None,
-            timer_s=given.timer_s,
+            timer_s=self.settings.sampling.timer_s,
         )
-
-    def _ready(self, index: int) -> list[bool | None]:
-        names = self._fleet.names
-        found = self._devices.ready(self._run_id, index, names, CHECK_IN_S)
-        return list(map(found.get, names))
 
 
 def _check(settings: TrainingSettings) -> None:
     """Raises ConfigError for what real devices cannot do."""
-    sampling, goal = settings.sampling, settings.sampling.report_goal
+    sampling = settings.sampling
     wrong = {
         f"aggregation.secure is {settings.aggregation.secure}; expected true: devices hand in "
         "nothing in the clear": not settings.aggregation.secure,
@@ -181,8 +231,6 @@ def _check(settings: TrainingSettings) -> None:
         "sampling.low, high and zones say when simulated devices come; leave them out": (
             sampling.diurnal() is not None
         ),
-        f"sampling.report_goal is {goal}; expected {LEAST_DEVICES} to {MOST_DEVICES} devices, "
-        "each of which shares secrets with each": not LEAST_DEVICES <= goal <= MOST_DEVICES,
         f"local.users_at_once is {settings.local.users_at_once}; expected 1: a device has one "
         "user": settings.local.users_at_once != 1,
     }

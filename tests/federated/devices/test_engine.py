@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -45,11 +46,12 @@ KEY = Key.from_seed(3)
 
 
 class Processes:
-    """Devices by name, and a network to them; `stop` ends one before it gets that step."""
+    """Devices by name, and a network to them; `stop` sends one a signal before it gets a step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stop: tuple[str, str] | None = None
+        self.signal = signal.SIGKILL
         self.started: dict[str, subprocess.Popen[str]] = {}
         for seed in range(DEVICES):
             self.start(f"d{seed}")
@@ -64,14 +66,15 @@ class Processes:
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:
         for name, data in requests.items():
             if self.stop == (name, from_bytes(Request, data).step):
-                self.started[name].kill()
-                self.started[name].wait()
+                self.started[name].send_signal(self.signal)
+                if self.signal == signal.SIGKILL:
+                    self.started[name].wait()
         LocalSockets(self.folder).ask(requests, hear, timeout_s, most_bytes)
 
     def close(self) -> None:
@@ -89,18 +92,22 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     found.close()
 
 
-def aggregator() -> SecureAggregator:
-    return SecureAggregator(1.0, 1000.0, DEVICES)
+def aggregator(goal: int = DEVICES) -> SecureAggregator:
+    return SecureAggregator(1.0, 1000.0, goal)
 
 
 def engine_of(
-    network: Network, outcomes: list[RoundOutcome], *, registered: bool = True
+    network: Network,
+    outcomes: list[RoundOutcome],
+    *,
+    registered: bool = True,
+    goal: int = DEVICES,
 ) -> DevicesEngine:
     keys = {f"d{seed}": signer_of(seed).public for seed in range(DEVICES)}
     return DevicesEngine(
         MODEL,
         LOCAL,
-        aggregator(),
+        aggregator(goal),
         network,
         vocabulary=b"",
         text={},
@@ -124,7 +131,7 @@ def plain_sum(params: rnn.Params, key: Key, places: list[int]) -> RoundSums:
         def add(self, total, updates, key):  # type: ignore[no-untyped-def]
             at = places[total.reports]
             one = adding.zero(params, 1.0)
-            single = adding.add(one.__class__(**{**vars(one), "reports": at}), updates, key)
+            single = adding.add(replace(one, place=at), updates, key)
             held = single.total if total.total is None else total.total + single.total
             return total.__class__(
                 **{**vars(single), "total": held % single.encoding.modulus,
@@ -152,8 +159,8 @@ def test_rounds_on_devices_equal_rounds_on_this_machine(processes: Processes) ->
         key = KEY.fold("aggregation", index)
         found = engine.sums(params, asked(index), jnp.float32(1.0), jnp.float32(0.5), key)
         assert outcomes[-1] == RoundOutcome(DEVICES, DEVICES, {})
-        same(found, plain_sum(params, key, [0, 1, 2, 3]))
-        params = jax.tree.map(lambda p, u: p + np.float32(u / 4), params, found.update)
+        same(found, plain_sum(params, key, list(range(DEVICES))))
+        params = jax.tree.map(lambda p, u: p + np.float32(u / DEVICES), params, found.update)
     assert engine.ready("run", 3, asked(3).names, 60.0) == dict.fromkeys(asked(3).names, False)
     engine.sums(params, asked(3), jnp.float32(1.0), jnp.float32(0.5), KEY.fold(3))
     assert outcomes[-1].survivors == 0 and len(outcomes[-1].faults) == DEVICES
@@ -172,9 +179,29 @@ def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(
     processes.stop = ("d2", step)
     key = KEY.fold("aggregation", 0)
     found = engine.sums(params, asked(0), jnp.float32(1.0), jnp.float32(0.5), key)
-    survived = [0, 1, 2, 3] if step in ("survivors", "consents") else [0, 1, 3]
+    survived = [n for n in range(DEVICES) if n != 2 or step in ("survivors", "consents")]
     assert outcomes[-1].survivors == len(survived)
     same(found, plain_sum(params, key, survived))
+
+
+@pytest.mark.slow
+@pytest.mark.promise("devices_sum")
+def test_a_round_goes_on_with_the_first_inputs_up_to_its_goal(processes: Processes) -> None:
+    """One device more is asked, which does not answer: it is not waited for, and no fault. It is
+    told, and takes part in the next round."""
+    outcomes: list[RoundOutcome] = []
+    engine = engine_of(processes, outcomes, goal=DEVICES - 1)
+    params = rnn.init(jax.random.key(1), MODEL)
+    processes.stop, processes.signal = ("d2", "delivery"), signal.SIGSTOP
+    bounds = jnp.float32(1.0), jnp.float32(0.5)
+    found = engine.sums(params, asked(0), *bounds, KEY)
+    assert outcomes == [RoundOutcome(DEVICES, DEVICES - 1, {})]
+    same(found, plain_sum(params, KEY, [n for n in range(DEVICES) if n != 2]))
+    processes.started["d2"].send_signal(signal.SIGCONT)
+    processes.stop = ("d0", "delivery")
+    found = engine.sums(params, asked(2), *bounds, KEY)
+    assert outcomes[1:] == [RoundOutcome(DEVICES, DEVICES - 1, {})]
+    same(found, plain_sum(params, KEY, list(range(1, DEVICES))))
 
 
 class InMemory:
@@ -186,7 +213,7 @@ class InMemory:
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:

@@ -16,7 +16,8 @@ from dlm.federated.devices.fleet import Fleet
 from dlm.federated.devices.messages import from_bytes
 from dlm.federated.devices.participant import Participant, Request
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
-from dlm.federated.devices.training import DeviceTraining
+from dlm.federated.devices.training import CheckedIn, DeviceTraining
+from dlm.federated.keys import Key
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import TrainingSettings
 from federated.compiling import quickly
@@ -71,7 +72,7 @@ class InProcess:
     def ask(
         self,
         requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], None],
+        hear: Callable[[str, bytes], bool],
         timeout_s: float,
         most_bytes: int,
     ) -> None:
@@ -129,3 +130,16 @@ def test_owners_who_allow_no_more_rounds_end_a_run(place: Path) -> None:
     with opened(place, network) as training, pytest.raises(UnavailableError):
         list(training.run())
     assert training.ledger.cohort_sizes() == [4]
+
+
+@pytest.mark.parametrize(("here", "drawn"), [(5, 4), (4, 4), (3, 3), (2, 0)])
+def test_a_round_asks_more_devices_than_its_goal_if_they_come(here: int, drawn: int) -> None:
+    """Of five devices, four for three inputs."""
+    answers = [True] * here + [None] * (5 - here)
+    sampler = CheckedIn(5, 4, Key.from_seed(1), goal=3, ready=lambda index: answers, wait_s=0.0)
+    if not drawn:
+        with pytest.raises(UnavailableError):
+            sampler.cohort_when_ready(0, 0.0)
+        return
+    users, _ = sampler.cohort_when_ready(0, 0.0)
+    assert len(set(users.tolist()) & set(range(here))) == len(users) == drawn

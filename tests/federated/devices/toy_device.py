@@ -1,4 +1,7 @@
-"""A device with a few random sentences, as a process: `python toy_device.py SOCKET CLOCKS SEED`."""
+"""A device with a few random sentences, as a process: `python toy_device.py SOCKET CLOCKS SEED`.
+
+Tests start four; with the variable TOY_DEVICES, as many as it says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.devices.sockets import DeviceSocket
 from dlm.federated.tokens import Ids
 
-VOCABULARY, DEVICES = 12, 4
+VOCABULARY = 12
+DEVICES = int(os.environ.get("TOY_DEVICES", "4"))
 
 
 def text_of(seed: int) -> list[Ids]:
