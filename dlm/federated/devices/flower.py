@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -33,6 +34,7 @@ START_S = 120.0  # for Flower to start the ServerApp
 POLL_S = 0.3  # between two looks for replies
 RUN_S = 1e6  # that a ServerApp waits for its server, at most
 RECORD = "dlm"
+ENOUGH = b"enough"  # of a server that needs no more answers to what it asked
 # Flower's processes inherit these: nothing is told to its makers.
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 APP = """\
@@ -91,7 +93,7 @@ class FlowerNodes:
             for name, data in requests.items():
                 send(self._line, to_bytes(Parcel(name, data)), end_s)
             while (one := self._next(end_s)).name:
-                hear(one.name, one.data)
+                send(self._line, ENOUGH if hear(one.name, one.data) else b"", end_s)
         except (EOFError, OSError) as exc:
             raise UnavailableError(
                 "Flower has ended its ServerApp, which passes messages on. The SuperLink "
@@ -131,7 +133,8 @@ def flower_nodes(superlink: str, root_certificates: Path | None) -> Iterator[Flo
             text=True,
         )
         if done.returncode:
-            raise ConfigError(f"the SuperLink {superlink} takes no app: {done.stdout}")
+            said = " ".join(re.sub("[─│╭╮╰╯]", " ", done.stdout).split())
+            raise ConfigError(f"flwr run could not reach the SuperLink {superlink}: {said}")
         listener.settimeout(START_S)
         try:
             line, _ = listener.accept()
@@ -156,6 +159,8 @@ def _serve(grid: Grid, context: Context) -> None:
             requests = {one.name: one.data for one in (from_bytes(Parcel, part) for part in parts)}
             for answer in _answers(grid, held, requests, asked):
                 send(line, to_bytes(answer), time.monotonic() + LINE_S)
+                if receive(line, end_s, end_s, LONGEST) == ENOUGH:
+                    break
             send(line, to_bytes(Parcel("", b"")), time.monotonic() + LINE_S)
 
 

@@ -8,6 +8,7 @@ answer.
 from __future__ import annotations
 
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -68,8 +69,9 @@ def socket_of(folder: Path, name: str) -> Path:
 
 
 class DeviceSocket:
-    """Serves one device at a path, which its owner alone may use: a line at a time, so that
-    neither idle nor many ones take more than their turn."""
+    """Serves one device at a path: a line at a time, so that neither idle nor many ones take more
+    than their turn. Its owner alone may use it, or also the group of a folder that hands its own
+    down (setgid), as to processes of Flower that must not read the text."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
         self._path, self._answer = path, answer
@@ -86,7 +88,7 @@ class DeviceSocket:
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
-        path.chmod(0o600)
+        path.chmod(0o660 if path.parent.stat().st_mode & stat.S_ISGID else 0o600)
         self._listener.listen()
 
     def serve(self) -> None:

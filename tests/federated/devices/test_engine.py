@@ -102,6 +102,7 @@ def engine_of(
     *,
     registered: bool = True,
     goal: int = DEVICES,
+    step_s: float = 60.0,
 ) -> DevicesEngine:
     keys = {f"d{seed}": signer_of(seed).public for seed in range(DEVICES)}
     return DevicesEngine(
@@ -114,7 +115,7 @@ def engine_of(
         keys=keys if registered else None,
         gap=2,
         most=3,
-        step_s=60.0,
+        step_s=step_s,
         on_outcome=outcomes.append,
     )
 
