@@ -113,6 +113,7 @@ def plainly(questions: Questions, data: bytes) -> Asked:
     return Asked(queries, data, message.checksum)
 
 
+@pytest.mark.promise("every_input")
 def test_no_fuzzed_message_of_a_stream_is_answered_unless_it_is_whole(site) -> None:
     """Each reply is a refusal, or the oracle's answers to what is, by chance, a good message."""
     rng = np.random.default_rng(int(os.environ.get("DLM_FUZZ_SEED", "1")))
@@ -154,6 +155,7 @@ def test_no_fuzzed_message_of_a_stream_is_answered_unless_it_is_whole(site) -> N
     assert site.server.process.poll() is None and "Traceback" not in site.server.errors
 
 
+@pytest.mark.promise("every_input")
 @pytest.mark.parametrize("method", ["score", "describe", "heartbeat", "download"])
 def test_raw_bytes_to_every_call_end_in_a_status(site, method: str) -> None:
     """Random bytes, and good messages gone wrong; the server answers a good one afterwards."""

@@ -10,7 +10,6 @@ import logging
 import random
 import struct
 import threading
-from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -27,7 +26,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, Reason, reason_of
 from models import HAND_MADE
-from server.calls import Asked, Caller, outcome, outcome_of, pack, seal
+from server.calls import Asked, Caller, outcome, pack, seal
 
 OK = grpc.StatusCode.OK
 
@@ -183,107 +182,6 @@ def test_model_without_partitioned_ngrams_is_served(tmp_path, start, name):
     else:
         assert found.reason is Reason.CONTEXT_LENGTH
     caller.close()
-
-
-# ------------------------------------------------------------------------ fuzz
-
-
-def mutants(sharded, seed: int, count: int) -> Iterator[bytes]:
-    """Random bytes; valid messages with bytes changed; others with fields changed and sealed."""
-    rng = random.Random(seed)
-    base = [sharded.questions.ask(np.random.default_rng(i), 0, 1 + i % 5).data for i in range(20)]
-    arrays = ("context_lengths", "context_words", "word_counts", "words")
-    for i in range(count):
-        if i % 4 == 0:
-            yield rng.randbytes(rng.randrange(300))
-            continue
-        data = bytearray(rng.choice(base))
-        if i % 4 == 1:
-            for _ in range(rng.randrange(1, 6)):
-                data[rng.randrange(len(data))] = rng.randrange(256)
-            yield bytes(data)
-            continue
-        message = pb.ScoreRequest.FromString(bytes(data))
-        for _ in range(rng.randrange(1, 3)):
-            name = rng.choice(arrays)
-            value = bytearray(getattr(message, name)) or bytearray(4)
-            place = rng.randrange(len(value))
-            kind = rng.randrange(5)
-            if kind == 0:
-                value[place] = rng.choice([0, 1, 2, 3, 4, 127, 128, 255, rng.randrange(256)])
-            elif kind == 1:
-                del value[place:]
-            elif kind == 2:
-                value += value[place:]
-            elif kind == 3:
-                value[place & ~3 : (place & ~3) + 4] = ids(
-                    rng.choice([0, 1, 59, 62, 63, 64, 2**31 - 1, 2**31, 2**32 - 1])
-                )
-            elif rng.random() < 0.1:
-                value *= 100
-            setattr(message, name, bytes(value))
-        if rng.random() < 0.05:
-            message.shard = rng.randrange(2**32)
-        yield seal(message)
-
-
-@pytest.mark.promise("every_input")
-@pytest.mark.parametrize("times", [1000, pytest.param(4000, marks=pytest.mark.slow)])
-def test_fuzzed_messages_get_typed_refusals_or_right_answers(sharded, callers, times):
-    """Thousands of broken messages: a code with a reason, or the oracle's answer; it lives on."""
-    allowed = set(CODE_OF.values()) - {grpc.StatusCode.INTERNAL}
-    answered = 0
-    sent = list(mutants(sharded, 11, times))
-    before = callers[0].beat()
-    for begin in range(0, len(sent), 100):
-        batch = sent[begin : begin + 100]
-        futures = [callers[0].score.future(data, timeout=WAIT_S) for data in batch]
-        for data, future in zip(batch, futures, strict=True):
-            found = outcome_of(future)
-            if found.code is OK:
-                answered += 1
-                request = codec.decode_score_request(data, max_queries=65_536)
-                sharded.questions.verify(0, as_asked(request, data), found.data)
-            else:
-                assert found.code in allowed, found
-                assert found.reason is not None, found
-                assert CODE_OF[found.reason] is found.code
-    after = callers[0].beat()
-    assert after.instance == before.instance
-    assert after.messages - before.messages == answered
-    assert after.refused - before.refused == len(sent) - answered
-    assert after.in_flight == 0
-    assert 0 < answered < len(sent)
-    test_right_answers_equal_the_oracle_bit_for_bit(sharded, callers)
-
-
-def as_asked(request: codec.ScoreRequest, data: bytes) -> Asked:
-    """The queries that a message holds."""
-    groups = request.groups
-    queries = []
-    context_end = np.cumsum(groups.context_lengths, dtype=np.int64)
-    word_end = np.cumsum(groups.word_counts, dtype=np.int64)
-    for i in range(len(context_end)):
-        first = int(context_end[i]) - int(groups.context_lengths[i])
-        context = tuple(groups.context_words[first : context_end[i]].tolist())
-        begin = int(word_end[i]) - int(groups.word_counts[i])
-        queries += [(context, w) for w in groups.words[begin : word_end[i]].tolist()]
-    return Asked(queries, data, request.checksum)
-
-
-def test_fuzzed_bytes_to_the_other_calls_get_typed_refusals(callers):
-    """Describe, Heartbeat and Download take whatever comes, and say INVALID_ARGUMENT or answer."""
-    rng = random.Random(12)
-    allowed = set(CODE_OF.values()) - {grpc.StatusCode.INTERNAL} | {OK}
-    for _ in range(300):
-        data = rng.randbytes(rng.randrange(60))
-        for call in (callers[0].describe, callers[0].heartbeat):
-            assert outcome(call, data).code in allowed
-        try:
-            list(callers[0].download(data, timeout=WAIT_S))
-        except grpc.RpcError as error:
-            assert error.code() in allowed
-    assert callers[0].beat().state == pb.SERVER_STATE_READY
 
 
 # -------------------------------------------------- load, deadlines and faults
