@@ -19,12 +19,21 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 WORDS = [f"w{i}" for i in range(12)]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
     """A source, and a model with fewer n-grams and a word of its own."""
-    for name, seed, words, contexts in (("big", 1, WORDS, 0.9), ("top", 2, [*WORDS[2:], "x"], 0.4)):
-        path = normalised_model(seed, words, contexts=contexts).write(tmp_path / f"{name}.arpa")
-        path.write_text(f"# provenance: of {name}\n" + path.read_text())
+    models = {
+        "big": normalised_model(1, WORDS, contexts=0.9),
+        "top": normalised_model(2, [*WORDS[2:], "x"], contexts=0.4),
+    }
+    return {name: f"# provenance: of {name}\n{model.arpa()}" for name, model in models.items()}
+
+
+@pytest.fixture
+def home(texts: dict[str, str], tmp_path: Path) -> Path:
+    """Both, in files."""
+    for name, text in texts.items():
+        (tmp_path / f"{name}.arpa").write_text(text)
     return tmp_path
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli.conftest import MODEL
 from dlm.cli import perplexity
-from dlm.errors import ArpaError, ConfigError, FormatError
+from dlm.errors import ArpaError, ConfigError
 from dlm.ngram.backoff import DictModel
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -121,10 +121,3 @@ def test_options_that_mean_nothing_are_refused(
     text.write_text("a b\n")
     with pytest.raises(ConfigError, match=message):
         perplexity.perplexity([folder / "shards", text], **options)
-
-
-def test_a_compressed_text_that_is_cut_short_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Not scored as far as it goes."""
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT * 1000)[:-9])
-    with pytest.raises(FormatError, match="gzip stream is cut short or damaged"):
-        perplexity.perplexity([folder / "shards", tmp_path / "cut.gz"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import pickle
@@ -17,7 +16,7 @@ from client.questions import random_queries
 from client.scripted import Network
 from client.test_bigram_fallback import ask, assert_each_is_of_its_model
 from cluster import Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import AsyncClient, Client, ClientConfig, Utterance
+from dlm.client import Client, ClientConfig, Utterance
 from dlm.client.api.client import open_local_fallback
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
@@ -340,27 +339,6 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     write_cluster_file(path, endpoints, local_fallback=path)
     with pytest.raises(ConfigError, match=r"cluster\.toml.*is a file"):
         connect(path, bigram_fallback=True)
-
-
-def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
-    """The same utterances, awaited."""
-
-    async def story() -> None:
-        with Cluster(files) as cluster:
-            config = ClientConfig(cache_dir=cache_dir, local_fallback=small.directory, **QUICK)
-            async with await AsyncClient.connect(cluster.addresses, config) as client:
-                queries = random_queries(files.oracle, 5, 100)
-                handle = client.utterance()
-                cluster.end()
-                while client.cascade.mode is Mode.FULL:
-                    answers = await handle.score([c for c, _ in queries], [w for _, w in queries])
-                    assert_each_is_of_its_model(files, queries, answers)
-                utterance = client.utterance()
-                assert utterance.model_info.kind == "local_fallback"
-                (score,) = await utterance.score_sentences(["a b"])
-                assert set(score.token_source.tolist()) == {LOCAL_FALLBACK}
-
-    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 FORKING = """

@@ -83,18 +83,6 @@ def test_without_a_name_the_servers_default_is_asked(other_files, both, config) 
         check(client, other_files)
 
 
-def test_the_asyncio_face_chooses_too(other_files, both, config) -> None:
-    """The same argument."""
-
-    async def main() -> str:
-        async with await AsyncClient.connect(
-            both, config, model=other_files.manifest.shard_set
-        ) as client:
-            return client.manifest.shard_set
-
-    assert asyncio.run(main()) == other_files.manifest.shard_set
-
-
 def test_states_of_one_model_are_refused_by_the_other(files, other_files, both, config) -> None:
     """Though the same servers would answer both."""
     with (
