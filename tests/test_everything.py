@@ -235,7 +235,14 @@ def every_way(
         yield files.oracle, ways
 
 
-@pytest.fixture(scope="module", params=[(n, kind) for n in sorted(HAND_MADE) for kind in SETS])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((name, kind), marks=pytest.mark.slow if kind == "alone" else ())
+        for name in sorted(HAND_MADE)
+        for kind in SETS
+    ],
+)
 def hand_made(request, tmp_path_factory):
     """Each model made by hand, served from each kind of set."""
     name, kind = request.param

@@ -227,7 +227,7 @@ def faulty(**faults: object) -> Callable[[World], Callable[[], object]]:
         pytest.param(faulty(blackhole=True), id="blackhole", marks=pytest.mark.slow),
         pytest.param(faulty(partition=True), id="partition", marks=pytest.mark.slow),
         pytest.param(faulty(drop=1.0), id="connections reset", marks=pytest.mark.slow),
-        pytest.param(faulty(corrupt=1.0), id="every reply corrupt"),
+        pytest.param(faulty(corrupt=1.0), id="every reply corrupt", marks=pytest.mark.slow),
         pytest.param(kill_all, id="all killed"),
     ],
 )
@@ -441,7 +441,7 @@ def test_servers_that_come_and_go_every_second(world: World, files, small) -> No
 # -- the floors ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begin", [kill, stop])
+@pytest.mark.parametrize("begin", [kill, pytest.param(stop, marks=pytest.mark.slow)])
 def test_while_a_shard_has_another_server_every_score_is_full(
     world: World, files, small, begin: Callable[[World], Callable[[], object]]
 ) -> None:

@@ -97,7 +97,9 @@ def balanced(files: ModelFiles, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.promise("gateway_exact")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_nobody_notices_that_one_of_two_gateways_ends(
     balanced: Any, files: ModelFiles, number: signal.Signals
 ) -> None:

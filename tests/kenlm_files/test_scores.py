@@ -42,7 +42,10 @@ def expected_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.promise("kenlm_api")
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ONE_OF_EACH else pytest.param(n, marks=pytest.mark.slow) for n in FILES],
+)
 def test_the_kenlm_api_gives_kenlms_scores_lengths_and_states(name: str) -> None:
     """Sums too, which KenLM adds in float32; and states are equal where KenLM's are."""
     model, expected = kenlm.Model(str(GOLDEN / name)), expected_of(name)

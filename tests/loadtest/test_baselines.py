@@ -84,7 +84,7 @@ def test_ngrams_are_read_as_they_were_written(ngrams: Ngrams, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_system_scores_as_the_oracle(
     name: str, servers: int, files: ModelFiles, ngrams: Ngrams, calls: list[Call]
 ) -> None:
