@@ -170,9 +170,15 @@ def enforced(
             lines.append(f"{name}: the {norm} is at most {bound}; if not finite, it becomes zeros.")
         if name not in ledgers:
             continue
-        kept = ledgers[name]["enforced"]
-        if ledgers[name]["sampling"].get("kind") == "poisson":
+        kept, drawn = ledgers[name]["enforced"], ledgers[name]["sampling"]
+        if drawn.get("kind") == "poisson":
             continue
+        if (asked := drawn.get("asked", 0)) > drawn.get("report_goal", asked):
+            lines.append(
+                f"{name}: {asked} devices were asked for the first {drawn['report_goal']} inputs. "
+                "All of them count as having taken part, which covers the choice, if less text "
+                "makes no device slower."
+            )
         gap = "no gap" if kept["gap"] is None else f"a gap of {kept['gap']} rounds"
         most = (
             "no bound on participations"

@@ -170,7 +170,7 @@ class DeviceRounds:
         state = SummingState(terms, goal)
         named = cohort.run, cohort.index
         said: dict[int, Any] = {
-            number: Task(*named, number, number - 1, terms, said_of_all, vocabulary, *asked)
+            number: Task(*named, number, terms, said_of_all, vocabulary, *asked)
             for number in numbers.values()
         }
         faults: dict[str, str] = {}

@@ -54,7 +54,7 @@ class Task:
     """What a server asks of a device in a round.
 
     run, round     name the round; with `name` of the terms, no two are alike
-    me             the device's number in this round;  place  its place in the cohort
+    me             the device's number in this round, from 1
     settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
                    that the server promises; to train `model`, `local`, `aggregator` (C, s, m,
                    alpha), to count words `counting` (`UnigramConfig`), `goal`
@@ -66,7 +66,6 @@ class Task:
     run: str
     round: int
     me: int
-    place: int
     terms: RoundTerms
     settings: str
     vocabulary: bytes
@@ -290,7 +289,7 @@ class Participant:
         def update(text: Sequence[Ids]) -> tuple[Vector, ...]:
             check_ids(text, model.vocab_size)
             work: UserWork = work_of(text, local, self._order())
-            captured.place = task.place
+            captured.place = task.me - 1
             sums = engine.sums(
                 params,
                 [work],

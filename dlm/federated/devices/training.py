@@ -56,6 +56,9 @@ class CheckedIn(AvailabilitySampler):
         self._goal, self._ready, self._wait_s = goal, ready, wait_s
         self._heard: Sequence[bool | None] = ()
 
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "report_goal": self._goal, "asked": self.report_goal}
+
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who answers, and may take part by its own clock."""
         del now

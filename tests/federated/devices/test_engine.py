@@ -270,7 +270,7 @@ def task(**changes: object) -> Task:
         }
     )
     leaves = leaves_of(rnn.init(jax.random.key(1), MODEL))
-    honest = Task("run", 5, 1, 0, terms, settings, b"", leaves, 1.0, 0.5, bytes(32))
+    honest = Task("run", 5, 1, terms, settings, b"", leaves, 1.0, 0.5, bytes(32))
     return replace(honest, **changes)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.errors import UnavailableError
+from dlm.federated.checklist import enforced
 from dlm.federated.devices.clocks import Clocks
 from dlm.federated.devices.fleet import Fleet
 from dlm.federated.devices.messages import from_bytes
@@ -134,12 +135,14 @@ def test_owners_who_allow_no_more_rounds_end_a_run(place: Path) -> None:
 
 @pytest.mark.parametrize(("here", "drawn"), [(5, 4), (4, 4), (3, 3), (2, 0)])
 def test_a_round_asks_more_devices_than_its_goal_if_they_come(here: int, drawn: int) -> None:
-    """Of five devices, four for three inputs."""
+    """Of five devices, four for three inputs; the report says so."""
     answers = [True] * here + [None] * (5 - here)
     sampler = CheckedIn(5, 4, Key.from_seed(1), goal=3, ready=lambda index: answers, wait_s=0.0)
     if not drawn:
         with pytest.raises(UnavailableError):
             sampler.cohort_when_ready(0, 0.0)
         return
+    ledger = {"enforced": {"gap": 1, "max_participations": 1}, "sampling": sampler.describe()}
+    assert "4 devices were asked for the first 3" in enforced([{"stage": "a"}], {"a": ledger}, {})
     users, _ = sampler.cohort_when_ready(0, 0.0)
     assert len(set(users.tolist()) & set(range(here))) == len(users) == drawn
