@@ -46,7 +46,9 @@ _ACCESSES = (
 _OTHERS = "A user who does not follow it does not weaken anyone else's guarantee."
 _OTHER_DEVICES = (
     "The others in a sum are covered if all its devices follow it: one that sends numbers that the "
-    "encoding does not allow can make the sum wrap around its modulus, by more than the noise."
+    "encoding does not allow can make the sum wrap around its modulus, by more than the noise. And "
+    "whether and when a device answers must not depend on its text: that decides whose inputs are "
+    "in a sum, and whether there is one."
 )
 OUTPUT = (
     "The whole sequence of noised sums. So the guarantee holds for the final model, for every "
@@ -170,15 +172,9 @@ def enforced(
             lines.append(f"{name}: the {norm} is at most {bound}; if not finite, it becomes zeros.")
         if name not in ledgers:
             continue
-        kept, drawn = ledgers[name]["enforced"], ledgers[name]["sampling"]
-        if drawn.get("kind") == "poisson":
+        kept = ledgers[name]["enforced"]
+        if ledgers[name]["sampling"].get("kind") == "poisson":
             continue
-        if (asked := drawn.get("asked", 0)) > drawn.get("report_goal", asked):
-            lines.append(
-                f"{name}: {asked} devices were asked for the first {drawn['report_goal']} inputs. "
-                "All of them count as having taken part, which covers the choice, if less text "
-                "makes no device slower."
-            )
         gap = "no gap" if kept["gap"] is None else f"a gap of {kept['gap']} rounds"
         most = (
             "no bound on participations"

@@ -79,6 +79,7 @@ class DeviceCollection(OnDevices[RoundMetrics], Collection):
             list_record=list_record,
             **limits,
         )
+        self.save_every = 1  # so that devices are asked for none again
 
     def _summed(self, index: int, users: Sequence[int]) -> Floats:
         vectors, _ = self._devices.summed(

@@ -193,6 +193,7 @@ class DeviceTraining(OnDevices[RoundReport], Training):
         self._meet(fleet, given, settings.sampling.report_goal, on_outcome)
         self._network = network
         super().__init__(settings, fleet, folder, progress=progress)
+        self.save_every = 1  # so that devices are asked for none again
 
     def _make_engine(self, aggregator: Aggregator | None) -> Engine:
         assert isinstance(aggregator, SecureAggregator) and self._vocabulary is not None

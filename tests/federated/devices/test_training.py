@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.errors import UnavailableError
-from dlm.federated.checklist import enforced
 from dlm.federated.devices.clocks import Clocks
+from dlm.federated.devices.counting import DeviceCollection
 from dlm.federated.devices.fleet import Fleet
 from dlm.federated.devices.messages import from_bytes
 from dlm.federated.devices.participant import Participant, Request
@@ -21,6 +21,7 @@ from dlm.federated.devices.training import CheckedIn, DeviceTraining
 from dlm.federated.keys import Key
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import TrainingSettings
+from dlm.federated.unigram_settings import CollectionSettings
 from federated.compiling import quickly
 from federated.devices.toy_device import DEVICES, VOCABULARY, signer_of, text_of
 
@@ -100,12 +101,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def fleet_of(network: InProcess) -> Fleet:
+    names = tuple(network.devices)
+    return Fleet(names, {name: signer_of(int(name[1:])).public for name in names})
+
+
 def opened(place: Path, network: InProcess) -> DeviceTraining:
     settings = TrainingSettings.read(place / "run.toml")
-    names = tuple(network.devices)
-    fleet = Fleet(names, {name: signer_of(int(name[1:])).public for name in names})
     folder = RunFolder(place / "run")
-    return DeviceTraining(settings, fleet, folder, network, ServerSettings(wait_s=0.0))
+    return DeviceTraining(settings, fleet_of(network), folder, network, ServerSettings(wait_s=0.0))
 
 
 def test_a_run_goes_on_after_a_round_that_its_server_was_killed_in(place: Path) -> None:
@@ -135,14 +139,44 @@ def test_owners_who_allow_no_more_rounds_end_a_run(place: Path) -> None:
 
 @pytest.mark.parametrize(("here", "drawn"), [(5, 4), (4, 4), (3, 3), (2, 0)])
 def test_a_round_asks_more_devices_than_its_goal_if_they_come(here: int, drawn: int) -> None:
-    """Of five devices, four for three inputs; the report says so."""
+    """Of five devices, four for three inputs."""
     answers = [True] * here + [None] * (5 - here)
     sampler = CheckedIn(5, 4, Key.from_seed(1), goal=3, ready=lambda index: answers, wait_s=0.0)
     if not drawn:
         with pytest.raises(UnavailableError):
             sampler.cohort_when_ready(0, 0.0)
         return
-    ledger = {"enforced": {"gap": 1, "max_participations": 1}, "sampling": sampler.describe()}
-    assert "4 devices were asked for the first 3" in enforced([{"stage": "a"}], {"a": ledger}, {})
+    assert (sampler.describe()["asked"], sampler.describe()["report_goal"]) == (4, 3)
     users, _ = sampler.cohort_when_ready(0, 0.0)
     assert len(set(users.tolist()) & set(range(here))) == len(users) == drawn
+
+
+def test_counts_are_saved_after_each_round(place: Path) -> None:
+    """So devices are asked for no round again that they have done."""
+    network = InProcess(place, most=100)
+    words = (place / "words.txt").read_text().split()
+    settings = CollectionSettings(clip=5.0, rounds=40, report_goal=DEVICES)
+
+    def collection() -> DeviceCollection:
+        return DeviceCollection(
+            fleet_of(network),
+            words,
+            settings,
+            network,
+            ServerSettings(wait_s=0.0),
+            folder=RunFolder(place / "counts"),
+            list_record=None,
+            on_outcome=lambda outcome: None,
+        )
+
+    with collection() as counting:
+        rounds = counting.run()
+        next(rounds)
+        network.kill = "survivors"
+        with pytest.raises(ServerKilled):
+            next(rounds)
+    network.kill = ""
+    with collection() as counting:
+        assert counting.rounds_done == 1
+        list(counting.run(until=3))
+        assert counting.ledger.cohort_sizes() == [DEVICES] * 3
