@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import forked
-from cluster import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError
@@ -175,21 +171,3 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(home: Path) -> None
     with pytest.raises(ArpaError, match="truncated"):
         merge(models, output, weights="0.5,0.5")
     assert sorted(path.name for path in home.iterdir()) == ["a.arpa", "b.arpa", "empty", "text"]
-
-
-def test_a_killed_run_leaves_the_old_output_and_another_succeeds(
-    environ: dict[str, str], home: Path
-) -> None:
-    """Killed while the second model is read, from a pipe that holds it there."""
-    (home / "m.arpa").write_text("old")
-    fifo = home / "pipe.arpa"
-    os.mkfifo(fifo)
-    words = command("merge", "a.arpa", "pipe.arpa", "--weights", "0.5,0.5", "-o", "m.arpa")
-    process = forked.Popen(words, cwd=home, env=environ, stderr=subprocess.DEVNULL)
-    holder = fifo.open("wb")  # returns when the command has opened the other end
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(WAIT_S) == -signal.SIGKILL
-    holder.close()
-    assert (home / "m.arpa").read_text() == "old"
-    merge([home / "a.arpa", home / "b.arpa"], home / "m.arpa", weights="0.5,0.5")
-    assert worst_sum(DictModel.from_arpa(home / "m.arpa")) < 1e-6

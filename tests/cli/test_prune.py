@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +13,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import forked
 from dlm.cli.perplexity import perplexity
 from dlm.cli.prune import prune
 from dlm.cli.reduce import reduce
@@ -197,33 +193,6 @@ def test_a_model_larger_than_the_memory_is_pruned_the_same(model: Path, tmp_path
         run("prune", model, "--threshold", 1e-3, "-o", again, "--memory", large, "--tmp", spill)
     assert again.read_bytes() == out.read_bytes()
     assert list(spill.iterdir()) == []
-
-
-@pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_killed_run_leaves_no_model(after: int, model: Path, tmp_path: Path) -> None:
-    """Whenever it is killed while it writes; and the next run succeeds."""
-    output = tmp_path / "out" / "p.arpa"
-    output.parent.mkdir()
-    child = (
-        "import os, typer; from dlm.cli.prune import prune;"
-        "from dlm.ngram.arpa import writer as w; real = w.rows_text; w._WRITE_ROWS = 20;"
-        # Each piece of text is told of, and waits for a byte: several threads make pieces.
-        "w.rows_text = lambda *a: (os.write(1, b'piece\\n'), os.read(0, 1), real(*a))[2];"
-        "app = typer.Typer(); app.command()(prune); app()"
-    )
-    line = [sys.executable, "-c", child, str(model), "--threshold", "1e-6", "-o", str(output)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-    with forked.Popen(line, stderr=subprocess.DEVNULL, **pipes) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for _ in range(after):
-            assert process.stdout.read(6) == b"piece\n"
-            process.stdin.write(b"g")
-        assert process.stdout.read(6) == b"piece\n"
-        process.send_signal(signal.SIGKILL)
-    assert not output.exists()
-    run("prune", model, "--threshold", 1e-6, "--output", output)
-    assert header(output)[1][0] == header(model)[1][0]
 
 
 def test_a_reduced_model_sums_to_one(model: Path, tmp_path: Path) -> None:

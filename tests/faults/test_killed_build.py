@@ -1,10 +1,10 @@
-"""A build that dies, by a signal or for want of room, is never taken for a model."""
+"""A build that is killed is never taken for a model; of one without room see
+`test_build_resources.py`."""
 
 from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -251,28 +251,3 @@ def test_leftovers_that_do_not_fit_are_thrown_away(
     build_whole(model, tmp_path / "expected", shards)
     assert contents(tmp_path / "set") == contents(tmp_path / "expected")
     assert not leftovers.exists()
-
-
-DISK_FULL = """
-import resource, sys
-from dlm.index.making import build_shard_set
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-try:
-    build_shard_set(sys.argv[1], sys.argv[2], 2)
-except OSError as exc:
-    print("OSError", exc.errno)
-"""
-
-
-@pytest.mark.parametrize(
-    "room", [0, 3000, *(pytest.param(r, marks=pytest.mark.slow) for r in (100, 15_000))]
-)
-def test_a_full_disk_is_an_os_error_and_leaves_nothing(
-    room: int, model: Path, tmp_path: Path
-) -> None:
-    """Simulated by a limit on the size of a file, in a process of its own."""
-    assert resource.RLIMIT_FSIZE is not None
-    done = forked.script(DISK_FULL, model, tmp_path / "set", room)
-    assert done.stdout.startswith("OSError"), done.stderr
-    assert list(tmp_path.iterdir()) == []
-    build_shard_set(model, tmp_path / "set", 2)
