@@ -142,29 +142,6 @@ def test_a_build_killed_again_and_again_ends_in_the_same_bytes(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["expected", "set"]
 
 
-@pytest.mark.slow
-def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
-    """At moments that have nothing to do with its stages."""
-    path = random_model(5, order=5, words=3000, per_order=60_000).write(tmp_path / "m.arpa")
-    build_shard_set(path, tmp_path / "expected", SHARDS)
-    rng = random.Random(8)
-    died = 0
-    while True:
-        build = child(path, tmp_path / "set", 16_000, 10_000)
-        try:
-            said, _ = build.communicate(timeout=0.8 + 1.5 * rng.random() if died < 6 else None)
-        except subprocess.TimeoutExpired:
-            build.kill()
-            build.communicate()
-            died += 1
-            if not (tmp_path / "set").exists():
-                continue
-            break  # killed between its publication and its end: then it must be whole
-        assert build.returncode == 0, said
-        break
-    assert contents(tmp_path / "set") == contents(tmp_path / "expected")
-
-
 KILLS_ITSELF = """
 import os, signal, sys
 from dlm.index.making import build_shard_set
