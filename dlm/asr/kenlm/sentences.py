@@ -31,7 +31,9 @@ def step(
 
 
 def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
-    ids = [*map(table.scorer.id_of, text.split())]
+    known, find = table.ids, table.id_of
+    words = [word.decode("utf-8", "surrogateescape") for word in text.split()]
+    ids = [known[word] if word in known else find(word) for word in words]
     return [*ids, table.vocabulary.end_id] if eos else ids
 
 
