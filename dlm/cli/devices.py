@@ -312,15 +312,16 @@ def unigrams(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Count how often users of devices that listen use the words of a list.
+    """Count how often users of devices use the words of a list.
 
     Settings, noise, ledger and output are those of dlm unigrams; counts are added up as those of
     dlm devices server.
 
     Examples:
-        dlm devices unigrams devices.tsv --wordlist words.txt --public-attested-by ACME \\
+        dlm devices unigrams devices.tsv --wordlist words.txt --sockets sockets \\
             --lambda 100 --rounds 5 --report-goal 4 --max-participations 5 \\
-            --noise-multiplier 1.0 --delta 1e-3 --sockets sockets --output counts.tsv
+            --noise-multiplier 1.0 --delta 1e-3 --public-attested-by ACME \\
+            --output counts.tsv
     """
     from dlm.cli.paths import check_reads, check_writes
 

@@ -119,7 +119,7 @@ def test_what_the_ledger_does_not_bear_out_is_refused() -> None:
     for change, message in (
         ({"gap": 4}, "gap of 4"),
         ({"max_participations": 3}, "assumes 3 participations"),
-        ({"rounds": 11}, "has a round 11"),
+        ({"rounds": 11}, "last round is 11"),
     ):
         with pytest.raises(PrivacyError, match=message):
             build([{**NOISED, **change}], delta=1e-6, ledgers={"network": book})

@@ -54,7 +54,7 @@ class OwnerLimits:
     max_participations: int = setting(100, "Most participations, in all runs together.", low=1)
     least_devices: int = setting(
         LEAST_DEVICES,
-        "Fewest devices of a round, this one included.",
+        "Fewest devices asked in a round, this one included.",
         low=LEAST_DEVICES,
         high=MOST_DEVICES,
         why="A server chooses who is asked: among few, those that help it may be a third.",
