@@ -113,7 +113,7 @@ def _json_list(number: int, text: str, path: str) -> NbestList:
 
 def _list_of(found: Any) -> NbestList:
     if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
-        raise LatticeError('expected an object {"id": "...", "hyps": [...]}')
+        raise LatticeError('found no id; expected an object {"id": "...", "hyps": [...]}')
     name, hyps = found["id"], found.get("hyps")
     if not isinstance(hyps, list) or not hyps:
         raise LatticeError(f"utterance {name!r} has no list of hypotheses; expected hyps: [...]")

@@ -171,7 +171,7 @@ def rate_difference(
     others, same = _counts(second)
     if words.tolist() != same.tolist():
         raise QueryError(
-            "the two sets of errors have different references; paired groups need the same words"
+            "the two recognisers' groups have other numbers of words; expected the same references"
         )
     drawn = _draws(len(first), draws, seed)
     return _interval((others - errors).sum() / words.sum(), _rates(drawn, others - errors, words))

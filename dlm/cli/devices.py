@@ -258,7 +258,9 @@ def _way(
         from dlm.federated.devices.flower import flower_nodes
 
         return flower_nodes(superlink, root_certificates)
-    raise ConfigError("give either --sockets or --superlink: the way to the devices")
+    raise ConfigError(
+        "found both or neither of --sockets and --superlink; give one, to reach the devices"
+    )
 
 
 def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:

@@ -187,7 +187,7 @@ def _printed(
             yield segment
         whole = True
     except DlmError as exc:
-        exc.add_note(f"{file} was transcribed up to {at_s:.2f} s; what was printed is complete")
+        exc.add_note(f"{file} was transcribed up to {at_s:.2f} s, and printed so far")
         raise
     finally:
         if not as_json and (whole or before == " "):  # end a line that was begun

@@ -216,7 +216,7 @@ class Inputs:
         for row, one in enumerate(states):
             if not one.startswith(head):
                 raise ModelMismatch(
-                    f"states[{row}] is not of model {self.model_info.model}, or of other phrases; "
+                    f"states[{row}] is not of model {self.model_info.model} and these phrases; "
                     "begin the sentence again with a state of this utterance"
                 )
             if len(one) != size:

@@ -62,7 +62,9 @@ class Phrases:
             name = f"phrase {number}"  # not its words, which may be somebody's name
             words = words_of(phrase, name)
             if words in units:
-                raise QueryError(f"{name} is there twice, with other spaces; expected each once")
+                raise QueryError(
+                    f"{name} differs from an earlier one only in its spaces; leave it out"
+                )
             units[words] = units_of(bonus, name)
         self._units = dict(sorted(units.items()))  # the same nodes and ids, however they came
         self.words: tuple[bytes, ...] = tuple(sorted(set(chain.from_iterable(units))))

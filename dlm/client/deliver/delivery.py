@@ -147,7 +147,9 @@ class Delivery:
             )
             if address is None:
                 known = "; ".join(dedupe_faults(message.snapshot.topology.faults.items()))
-                raise ShardDown("no known server holds it" + (f" ({known})" if known else ""))
+                raise ShardDown(
+                    "no known server holds it" + (f" ({known})" if known else "; start one")
+                )
         except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
             self._failed(message, as_dlm_error(exc, message.shard))
             return
