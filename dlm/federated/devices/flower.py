@@ -35,7 +35,7 @@ POLL_S = 0.3  # between two looks for replies
 RUN_S = 1e6  # that a ServerApp waits for its server, at most
 RECORD = "dlm"
 ENOUGH = b"enough"  # of a server that needs no more answers to what it asked
-# Flower's processes inherit these: nothing is told to its makers.
+# Of `flwr run`, and of whoever starts Flower's other processes: nothing is told to its makers.
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 APP = """\
 [project]
@@ -96,7 +96,7 @@ class FlowerNodes:
                 send(self._line, ENOUGH if hear(one.name, one.data) else b"", end_s)
         except (EOFError, OSError) as exc:
             raise UnavailableError(
-                "Flower has ended its ServerApp, which passes messages on. The SuperLink "
+                "Flower's ServerApp, which passes messages on, has ended or hangs. The SuperLink "
                 "logs why; the same command goes on from here"
             ) from exc
 
@@ -167,13 +167,13 @@ def _serve(grid: Grid, context: Context) -> None:
 def _answers(
     grid: Grid, held: dict[int, str], requests: Mapping[str, bytes], asked: Ask
 ) -> Iterator[Parcel]:
-    """Each device's first, as it comes, until all have answered, none will, or the time is over.
+    """Of each node that says it holds a device, as they come: a node may lie, and which answer is
+    the device's, the server sees. Ends with the last of them, or once the time is over.
 
     Args  held  node -> device, as nodes said; those that come are asked, those that went removed
     """
     end_s = time.monotonic() + asked.timeout_s
     waiting: dict[str, tuple[int, str]] = {}
-    pending = set(requests)
 
     def pass_on(node: int, name: str) -> None:
         left_s = max(end_s - time.monotonic(), 1.0)
@@ -191,18 +191,19 @@ def _answers(
     for node in held.keys() - online:
         del held[node]
     for node in online:
-        if (name := held.get(node, "")) in pending or not name:
+        if (name := held.get(node, "")) in requests or not name:
             pass_on(node, name)
-    while pending and waiting and time.monotonic() < end_s:
+    missing = requests.keys() - set(held.values())
+    while time.monotonic() < end_s and any(name or missing for _, name in waiting.values()):
         for reply in grid.pull_messages(list(waiting)):
             node, name = waiting.pop(reply.metadata.reply_to_message_id)
             device, data = _said(reply)
-            pending.discard(name)
             if device != name:
                 held[node] = device
-                if not name and device in pending:
+                missing.discard(device)
+                if not name and device in requests:
                     pass_on(node, device)
-            elif data and len(data) <= asked.most_bytes:
+            elif name and data and len(data) <= asked.most_bytes:
                 yield Parcel(name, data)
         time.sleep(POLL_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from dlm.federated.devices.engine import RoundOutcome  # noqa: E402
 from dlm.federated.devices.flower import SILENT, FlowerNodes, flower_nodes  # noqa: E402
 from dlm.federated.devices.messages import from_bytes  # noqa: E402
 from dlm.federated.devices.participant import Request  # noqa: E402
+from dlm.federated.devices.sockets import DeviceSocket, socket_of  # noqa: E402
 from federated.devices.test_engine import (  # noqa: E402
     DEVICES,
     KEY,
@@ -39,23 +41,30 @@ __all__ = ["processes"]
 
 class Flower:
     """A SuperLink with TLS, a SuperNode for each device, and a network through them; `stop` kills a
-    node before its device gets that step."""
+    node before its device gets that step.
+
+    Two nodes lie: one says that it holds the first device; one, of none, answers unasked.
+    """
 
     def __init__(self, folder: Path, sockets: Path, stack: ExitStack) -> None:
         self.stop: tuple[str, str] | None = None
         self.network: FlowerNodes | None = None
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder, self._stack, authority = folder, stack, Authority(folder / "tls")
-        port, *ports = free_ports(1 + DEVICES)
+        port, *ports = free_ports(1 + DEVICES + 2)
         tls = ["--ssl-certfile", authority.server.cert, "--ssl-keyfile", authority.server.key]
         tls += ["--ssl-ca-certfile", authority.ca, "--disable-runtime-dependency-installation"]
         self.link = self._start("superlink", "--port", port, *tls)
         self.where = f"127.0.0.1:{port}", authority.ca
-        for number, own in enumerate(ports):
-            told = f'device="d{number}" sockets="{sockets}"'
+        places = {f"d{number}": sockets for number in range(DEVICES)}
+        nodes = [*places.items(), ("d0", folder / "none"), ("", folder / "liar")]
+        liar = DeviceSocket(socket_of(folder / "liar", ""), lambda data: b"said to nobody")
+        threading.Thread(target=liar.serve, daemon=True).start()
+        for own, (name, place) in zip(ports, nodes, strict=True):
+            told = f'device="{name}" sockets="{place}"'
             way = ["--superlink", self.where[0], "--root-certificates", authority.ca]
             node = self._start("supernode", "--port", own, *way, "--node-config", told)
-            self.nodes[f"d{number}"] = node
+            self.nodes.setdefault(name, node)
 
     def _start(self, kind: str, *words: object) -> subprocess.Popen[bytes]:
         command = [str(Path(sys.executable).with_name(f"flower-{kind}")), *map(str, words)]
@@ -96,7 +105,7 @@ def flower(tmp_path: Path, processes: Processes) -> Iterator[Flower]:
 @pytest.mark.slow
 @pytest.mark.promise("devices_sum")
 def test_rounds_through_flower_equal_rounds_through_sockets(flower: Flower) -> None:
-    """Bit for bit; and a node that is killed in a round costs its device alone."""
+    """Bit for bit, whatever other nodes say; a node that is killed in a round costs its device."""
     outcomes: list[RoundOutcome] = []
     engine = engine_of(flower, outcomes, step_s=WAIT_S)
     everybody = dict.fromkeys(asked(0).names, True)
