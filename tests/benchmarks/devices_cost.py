@@ -91,7 +91,7 @@ def measured(devices: int, numbers: int) -> dict[str, float]:
                 continue
             said = act(number, one)
             if number in MEASURED:
-                books[number].sent += len(to_bytes(DeviceAnswer("", to_bytes(said))))
+                books[number].sent += len(to_bytes(DeviceAnswer("", to_bytes(said), bytes(64))))
                 if one is not None:
                     books[number].received += len(to_bytes(Request("survivors", to_bytes(one))))
             state = server.timed(summing.hear, state, number, said)

@@ -28,7 +28,7 @@ from dlm.federated.devices.participant import (
     round_name,
     segments_of,
 )
-from dlm.federated.devices.primitives import Vector
+from dlm.federated.devices.primitives import Vector, is_signed
 from dlm.federated.devices.protocol import (
     Advertisement,
     Consent,
@@ -37,6 +37,7 @@ from dlm.federated.devices.protocol import (
     OpenedShares,
     RoundTerms,
     Shares,
+    answer_content,
     least_threshold,
 )
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState
@@ -196,6 +197,7 @@ class DeviceRounds:
         """The state after the answers to one step."""
         step, kind = _STEPS[state.step]
         numbers = {names[number]: number for number in said}
+        terms, keys = state.terms, state.terms.verifying
         now = state
 
         def hear(name: str, data: bytes) -> bool:
@@ -206,7 +208,11 @@ class DeviceRounds:
                 answer = from_bytes(DeviceAnswer, data)
                 if answer.error:
                     raise ProtocolError(f"it refuses: {answer.error[:500]!r}")
-                now = summing.hear(now, numbers[name], from_bytes(kind, answer.content))
+                number = numbers[name]
+                signed = answer_content(terms, number, step, answer.content)
+                if keys is not None and not is_signed(keys[number], answer.signature, signed):
+                    raise ProtocolError(f"its answer to {step} is not signed by its registered key")
+                now = summing.hear(now, number, from_bytes(kind, answer.content))
             except DlmError as exc:
                 faults[name] = str(exc)
             return summing.is_enough(now)

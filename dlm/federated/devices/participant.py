@@ -29,6 +29,7 @@ from dlm.federated.devices.protocol import (
     RoundTerms,
     SharesDelivery,
     Survivors,
+    answer_content,
 )
 from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.engine import LocalEngine
@@ -93,10 +94,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAnswer:
-    """error  why the device refuses; "" if it does not"""
+    """error      why the device refuses; "" if it does not
+    signature  of the content in a round, by the device's registered key; empty without one
+    """
 
     error: str
     content: bytes
+    signature: bytes = b""
 
 
 def round_name(run: str, index: int) -> bytes:
@@ -198,7 +202,14 @@ class Participant:
             return to_bytes(DeviceAnswer(f"{type(exc).__name__}: {exc}", b""))
         except Exception as exc:  # noqa: BLE001 - the device outlives whatever a server sends
             return to_bytes(DeviceAnswer(f"the task is malformed: {exc!r}", b""))
-        return to_bytes(DeviceAnswer("", to_bytes(said)))
+        content = to_bytes(said)
+        return to_bytes(DeviceAnswer("", content, self._signature(request.step, content)))
+
+    def _signature(self, step: str, content: bytes) -> bytes:
+        if self._in_round is None or self._signer is None:
+            return b""
+        task = self._in_round.task
+        return self._signer.sign(answer_content(task.terms, task.me, step, content))
 
     def _begin(self, task: Task) -> Any:
         given = json.loads(task.settings)

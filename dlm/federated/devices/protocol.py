@@ -158,6 +158,11 @@ def survivors_content(terms: RoundTerms, devices: Sequence[int]) -> bytes:
     return _content("survivors", terms, devices)
 
 
+def answer_content(terms: RoundTerms, device: int, step: str, answer: bytes) -> bytes:
+    """What a device signs with each answer: whoever carries it could else give another."""
+    return _content("answer", terms, [device], step.encode(), answer)
+
+
 def commitment_of(share: bytes) -> bytes:
     """32 bytes, which hide a share: nobody can guess its 256 bits."""
     return hashlib.sha256(b"dlm share " + share).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
+from dlm.errors import ProtocolError  # noqa: E402
 from dlm.federated import rnn  # noqa: E402
 from dlm.federated.devices.clocks import Clocks  # noqa: E402
 from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome  # noqa: E402
@@ -52,7 +54,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
         )
 
         def lying(data: bytes, device: Participant = device) -> bytes:
-            return lies["now"](from_bytes(Request, data).step, device.answer(data))
+            step = from_bytes(Request, data).step
+            return signed(device, step, lies["now"](step, device.answer(data)))
 
         answer = lying if seed == HOSTILE else device.answer
         served.append(DeviceSocket(socket_of(folder / "s", name), answer))
@@ -77,6 +80,15 @@ def engine_of(folder: Path, outcomes: list[RoundOutcome], names: int = DEVICES) 
         step_s=60.0,
         on_outcome=outcomes.append,
     )
+
+
+def signed(device: Participant, step: str, answer: bytes) -> bytes:
+    """The answer, as the device itself would send it."""
+    with suppress(ProtocolError):
+        found = from_bytes(DeviceAnswer, answer)
+        if not found.error:
+            return to_bytes(replace(found, signature=device._signature(step, found.content)))
+    return answer
 
 
 def said(message: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from dlm.errors import UnavailableError
 from dlm.federated.devices.clocks import Clocks
 from dlm.federated.devices.counting import DeviceCollection
 from dlm.federated.devices.fleet import Fleet
-from dlm.federated.devices.messages import from_bytes
-from dlm.federated.devices.participant import Participant, Request
+from dlm.federated.devices.messages import from_bytes, to_bytes
+from dlm.federated.devices.participant import DeviceAnswer, Participant, Request
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.federated.devices.training import CheckedIn, DeviceTraining
 from dlm.federated.keys import Key
@@ -54,10 +55,10 @@ class ServerKilled(BaseException):
 
 
 class InProcess:
-    """The devices; `kill` ends the server before a step."""
+    """The devices; `kill` ends the server before a step, `forge` gives an answer before theirs."""
 
     def __init__(self, folder: Path, most: int) -> None:
-        self.kill = ""
+        self.kill, self.forge = "", False
         keys = frozenset(signer_of(seed).public for seed in range(DEVICES))
         self.devices = {
             f"d{seed}": Participant(
@@ -83,6 +84,9 @@ class InProcess:
                 raise ServerKilled
             said = self.devices[name].answer(data)
             assert len(said) <= most_bytes
+            if self.forge and (honest := from_bytes(DeviceAnswer, said)).content:
+                changed = honest.content[:-1] + bytes([honest.content[-1] ^ 1])
+                hear(name, to_bytes(replace(honest, content=changed)))
             hear(name, said)
 
 
@@ -151,32 +155,41 @@ def test_a_round_asks_more_devices_than_its_goal_if_they_come(here: int, drawn: 
     assert len(set(users.tolist()) & set(range(here))) == len(users) == drawn
 
 
+def counting_of(place: Path, network: InProcess, output: str = "counts") -> DeviceCollection:
+    return DeviceCollection(
+        fleet_of(network),
+        (place / "words.txt").read_text().split(),
+        CollectionSettings(clip=5.0, rounds=40, report_goal=DEVICES),
+        network,
+        ServerSettings(wait_s=0.0),
+        folder=RunFolder(place / output),
+        list_record=None,
+        on_outcome=lambda outcome: None,
+    )
+
+
+def test_answers_that_whoever_carries_them_has_changed_do_not_count(place: Path) -> None:
+    """Not even where they come first: devices sign each."""
+    network, totals = InProcess(place, most=100), []
+    for forge in (False, True):
+        network.forge = forge
+        with counting_of(place, network, f"forged {forge}") as counting:
+            list(counting.run(until=1))
+            totals.append(counting.state.totals.tolist())
+    assert totals[0] == totals[1] and any(totals[0])
+
+
 def test_counts_are_saved_after_each_round(place: Path) -> None:
     """So devices are asked for no round again that they have done."""
     network = InProcess(place, most=100)
-    words = (place / "words.txt").read_text().split()
-    settings = CollectionSettings(clip=5.0, rounds=40, report_goal=DEVICES)
-
-    def collection() -> DeviceCollection:
-        return DeviceCollection(
-            fleet_of(network),
-            words,
-            settings,
-            network,
-            ServerSettings(wait_s=0.0),
-            folder=RunFolder(place / "counts"),
-            list_record=None,
-            on_outcome=lambda outcome: None,
-        )
-
-    with collection() as counting:
+    with counting_of(place, network) as counting:
         rounds = counting.run()
         next(rounds)
         network.kill = "survivors"
         with pytest.raises(ServerKilled):
             next(rounds)
     network.kill = ""
-    with collection() as counting:
+    with counting_of(place, network) as counting:
         assert counting.rounds_done == 1
         list(counting.run(until=3))
         assert counting.ledger.cohort_sizes() == [DEVICES] * 3
