@@ -255,8 +255,11 @@ def _way(
 
         return nullcontext(LocalSockets(sockets))
     if superlink is not None and sockets is None:
+        from dlm.cli.paths import check_reads
         from dlm.federated.devices.flower import flower_nodes
 
+        if root_certificates is not None:
+            check_reads("--root-certificates", root_certificates)
         return flower_nodes(superlink, root_certificates)
     raise ConfigError(
         "found both or neither of --sockets and --superlink; give one, to reach the devices"

@@ -134,7 +134,10 @@ def flower_nodes(superlink: str, root_certificates: Path | None) -> Iterator[Flo
         )
         if done.returncode:
             said = " ".join(re.sub("[─│╭╮╰╯]", " ", done.stdout).split())
-            raise ConfigError(f"flwr run could not reach the SuperLink {superlink}: {said}")
+            raise ConfigError(
+                f"no SuperLink answers at {superlink}, or {root_certificates or 'this system'} "
+                f"(--root-certificates) does not vouch for its certificate; flwr run says: {said}"
+            )
         listener.settimeout(START_S)
         try:
             line, _ = listener.accept()
