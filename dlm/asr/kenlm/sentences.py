@@ -33,7 +33,8 @@ def step(
 def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
     known, find = table.ids, table.id_of
     words = [word.decode("utf-8", "surrogateescape") for word in text.split()]
-    ids = [known[word] if word in known else find(word) for word in words]
+    # Read once: another thread may clear it.
+    ids = [find(word) if (known_id := known.get(word)) is None else known_id for word in words]
     return [*ids, table.vocabulary.end_id] if eos else ids
 
 
