@@ -154,11 +154,15 @@ def device(
 
     allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
+    made = f"dlm devices register {name} --state {state}"
+    if keys is not None and (name not in keys or not (state / KEY).exists()):
+        lacks = f"{registered} has no device {name}" if name not in keys else f"no {state / KEY}"
+        raise ConfigError(f"{lacks}; expected a key and its line of the list, both by: {made}")
     signer = None if keys is None else Signer.read(state / KEY)
-    if keys is not None and signer is not None and keys.get(name) != signer.public:
+    if keys is not None and signer is not None and keys[name] != signer.public:
         raise ConfigError(
-            f"{registered} has another key of {name} than {state / KEY}, or none; expected the "
-            "line that dlm devices register printed"
+            f"{registered} has another key of {name} than {state / KEY}; expected the line that "
+            f"was printed by: {made}"
         )
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     busy = ConfigError(f"another process is the device of {state}; end that one first")
@@ -272,7 +276,9 @@ def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None
     def on_outcome(outcome: RoundOutcome) -> None:
         for name, fault in sorted(outcome.faults.items()):
             tell(f"  {name}: {fault}")
-        if outcome.abandoned:
+        if not outcome.asked:
+            tell("  the server was killed in this round: it counts nobody, and the run goes on")
+        elif outcome.abandoned:
             tell(f"  abandoned, and released as noise alone: {outcome.abandoned}")
         else:
             tell(f"  {outcome.survivors} of {counted(outcome.asked, 'device')}")
@@ -366,6 +372,7 @@ def unigrams(
                 folder=folder,
                 list_record=record,
                 on_outcome=outcome_teller(tell),
+                progress=tell,
             ),
             wordlist,
             output,

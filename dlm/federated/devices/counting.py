@@ -43,8 +43,9 @@ class DeviceCollection(OnDevices[RoundMetrics], Collection):
         folder: RunFolder,
         list_record: Provenance | None,
         on_outcome: Callable[[RoundOutcome], None],
+        progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._meet(fleet, given, settings.goal, on_outcome)
+        self._meet(fleet, given, settings.goal, on_outcome, progress)
         self._segment = counts_segment(settings.config, len(words), settings.goal)
         self._list = WordList(tuple(words))
         self._asks = {

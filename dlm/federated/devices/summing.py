@@ -131,8 +131,8 @@ def go_on(state: SummingState) -> tuple[SummingState, dict[int, Reply]]:
     heard, terms = state.heard, state.terms
     if len(heard) < terms.threshold:
         raise RoundAbandoned(
-            f"{len(heard)} devices sent {ASKED[state.step].__name__}; {terms.threshold} are needed "
-            "to go on"
+            f"{len(heard)} devices took the step {state.step.name.lower()}; {terms.threshold} are "
+            "needed to go on"
         )
     after = replace(state, step=Step(state.step + 1))
     if state.step is Step.OPENED:

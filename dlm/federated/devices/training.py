@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,13 +33,18 @@ from dlm.federated.train import RoundReport, Training
 MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
 CHECK_IN_S = 60.0  # for the answers to one; Flower starts a process for each
+MOST_NAMED = 10  # devices that are waited for
+TELL_S = 10.0  # of waiting, after which it is told who is waited for
 
 
 class CheckedIn(AvailabilitySampler):
     """Devices that check in now, in real time: as many as are asked, once they are here; in the
     end, at least `goal`.
 
-    Args  ready  (round) -> of each device whether it may take part by its own clock; None: not here
+    Args
+        ready       (round) -> of each device whether it may take part by its own clock; None: not
+                    here
+        on_waiting  is told the same, once per round that is waited for
     """
 
     def __init__(
@@ -50,11 +56,13 @@ class CheckedIn(AvailabilitySampler):
         goal: int,
         ready: Callable[[int], Sequence[bool | None]],
         wait_s: float,
+        on_waiting: Callable[[Sequence[bool | None]], None] = lambda heard: None,
         **limits: Any,
     ) -> None:
         super().__init__(users, asked, key, **limits)
         self._goal, self._ready, self._wait_s = goal, ready, wait_s
         self._heard: Sequence[bool | None] = ()
+        self._on_waiting = on_waiting
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "report_goal": self._goal, "asked": self.report_goal}
@@ -76,7 +84,7 @@ class CheckedIn(AvailabilitySampler):
         Nobody takes part if enough are here whose clocks refuse this round, but not one a gap
         later: a server was killed in it once they had sent their inputs.
         """
-        end_s = time.monotonic() + self._wait_s
+        end_s, tell_s = time.monotonic() + self._wait_s, time.monotonic() + TELL_S
         while True:
             over = time.monotonic() >= end_s
             try:
@@ -97,6 +105,9 @@ class CheckedIn(AvailabilitySampler):
                         "more devices listen"
                     )
                     raise
+            if time.monotonic() >= tell_s:
+                self._on_waiting(self._heard)
+                tell_s = math.inf
             time.sleep(POLL_S)
 
 
@@ -111,10 +122,11 @@ class OnDevices(FederatedRun[Done]):
         given: ServerSettings,
         goal: int,
         on_outcome: Callable[[RoundOutcome], None],
+        tell: Callable[[str], None],
     ) -> None:
         """ConfigError if rounds of so many inputs cannot be of devices."""
         self._fleet, self._given, self._goal = fleet, given, goal
-        self._on_outcome, self._abandoned = on_outcome, 0
+        self._on_outcome, self._abandoned, self._tell = on_outcome, 0, tell
         asked = given.asked(goal)
         if not LEAST_DEVICES <= goal <= asked <= MOST_DEVICES:
             raise ConfigError(
@@ -162,7 +174,17 @@ class OnDevices(FederatedRun[Done]):
             goal=self._goal,
             ready=self._ready,
             wait_s=self._given.wait_s,
+            on_waiting=self._waits,
             **limits,
+        )
+
+    def _waits(self, heard: Sequence[bool | None]) -> None:
+        silent = [name for name, one in zip(self._fleet.names, heard, strict=True) if one is None]
+        more = ", ..." if len(silent) > MOST_NAMED else ""
+        named = f"; no answer from {', '.join(silent[:MOST_NAMED])}{more}" if silent else ""
+        self._tell(
+            f"  waiting for {self._cohort_size} devices: {sum(one is True for one in heard)} can "
+            f"take part now{named}"
         )
 
     def _ready(self, index: int) -> list[bool | None]:
@@ -190,7 +212,7 @@ class DeviceTraining(OnDevices[RoundReport], Training):
         on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
     ) -> None:
         _check(settings)
-        self._meet(fleet, given, settings.sampling.report_goal, on_outcome)
+        self._meet(fleet, given, settings.sampling.report_goal, on_outcome, progress)
         self._network = network
         super().__init__(settings, fleet, folder, progress=progress)
         self.save_every = 1  # so that devices are asked for none again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.errors import UnavailableError
+from dlm.federated.devices import training
 from dlm.federated.devices.clocks import Clocks
 from dlm.federated.devices.counting import DeviceCollection
 from dlm.federated.devices.fleet import Fleet
@@ -177,6 +178,24 @@ def test_answers_that_whoever_carries_them_has_changed_do_not_count(place: Path)
             list(counting.run(until=1))
             totals.append(counting.state.totals.tolist())
     assert totals[0] == totals[1] and any(totals[0])
+
+
+def test_who_is_waited_for_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TELL_S", 0.0)
+    monkeypatch.setattr(training, "POLL_S", 0.0)
+    answers = iter([[True, None, True]] * 3 + [[True] * 3])
+    told: list[Sequence[bool | None]] = []
+    sampler = CheckedIn(
+        3,
+        3,
+        Key.from_seed(1),
+        goal=3,
+        ready=lambda index: next(answers),
+        wait_s=60.0,
+        on_waiting=told.append,
+    )
+    users, _ = sampler.cohort_when_ready(0, 0.0)
+    assert (len(users), told) == (3, [[True, None, True]])
 
 
 def test_counts_are_saved_after_each_round(place: Path) -> None:
