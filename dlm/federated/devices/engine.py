@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -226,10 +227,13 @@ class DeviceRounds:
         most = _HEADER + _PER_DEVICE * len(numbers)
         if state.step is Step.INPUTS:
             most += sum(one.wire_bytes for one in state.terms.segments)
+        begun_s = time.monotonic()
         self._network.ask(requests, hear, self._step_s, most)
+        is_over = time.monotonic() - begun_s >= self._step_s
+        why = f" in {self._step_s:g} s" if is_over else ": it has ended, or cannot be reached"
         for number in said:
             if number not in now.heard and not summing.is_enough(now):
-                faults.setdefault(names[number], f"no answer to {step} in {self._step_s:g} s")
+                faults.setdefault(names[number], f"no answer to {step}{why}")
         return now
 
 

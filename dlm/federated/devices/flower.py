@@ -86,7 +86,7 @@ class FlowerNodes:
         timeout_s: float,
         most_bytes: int,
     ) -> None:
-        """As of `Network`; UnavailableError if Flower has ended the `ServerApp`."""
+        """As of `Network`; ProtocolError if Flower has ended the `ServerApp`."""
         end_s = time.monotonic() + timeout_s + LINE_S
         try:
             send(self._line, to_bytes(Ask(len(requests), float(timeout_s), most_bytes)), end_s)
@@ -95,7 +95,7 @@ class FlowerNodes:
             while (one := self._next(end_s)).name:
                 send(self._line, ENOUGH if hear(one.name, one.data) else b"", end_s)
         except (EOFError, OSError) as exc:
-            raise UnavailableError(
+            raise ProtocolError(
                 "Flower's ServerApp, which passes messages on, has ended or hangs. The SuperLink "
                 "logs why; the same command goes on from here"
             ) from exc

@@ -181,6 +181,7 @@ def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(
     key = KEY.fold("aggregation", 0)
     found = engine.sums(params, asked(0), jnp.float32(1.0), jnp.float32(0.5), key)
     survived = [n for n in range(DEVICES) if n != 2 or step in ("survivors", "consents")]
+    assert "60 s" not in outcomes[-1].faults["d2"]  # which have not passed
     assert outcomes[-1].survivors == len(survived)
     same(found, plain_sum(params, key, survived))
 
