@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,6 +28,7 @@ from flwr.serverapp import Grid, ServerApp
 from dlm.errors import ConfigError, ProtocolError, UnavailableError
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.sockets import LINE_S, LONGEST, ask_one, receive, send, socket_of
+from dlm.files import scratch_folder
 
 START_S = 120.0  # for Flower to start the ServerApp
 POLL_S = 0.3  # between two looks for replies
@@ -112,8 +112,8 @@ def flower_nodes(superlink: str, root_certificates: Path | None) -> Iterator[Flo
     Raises  ConfigError  `flwr run` fails
             UnavailableError  no ServerApp calls back
     """
-    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        home, path = Path(folder), socket_of(Path(folder), "server")
+    with scratch_folder(None, "dlm-flower") as home, socket.socket(socket.AF_UNIX) as listener:
+        path = socket_of(home, "server")
         given = f"address = {json.dumps(superlink)}\n"
         if root_certificates is not None:
             given += f"root-certificates = {json.dumps(str(root_certificates.absolute()))}\n"
@@ -126,7 +126,7 @@ def flower_nodes(superlink: str, root_certificates: Path | None) -> Iterator[Flo
         command = [shutil.which("flwr", path=places) or "flwr", "run", f"{home}/app", "dlm"]
         done = subprocess.run(
             [*command, "--run-config", f'socket="{path}"'],
-            env={**os.environ, **SILENT, "FLWR_HOME": folder},
+            env={**os.environ, **SILENT, "FLWR_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
