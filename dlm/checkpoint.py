@@ -64,14 +64,15 @@ def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
     `expected`."""
     if len(expected) != len(arrays):
         raise FormatError(
-            f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: it was "
-            "written by another version of dlm"
+            f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: "
+            "another version of dlm wrote it. Use that version, or start the run in a new folder"
         )
     for array, want in zip(arrays, expected, strict=True):
         if array.shape != want.shape or array.dtype != want.dtype:
             raise FormatError(
-                f"{place}: an array is {array.dtype} {array.shape}, and this run's state has "
-                f"{want.dtype} {want.shape} there"
+                f"{place}: found an array of {array.dtype} {array.shape}; expected {want.dtype} "
+                f"{want.shape}. It was made with other settings or another version of dlm; use "
+                "those, or start in a new folder"
             )
 
 
@@ -163,16 +164,19 @@ def parse(content: bytes, path: Path) -> Checkpoint:
     if content[: len(MAGIC)] != MAGIC:
         raise FormatError(
             f"{path} does not begin with {MAGIC!r}: it is not a checkpoint, or one of another "
-            "version"
+            "version of dlm; give a file that this version wrote"
         )
     length = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 8], "little")
     text = content[start : start + length]
     if len(content) < start + length:
         raise FormatError(
-            f"{path} is cut off: it ends within its header, after {len(content):,} bytes"
+            f"{path} is cut off: it ends within its header, after {len(content):,} bytes; "
+            "copy it again"
         )
     if hashlib.sha256(text).digest() != content[len(MAGIC) + 8 : start]:
-        raise FormatError(f"{path} is damaged: its header does not match its checksum")
+        raise FormatError(
+            f"{path} is damaged: its header does not match its checksum; copy it again"
+        )
     body = content[start + length :]
     try:
         header: dict[str, Any] = json.loads(text)
@@ -180,9 +184,12 @@ def parse(content: bytes, path: Path) -> Checkpoint:
         settings, facts = dict(header["settings"]), dict(header["facts"])
         table, places = list(header["arrays"]), dict(header["attachments"])
     except (ValueError, KeyError, TypeError) as exc:
-        raise FormatError(f"{path}: its header is damaged ({exc})") from exc
+        raise FormatError(f"{path}: its header is damaged ({exc}); copy it again") from exc
     if len(body) != expected:
-        raise FormatError(f"{path} is cut off: {len(body):,} bytes of arrays, not {expected:,}")
+        raise FormatError(
+            f"{path} is cut off: found {len(body):,} bytes of arrays, expected {expected:,}; copy "
+            "it again"
+        )
     if hashlib.sha256(body).hexdigest() != sha256:
         raise FormatError(
             f"{path} is damaged: its arrays do not have the checksum of its header; copy it again"

@@ -48,7 +48,11 @@ class SymbolTable:
                     line=line,
                 )
             if fields[1] in words:
-                raise LatticeError(f"number {fields[1]} appears twice", path=str(path), line=line)
+                raise LatticeError(
+                    f"number {fields[1]} appears twice; expected one word per number",
+                    path=str(path),
+                    line=line,
+                )
             words[fields[1]] = fields[0]
         return cls(words, {word: number for number, word in words.items()})
 

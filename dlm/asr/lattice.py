@@ -252,7 +252,10 @@ class LatticeDraft:
         back = _linked(end, order[::-1], [(target, source) for source, target in pairs])
         kept = [node for node in order if node in onward and node in back]
         if not kept:
-            raise self.error(f"no path leads from node {start}, the start, to node {end}, the end")
+            raise self.error(
+                f"no path leads from node {start}, the start, to node {end}, the end; expected "
+                "one or more. Make the lattice again"
+            )
         arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
         times = [self._times.get(node, math.nan) for node in kept]
         if any(arc[1] == end and arc[2] not in self.non_words for arc in arcs):
@@ -291,7 +294,10 @@ class LatticeDraft:
                 )
             (node,) = ends
             if node not in some:
-                raise self.error(f"node {node} is the {name}, but no arc {_JOINS[name]} it")
+                raise self.error(
+                    f"node {node} is the {name}, but no arc {_JOINS[name]} it; add one, or name "
+                    "another node"
+                )
             found.append(node)
         return found[0], found[1]
 

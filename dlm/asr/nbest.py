@@ -135,7 +135,9 @@ def _hypothesis(found: Any, where: str) -> Hypothesis:
             or not isinstance(value, (int, float))
             or finite(str(value)) is None
         ):
-            raise LatticeError(f"{name} of {where} is not a finite number")
+            raise LatticeError(
+                f"{name} of {where} is {str(value)[:60]!r}; expected a finite number"
+            )
         scores.append(float(value))
     return Hypothesis(tuple(split_text(found["words"])), *scores)
 

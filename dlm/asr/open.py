@@ -256,7 +256,10 @@ def _key(arpa: Path) -> tuple[str, str, str]:
     """The cache key of an ARPA file: its name, and hashes of its path and of its content."""
     found: dict[str, Any] | None = describe_input(arpa.resolve())
     if found is None:
-        raise ArpaError("not a regular file; a pipe's shards cannot be cached", path=str(arpa))
+        raise ArpaError(
+            "found a pipe or a device; expected a regular file. Copy the model to one",
+            path=str(arpa),
+        )
     path = found.pop("path")
     content = json.dumps([found, FORMAT_VERSION], sort_keys=True)
     name = re.sub(r"[^A-Za-z0-9._]", "_", arpa.name)[:60]

@@ -39,7 +39,9 @@ def read_phrases(path: Path) -> PhraseFile:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as exc:
-        raise TextError(f"{path} is not UTF-8 ({exc.reason} at byte {exc.start})") from exc
+        raise TextError(
+            f"{path} is not UTF-8 ({exc.reason} at byte {exc.start}); convert it to UTF-8"
+        ) from exc
     bonuses: dict[bytes, float] = {}
     sounds: dict[str, list[tuple[str, ...]]] = {}
     for number, line in enumerate(lines, 1):

@@ -154,12 +154,15 @@ class _Reader:
         else:
             known = "N" not in self._header or node < self._whole("N", self._header)
         if not known:
-            raise self._error(f"field {name} names node {node}, which the file does not define")
+            raise self._error(
+                f"field {name} names node {node}, which the file does not define; expected a line "
+                f"I={node}"
+            )
 
     def _node(self, fields: dict[str, str]) -> None:
         node = self._whole("I", fields)
         if node in self._nodes:
-            raise self._error(f"node {node} is defined twice")
+            raise self._error(f"node {node} is defined twice; expected one line I={node}")
         if "L" in fields:
             raise self._error("sub-lattices are not supported; expand them first (HTK: HLRescore)")
         self._nodes[node] = fields.get("W", "")

@@ -51,7 +51,9 @@ def read_transcripts(path: Path) -> TranscriptFile:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as exc:
-        raise TextError(f"{path} is not UTF-8 ({exc.reason} at byte {exc.start})") from exc
+        raise TextError(
+            f"{path} is not UTF-8 ({exc.reason} at byte {exc.start}); convert it to UTF-8"
+        ) from exc
     if not any(line.strip() for line in lines):
         raise TextError(f"{path} has no utterances; expected one line for each")
     if _is_nbest(lines):
@@ -214,10 +216,13 @@ def paired(
     if unknown:
         raise TextError(
             f"{len(unknown)} hypotheses have no utterance in the reference, such as "
-            f"{min(unknown)!r}"
+            f"{min(unknown)!r}; remove them, or add their references"
         )
     if len(set(keys.values())) < len(keys):
-        raise TextError("two utterances of the reference have the same file name")
+        raise TextError(
+            "two utterances of the reference have the same file name in different folders; rename "
+            "one"
+        )
     return {name: (reference.texts[name], given[key]) for name, key in keys.items() if key in given}
 
 

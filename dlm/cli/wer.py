@@ -97,7 +97,10 @@ def wer(
         _, others = judged(against)
         both = errors.keys() & others.keys()
         if not both:
-            raise TextError(f"{hypothesis} and {against} have no utterance in common")
+            raise TextError(
+                f"{hypothesis} and {against} have no utterance in common; give two transcripts of "
+                "the same audio"
+            )
         errors = {name: one for name, one in errors.items() if name in both}
         others = {name: others[name] for name in errors}
     groups = {name: said.speakers.get(name, name) for name in errors}

@@ -85,7 +85,7 @@ def _models(place: str, page: Any) -> list[tuple[str, int, NDArray[np.int64]]]:
                 type(n) is int and 0 <= n <= MOST_QUERIES for n in slots
             )
             if not good or type(shard) is not int:
-                raise ValueError(f"slots are not {SLOTS} counts")
+                raise ValueError(f"expected {SLOTS} counts as slots, and a number as shard")
             found.append((str(one["shard_set"]), shard, np.array(slots, np.int64)))
     except (TypeError, KeyError, ValueError) as exc:
         raise _malformed(place, str(exc)) from exc

@@ -189,7 +189,8 @@ def _wait_ready(
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
-                    f"a server of shard {index % shards} was not ready within {START_S:g} s"
+                    f"a server of shard {index % shards} was not ready within {START_S:g} s; start "
+                    "the cluster again when this machine has less to do"
                 )
             time.sleep(0.02)
         port = json.loads(path.read_text())["port"]
@@ -239,7 +240,10 @@ def running_gateway(
                         "own message is above"
                     )
                 if time.monotonic() > limit:
-                    raise ShardDown(f"the gateway was not ready within {START_S:g} s")
+                    raise ShardDown(
+                        f"the gateway was not ready within {START_S:g} s; start the cluster again "
+                        "when this machine has less to do"
+                    )
                 time.sleep(0.02)
             yield process, json.loads(ready.read_text())
         finally:

@@ -168,7 +168,7 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
     if visits is None or not (visits > -_TOLERANCE * visits.sum()).all():
         raise DlmError(
             "the source's sentences do not end: it hardly ever predicts </s>, so n-grams have no "
-            "expected count per sentence"
+            "expected count per sentence. Estimate it again, from sentences with their ends"
         )
     return counts_of_visits(source, parts(np.maximum(visits, 0.0)))
 
@@ -260,6 +260,9 @@ def _summed(
 def _unigram_counts(source: BackoffSource) -> NgramCounts:
     ending = float(source.prob[0][source.topology.vocabulary.end_id])
     if not ending > 0:
-        raise DlmError("the source's sentences do not end: it never predicts </s>")
+        raise DlmError(
+            "the source's sentences do not end: it never predicts </s>. Estimate it again, from "
+            "sentences with their ends"
+        )
     words = float(source.prob[0].sum()) / ending
     return NgramCounts([source.prob[0] / ending], [np.array([words])])

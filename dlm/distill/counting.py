@@ -80,7 +80,9 @@ class Sampling:
             if self.samples:
                 raise ConfigError("both samples and a text were given; give only one")
         elif self.own_samples < 1:
-            raise ConfigError(f"{self.samples} samples; expected at least 1 per part")
+            raise ConfigError(
+                f"{self.samples} samples; expected at least 1 per part, of {self.part[1]}"
+            )
         if self.seed < 0:
             raise ConfigError(f"seed {self.seed}; expected 0 or more")
 

@@ -110,7 +110,9 @@ class NetworkJudge:
         self.name = name
         model = load_model(run)
         if model.vocabulary is None:
-            raise ConfigError(f"{run} has no vocabulary to turn its ids into words")
+            raise ConfigError(
+                f"{run} has no vocabulary to turn its ids into words; train it with one"
+            )
         self._network, self._params = model.network, model.params
         words = model.vocabulary.words
         self._encode = model.vocabulary.encoder()
@@ -258,7 +260,7 @@ def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Ev
             for user, found in zip(owners, judge.each(sentences, there), strict=True):
                 rows[user][place] += dataclasses.astuple(found)
     if not rows:
-        raise ConfigError("the text has no words to evaluate models on")
+        raise ConfigError("the text has no words to evaluate models on; give one with sentences")
     return Evaluation(judges, np.stack(rows, axis=1))
 
 

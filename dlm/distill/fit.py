@@ -107,7 +107,10 @@ def fit(
     Raises  ConfigError  no counts; a prior below 0
     """
     if not counts.words > 0:
-        raise ConfigError("there are no counts: the source returned no sentences")
+        raise ConfigError(
+            "there are no counts: the source returned no sentences; take more samples, or look at "
+            "its sample()"
+        )
     if not isinstance(prior, Prior):
         check_visits(prior)
     tell = progress or (lambda _: None)

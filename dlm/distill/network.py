@@ -31,7 +31,9 @@ class NetworkSource:
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
         model = load_model(run)
         if model.vocabulary is None:
-            raise ConfigError(f"{run} has no vocabulary to turn its ids into words")
+            raise ConfigError(
+                f"{run} has no vocabulary to turn its ids into words; train it with one"
+            )
         words = model.vocabulary.words
         self.inventory = None if isinstance(words, WordList) else words
         names = words.words if isinstance(words, WordList) else words.pieces()[FIRST_WORD_ID:]

@@ -67,7 +67,9 @@ def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection
     """From a source of the protocol; ConfigError for visits, which do not show where sentences
     end."""
     if reader.makes_visits:
-        raise ConfigError(f"{reader.name} makes visits, not sentences; give a topology")
+        raise ConfigError(
+            f"{reader.name} makes visits, not sentences, so no topology can be inferred; give one"
+        )
     if hasattr(reader.source, "sample"):
         blocks = source_sentences(reader, sampling.own_samples, sampling.seeds)
         return SentenceCollection(_OwnSentences(blocks, reader.vocabulary.end_id))

@@ -183,7 +183,7 @@ class SourceReader:
         if not (total > 0).all():
             raise SourceError(
                 f"{self.name} gives all probability to the word that begins a sentence, which "
-                "never follows another word"
+                "never follows another word; expected some for other words"
             )
         scaled: NDArray[np.float32] = (found / total[:, None]).astype(np.float32)
         return scaled
@@ -310,7 +310,10 @@ def load_object(name: str) -> Source:
     for part in attribute.split("."):
         if not hasattr(found, part):
             kind = getattr(found, "__name__", type(found).__name__)
-            raise ConfigError(f"{name}: {kind} has no {part}")
+            raise ConfigError(
+                f"{name}: {kind} has no {part}; expected module:factory, with a factory of that "
+                "module"
+            )
         found = getattr(found, part)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "log_probs")):
         with user_code(name):

@@ -252,7 +252,10 @@ def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
         )
     line = line.astype(np.int64)
     if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):
-        raise SourceError(f"sample of {reader.name} returned ids outside its vocabulary")
+        raise SourceError(
+            f"sample of {reader.name} returned ids from {line.min()} to {line.max()}; expected 0 "
+            f"to {len(reader.ids) - 1}, the ids of its vocabulary"
+        )
     ids: NDArray[np.uint32] = reader.ids[line]
     if (ids == reader.vocabulary.end_id).any():
         raise SourceError(

@@ -251,4 +251,4 @@ def _no_state(*states: object) -> TypeError:
                 f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
                 "package kenlm cannot be read"
             )
-    return TypeError("expected two states and a word")
+    return TypeError("found other arguments; expected two states and a word")

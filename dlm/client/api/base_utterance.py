@@ -123,7 +123,11 @@ class Asking:
                     yield call, self._wait_s(number)
                 if not call.done():
                     # A cancelled call would be counted as given up by its caller.
-                    call.give_up(DeadlineExceeded(f"no answer within {self._limit_s:g} s"))
+                    call.give_up(
+                        DeadlineExceeded(
+                            f"no answer within {self._limit_s:g} s; retry, or raise the deadline"
+                        )
+                    )
                 found.append((queries, call.result(0.0)))
             return found
         except BaseException:  # also if its caller no longer waits

@@ -148,7 +148,10 @@ class _Face:
         if model is not None:
             found = core.named(check_beginning(model))
             if found is None:
-                raise StaleShardSet(f"no server that this client knows holds model {model}")
+                raise StaleShardSet(
+                    f"no server that this client knows holds model {model}; serve that model, or "
+                    "leave model out"
+                )
             return core, found, deadline_s, FULL_MODEL, on_switch, phrases, True
         if fallback is not None and core.mode() is Mode.LOCAL_FALLBACK:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s

@@ -322,7 +322,10 @@ class Core(Scorer, Host):
         if self.config.bigram_fallback:
             call.fall_back(snapshot.grams, self._delivery.count_bigram_fallback)
             if gone is None and watch is not None and watch.mode is Mode.LOCAL_FALLBACK:
-                gone = ShardDown("no messages are sent while the local fallback is in use")
+                gone = ShardDown(
+                    "the servers fail, so this client sends no messages; open a new utterance, "
+                    "which uses the local fallback"
+                )
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
                 call.give_up(gone)

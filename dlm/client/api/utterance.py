@@ -206,7 +206,10 @@ class AsyncUtterance(BaseUtterance):
             # Not cancelled at the deadline: others may wait for it, and the next call will.
             await asyncio.wait([opening], timeout=None if asking is None else asking.left_s)
             if not opening.done():
-                raise DeadlineExceeded("the client had not connected by the deadline of this call")
+                raise DeadlineExceeded(
+                    "the client had not connected by the deadline of this call; retry, or raise "
+                    "the deadline"
+                )
             opening.result()
         return self
 

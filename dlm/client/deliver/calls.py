@@ -164,7 +164,7 @@ class Calls:
             left_s = max(call.deadline - time.monotonic(), 0.0)
             data = await method(call.request, timeout=left_s, metadata=call.metadata or None)
             if data is None:  # a success for gRPC, but the message's frame was damaged
-                error = ProtocolError(f"{self._address} answered without a message")
+                error = ProtocolError(f"{self._address}: its reply was damaged in transit; retry")
         except Exception as exc:  # noqa: BLE001 - the caller must be told
             error = failed(self._address, exc)
             if isinstance(error, ShardDown):

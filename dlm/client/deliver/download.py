@@ -150,7 +150,7 @@ class _Download:
             # Their checksums match, so they were unusable when the manifest was made.
             raise ProtocolError(
                 f"the servers of shard set {manifest.shard_set} sent unusable low orders: "
-                f"{plain(str(exc))}"
+                f"{plain(str(exc))}. Make the shard set again"
             ) from exc
         _put(part, home, manifest)
         return replace(grams, directory=home)
@@ -182,9 +182,9 @@ class _Download:
         entry = self.manifest.file(kind)
         path = part / entry.name
         last: DlmError = (
-            DeadlineExceeded(f"no time was left to fetch {entry.name}")
+            DeadlineExceeded(f"no time was left to fetch {entry.name}; raise connect_s")
             if self.sources
-            else ShardDown(f"no server of shard set {self.manifest.shard_set} is known")
+            else ShardDown(f"no server of shard set {self.manifest.shard_set} is known; start one")
         )
         if path.exists() and _is_whole(path, entry):
             return
@@ -248,7 +248,7 @@ class _Download:
             if offset != entry.bytes:
                 raise ProtocolError(
                     f"{connection.address} stopped at byte {offset} of {entry.bytes} of "
-                    f"{entry.name}"
+                    f"{entry.name}; connect again to resume"
                 )
             out.flush()
             os.fsync(out.fileno())

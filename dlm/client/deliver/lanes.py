@@ -196,7 +196,10 @@ class Lanes:
 
 
 def _miss_late(part: Part) -> None:
-    late = DeadlineExceeded(f"shard {part.shard}: the deadline passed before the message was sent")
+    late = DeadlineExceeded(
+        f"shard {part.shard}: the deadline passed before the message was sent; retry later, or "
+        "raise the deadline"
+    )
     part.call.miss(part, late)
 
 

@@ -399,7 +399,8 @@ def _describe(
         left_s = until - clock() if replies else timeout_s
         if left_s <= 0:
             what = (
-                f"described only {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+                f"described only {len(replies)} of its {len(wanted)} shard sets in "
+                f"{timeout_s:g} s; retry"
             )
             return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
         try:

@@ -157,7 +157,7 @@ class GrpcConnection:
         request = pb.DescribeRequest(shard_set=shard_set).SerializeToString()
         message = codec.parse(pb.DescribeReply(), self._wait("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
-            raise ProtocolError(f"{self.address}: its description was damaged in transit")
+            raise ProtocolError(f"{self.address}: its description was damaged in transit; retry")
         return message
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
@@ -186,7 +186,10 @@ class GrpcConnection:
         if message.checksum != codec.heartbeat_checksum(message):
             raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
         if message.sequence != request.sequence:
-            raise ProtocolError(f"{self.address}: its heartbeat reply belongs to another heartbeat")
+            raise ProtocolError(
+                f"{self.address}: its heartbeat reply has number {message.sequence}; expected "
+                f"{request.sequence}"
+            )
         return message
 
     def _wait(self, method: str, request: bytes, timeout_s: float) -> bytes:

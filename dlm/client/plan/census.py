@@ -240,7 +240,7 @@ class Census:
         if not self.held:
             message = f"none of {counted(self.asked, 'server')} can be used: {faults}"
             if not self.asked:
-                message = "no server addresses were given"
+                message = 'no server addresses were given; expected at least one "host:port"'
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
                 raise ProtocolError(message)
             if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
