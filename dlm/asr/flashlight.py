@@ -138,7 +138,8 @@ class DlmLM(LM):  # type: ignore[misc]
     def _ask(self, state: LMState, index: int) -> tuple[LMState, float]:
         if not END <= index < len(self._ids) - 1:
             raise QueryError(
-                f"word index {index} is not in the lexicon of {len(self._ids) - 1} words"
+                f"word index {index} is not in the lexicon of {len(self._ids) - 1} words; give "
+                "the decoder and DlmLM the same words"
             )
         asked = self._asked.get(state)
         if asked is None:

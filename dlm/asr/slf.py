@@ -145,7 +145,7 @@ class _Reader:
             if wanted != len(found) and (found or what == "links"):  # lines of nodes are optional
                 raise self._error(
                     f"the header says {wanted} {what}, but the file has {len(found)}; "
-                    "it was cut off, or changed by hand"
+                    "it was cut off, or changed by hand. Copy it again"
                 )
 
     def _check_node(self, node: int, name: str) -> None:

@@ -42,7 +42,7 @@ def word_ids(utterance: Utterance, words: Sequence[Word]) -> list[int]:
     except TypeError as exc:
         raise QueryError(f"expected words as strings, bytes or ids: {exc}") from exc
     if ids and not 0 <= min(ids) <= max(ids) < size:
-        raise QueryError(f"word ids from {min(ids)} to {max(ids)}; expected 0 to {size - 1}")
+        raise QueryError(f"found word ids from {min(ids)} to {max(ids)}; expected 0 to {size - 1}")
     check_known([word for word in words if isinstance(word, (str, bytes))], utterance)
     return ids
 

@@ -68,7 +68,10 @@ def _page(place: str) -> Any:
             "http://HOST:METRICS_PORT/load"
         ) from exc
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a page")
+        raise ConfigError(
+            f"--load: {place} has more than {MAX_BYTES:,} bytes, too many for a page. Take it "
+            "again from /load"
+        )
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as exc:

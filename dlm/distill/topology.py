@@ -38,7 +38,8 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
     ordinary[[UNK_ID, own.begin_id, own.end_id]] = False
     if len(known) <= 3:
         raise ConfigError(
-            "the topology is empty: it has no word besides <unk> and the marks of sentences"
+            "the topology is empty: it has no word besides <unk> and the marks of sentences; give "
+            "one with words"
         )
     if not ordinary.any():
         raise ConfigError(

@@ -221,7 +221,7 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:
         count_source(source, target, Sampling(text=text))
     for sentences, said in (
         ([[0]], "contains end_id"),
-        ([[99]], "outside"),
+        ([[99]], "ids from 99 to 99"),
         ([], "returned 0 sen"),
     ):
         own.sample = lambda seed, n, s=sentences: s  # type: ignore[attr-defined]

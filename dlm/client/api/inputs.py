@@ -117,7 +117,7 @@ class Inputs:
             number = operator.index(word)
         except TypeError as exc:
             raise QueryError(
-                f"a word is a string, bytes or an id, not {type(word).__name__}"
+                f"a word is of type {type(word).__name__}; expected a string, bytes or an id"
             ) from exc
         if not 0 <= number < self.ids_end:
             raise QueryError(f"word id {number} is out of range; ids are 0 to {self.ids_end - 1}")

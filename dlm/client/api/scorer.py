@@ -150,7 +150,8 @@ class LocalScorer(Scorer):
 
     def cascade(self) -> CascadeStatus:
         raise ConfigError(
-            "this client uses a shard set in its own process, so it has no servers to report on"
+            "this client uses a shard set in its own process, so it has no servers to report on; "
+            "connect to servers for that"
         )
 
     def snapshot(self) -> Snapshot:

@@ -197,7 +197,10 @@ class Call(Ending):
             except DlmError:
                 raise
             except Exception as exc:
-                raise DlmError(f"could not assemble the answers to a call: {exc!r}") from exc
+                raise DlmError(
+                    f"could not assemble the answers to a call: {exc!r}; retry, and report it if "
+                    "it stays"
+                ) from exc
         return self._found
 
     def _finish(self) -> Any:

@@ -79,7 +79,9 @@ def failed(address: str, cause: Exception) -> DlmError:
         return cause
     if isinstance(cause, grpc.RpcError):
         return error_of_call(cause, address)
-    error = DlmError(f"{address}: a message could not be sent: {cause!r}")
+    error = DlmError(
+        f"{address}: a message could not be sent: {cause!r}; retry, and report it if it stays"
+    )
     error.__cause__ = cause
     return error
 

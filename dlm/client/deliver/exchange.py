@@ -253,7 +253,9 @@ class Exchange:
         elif isinstance(exc, DlmError):  # e.g. for bytes that are not a message
             error = exc
         else:
-            error = DlmError(f"the stream to {self.address} failed: {exc!r}")
+            error = DlmError(
+                f"the stream to {self.address} failed: {exc!r}; retry, and report it if it stays"
+            )
             error.__cause__ = exc
         return error, False
 

@@ -120,6 +120,9 @@ def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
     # If a bigram fallback answers instead, this is the only report.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
-    wrapped = DlmError(f"{where}a message could not be encoded or decoded: {error!r}")
+    wrapped = DlmError(
+        f"{where}a message could not be encoded or decoded: {error!r}; retry, and report it if it "
+        "stays"
+    )
     wrapped.__cause__ = error
     return wrapped

@@ -455,7 +455,10 @@ def _with(topology: Topology, grams: LowGrams) -> Snapshot:
 
 
 def _unread(cause: Exception) -> DlmError:
-    return DlmError(f"this process could not ask the servers what they hold: {cause!r}")
+    return DlmError(
+        f"this process could not ask the servers what they hold: {cause!r}; retry, and report it "
+        "if it stays"
+    )
 
 
 def other_model(found: str, expected: str) -> StaleShardSet:

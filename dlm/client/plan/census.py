@@ -91,10 +91,13 @@ def read_description(
     if reply.shard_set != manifest.shard_set_bytes or reply.shard >= manifest.shards:
         raise FalseDescription(
             f"{address} says that it holds shard {reply.shard} of shard set {named}, but its "
-            f"manifest is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}"
+            f"manifest is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}; "
+            "restart that server"
         )
     if asked and asked != reply.shard_set:
-        raise FalseDescription(f"{address} described shard set {named}; expected {asked.hex()}")
+        raise FalseDescription(
+            f"{address} described shard set {named}; expected {asked.hex()}. Restart that server"
+        )
     return manifest
 
 

@@ -41,7 +41,7 @@ class LowGrams:
         found = layout.read_manifest(directory)
         if found.shard_set != manifest.shard_set:
             raise ShardFormatError(
-                f"{directory} holds shard set {found.shard_set}, not {manifest.shard_set}"
+                f"{directory} holds shard set {found.shard_set}; expected {manifest.shard_set}"
             )
         low = LowOrders.open(directory, manifest)
         return cls(directory, manifest, low, open_vocabulary(directory, manifest))
