@@ -254,7 +254,9 @@ def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
             return beside, descriptor
         os.close(descriptor)
         _forget(beside)
-    raise FileExistsError(f"no free name beside {path} after {_TRIES} tries")
+    raise FileExistsError(
+        f"no free name beside {path} after {_TRIES} tries: other processes take them; run it again"
+    )
 
 
 def _forget(beside: Path) -> None:

@@ -240,5 +240,7 @@ def _read(file: Path) -> checkpoint.Checkpoint:
     found = checkpoint.read(file)
     is_ours = {"sums", "sentences", "whole", "at"} <= found.facts.keys()
     if not is_ours or not isinstance(found.settings.get(SHARE), dict):
-        raise FormatError(f"{file} does not contain counts of dlm distill")
+        raise FormatError(
+            f"{file} does not contain counts of dlm distill; give the folder of a --work"
+        )
     return found

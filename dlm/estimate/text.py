@@ -302,7 +302,10 @@ class Reader:
                         pa.types.is_large_binary,
                     )
                 ):  # fmt: skip
-                    raise ConfigError(f"{source}: column {self._column!r} is {kind}, not text")
+                    raise ConfigError(
+                        f"{source}: column {self._column!r} is {kind}, not text; name another "
+                        "with --text-column"
+                    )
                 for batch in file.iter_batches(batch_size=1 << 13, columns=[self._column]):
                     column = batch.column(0)
                     begin = 0

@@ -41,11 +41,11 @@ def tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
     try:
         yield from _tsv_rows(path, user_column, text_column)
     except pa.ArrowException as exc:
-        raise FormatError(f"{path} cannot be decompressed: {exc}") from exc
+        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy it again") from exc
     except OSError as exc:
         if exc.errno is not None:
             raise
-        raise FormatError(f"{path} cannot be decompressed: {exc}") from exc
+        raise FormatError(f"{path} cannot be decompressed: {exc}. Copy it again") from exc
 
 
 def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
@@ -69,10 +69,14 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
         try:
             fields = raw.rstrip(b"\r").decode("utf-8").split("\t")
         except UnicodeDecodeError as exc:
-            raise FormatError(f"{path}, line {number}: not UTF-8 at byte {exc.start}") from exc
+            raise FormatError(
+                f"{path}, line {number}: not UTF-8 at byte {exc.start} of the line; "
+                "convert the file (iconv -t UTF-8)"
+            ) from exc
         if len(fields) != len(names):
             raise FormatError(
-                f"{path}, line {number}: {len(fields)} fields, but the header has {len(names)}"
+                f"{path}, line {number}: {len(fields)} fields, but the header has {len(names)}; "
+                "fix the line, or remove it"
             )
         yield fields[user_at].strip(), number, fields[text_at]
 
@@ -99,10 +103,15 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
             for user, text in zip(ids, texts, strict=True):
                 number += 1
                 if text is not None and not isinstance(text, str):
-                    raise FormatError(f"{path}, row {number}: the text is {type(text).__name__}")
+                    raise FormatError(
+                        f"{path}, row {number}: the text is {type(text).__name__}; expected a "
+                        "column of strings (--text-column)"
+                    )
                 yield _user_id(user, path, number), number, text or ""
     except pa.ArrowException as exc:
-        raise FormatError(f"{path} is not a Parquet file: {exc}") from exc
+        raise FormatError(
+            f"{path} is not a Parquet file, or is damaged: {exc}. Copy it again"
+        ) from exc
 
 
 def _user_id(value: Any, path: Path, row: int) -> str:
@@ -115,7 +124,9 @@ def _user_id(value: Any, path: Path, row: int) -> str:
         try:
             value = value.decode("utf-8")
         except UnicodeDecodeError as exc:
-            raise FormatError(f"{path}, row {row}: the user id is not UTF-8") from exc
+            raise FormatError(
+                f"{path}, row {row}: the user id is not UTF-8; fix the row, or remove it"
+            ) from exc
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FormatError(
             f"{path}, row {row}: the user id {value!r} is {type(value).__name__}; expected text or "

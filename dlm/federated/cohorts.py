@@ -65,7 +65,8 @@ class Cohorts:
     ):
         if sampler.users != len(users):
             raise ConfigError(
-                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}"
+                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}; "
+                "make it for as many"
             )
         self.users, self.sampler = users, sampler
         self.ledger = ParticipationLedger(

@@ -59,7 +59,8 @@ class Inventory:
         ids = (processor.unk_id(), processor.bos_id(), processor.eos_id())
         if ids != (UNKNOWN, BEGIN, END):
             raise FormatError(
-                f"<unk>, <s>, </s> have the ids {ids}; expected {(UNKNOWN, BEGIN, END)}"
+                f"<unk>, <s>, </s> have the ids {ids}; expected {(UNKNOWN, BEGIN, END)}, as dlm "
+                "pieces numbers them"
             )
         object.__setattr__(self, "_processor", processor)
         object.__setattr__(self, "_cache", {})

@@ -31,7 +31,10 @@ def pretrain(
     pass; ConfigError without text. `progress` is told steps and mean loss every 100 steps."""
     rows = [windows(sequence(ids), unroll) for ids in utterances if len(ids)]
     if not rows:
-        raise ConfigError("the public text to begin with is empty")
+        raise ConfigError(
+            "the public text to begin with (pretrain.text) is empty; give one with words, or "
+            "leave it out"
+        )
     text = np.concatenate(rows)
     optimizer = optax.adam(learning_rate)
     state = rnn.initial_state(model, batch_size)

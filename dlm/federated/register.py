@@ -32,7 +32,9 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 def run_id(text: object, place: Path) -> str:
     """A run's id from a file; FormatError for another text, since it becomes a file name here."""
     if not (isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text)):
-        raise FormatError(f"{place} gives the run id {text!r}; expected 32 hexadecimal digits")
+        raise FormatError(
+            f"{place} gives the run id {text!r}; expected 32 hexadecimal digits. Restore the file"
+        )
     return text
 
 

@@ -274,7 +274,10 @@ def build(
     books = dict(ledgers or {})
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
-        raise ConfigError(f"found a ledger of {', '.join(unknown)}, not a stage of this report")
+        raise ConfigError(
+            f"a ledger is given for {', '.join(unknown)}; expected ledgers of this report's "
+            "stages only"
+        )
     reasons = list(void)
     for record in records:
         name = str(record["stage"])
@@ -326,12 +329,14 @@ def check_stage(
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
             f"{stage['stage']}: the ledger's last round is {ledger.last_round}; expected at most "
-            f"{int(stage['rounds']) - 1}, the last that is accounted for"
+            f"{int(stage['rounds']) - 1}, the last that is accounted for. Give this stage's own "
+            "ledger"
         )
     if ledger.rounds != int(stage["rounds"]) and not under_way:
         raise PrivacyError(
             f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, but the stage has "
-            f"{stage['rounds']}: it is another ledger, or was cut off"
+            f"{stage['rounds']}: it is another ledger, or was cut off. Give this "
+            "stage's own"
         )
     if stage.get("sampling_rate") is not None:
         ledger.check_poisson(float(stage["sampling_rate"]))

@@ -90,7 +90,9 @@ class ReleaseConfig:
                     "of smaller numbers are 0 in single precision, and nothing would be clipped"
                 )
             if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
-                raise PrivacyError("without a finite clip norm, noise protects nobody")
+                raise PrivacyError(
+                    "without a finite clip norm, noise protects nobody; give a clip norm"
+                )
         if self.estimator not in ("fixed", "clipped"):
             raise ConfigError(f"estimator is {self.estimator!r}; expected fixed or clipped")
         at = [round_index for round_index, _ in self.schedule]
@@ -198,7 +200,7 @@ def make_algorithm(
     if noised != (mechanism is not None):
         found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
         raise PrivacyError(
-            f"the noise multiplier is {release.noise_multiplier} and there is {found}; give both, "
+            f"the noise multiplier is {release.noise_multiplier}, with {found}; give both, "
             "or neither for a run without noise"
         )
     adaptive = release.adaptive

@@ -102,7 +102,8 @@ def ledger_in(private: Checkpoint, found: Checkpoint) -> ParticipationLedger:
     )
     if ledger.rounds != done:
         raise PrivacyError(
-            f"{private.path.parent} has {done} rounds, but a ledger of {ledger.rounds}"
+            f"{private.path.parent} has {done} rounds, but its ledger {ledger.rounds}: one is "
+            "from another time. Restore the checkpoint and its private part together"
         )
     return ledger
 

@@ -49,7 +49,10 @@ class _Stateless:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:
-            raise ConfigError(f"this sampler has no state, but the checkpoint has {sorted(state)}")
+            raise ConfigError(
+                f"this sampler has no state, but the checkpoint has {sorted(state)}; resume with "
+                "the sampling that it began with"
+            )
 
 
 class PoissonSampler(_Stateless):
@@ -250,7 +253,8 @@ class AvailabilitySampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
             raise ConfigError(
-                f"the checkpoint is of another sampler; expected one for {self.users} users"
+                f"the checkpoint is of another sampler; expected one for {self.users} users. "
+                "Resume with the settings and users that it began with"
             )
         self._next_round = np.array(state["next_round"], np.int64)
         self._next_s = np.array(state["next_s"], np.float64)

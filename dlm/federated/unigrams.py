@@ -84,7 +84,7 @@ class UnigramState:
 def init(config: UnigramConfig, words: int) -> UnigramState:
     del config
     if words < 1:
-        raise ConfigError("the list of words is empty")
+        raise ConfigError("the list of words is empty; give at least one")
     return UnigramState(0, Moments.zero(words), np.zeros(words, bool))
 
 
@@ -162,7 +162,10 @@ def apply(
     "noise", round).
     """
     if state.round >= config.rounds:
-        raise ConfigError(f"all {config.rounds} rounds are done; no more are accounted for")
+        raise ConfigError(
+            f"all {config.rounds} rounds are done, and no more are accounted for; start another "
+            "count with more"
+        )
     words = len(state.totals)
     if clipped_sum.shape != (words,):
         raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers; expected {words}")
@@ -235,7 +238,9 @@ class UserCounts:
         self._dataset, self._cap, self._split = dataset, cap_words, split
         self._index = {word: place for place, word in enumerate(wordlist)}
         if len(self._index) != len(wordlist):
-            raise ConfigError("a word appears twice in the list, which would split its counts")
+            raise ConfigError(
+                "a word appears twice in the list, which would split its counts; remove one"
+            )
         self._cache: dict[int, Counts] = {}
         self._cache_room_bytes = cache_bytes
 
@@ -262,10 +267,10 @@ def read_wordlist(path: str | Path, content: bytes | None = None) -> list[str]:
             for number, line in enumerate(file, 1):
                 word = line.rstrip("\r\n").split("\t")[0].strip()
                 if not word:
-                    raise FormatError(f"{path}, line {number}: no word")
+                    raise FormatError(f"{path}, line {number}: no word; remove the line")
                 words.append(word)
     except UnicodeDecodeError as exc:
-        raise FormatError(f"{path} is not UTF-8: {exc}") from exc
+        raise FormatError(f"{path} is not UTF-8: {exc}. Convert it (iconv -t UTF-8)") from exc
     if not words:
         raise FormatError(f"{path} lists no words; expected one per line")
     if len(set(words)) != len(words):

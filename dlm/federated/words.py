@@ -51,11 +51,15 @@ class WordList:
         for number, line in enumerate(lines, 1):
             parts = line.split()
             if len(parts) != 1 or parts[0] in seen:
-                what = "appears twice" if len(parts) == 1 else "is not one word"
+                what = (
+                    "appears twice; remove one"
+                    if len(parts) == 1
+                    else "is not one word; write one per line"
+                )
                 raise ConfigError(f"{path}, line {number}: {line!r} {what}")
             seen[parts[0]] = number
         if not seen:
-            raise ConfigError(f"the vocabulary {path} is empty")
+            raise ConfigError(f"the vocabulary {path} is empty; expected one word per line")
         return cls(tuple(seen))
 
     @property
@@ -69,7 +73,10 @@ class WordList:
     def first(self, size: int) -> WordList:
         """The first `size` words, or all if it is 0; ConfigError if there are fewer."""
         if size > len(self.words):
-            raise ConfigError(f"the vocabulary has {len(self.words)} words; expected {size}")
+            raise ConfigError(
+                f"the vocabulary has {len(self.words)} words; {size} were asked for. Ask for "
+                "fewer, or for 0, which takes all"
+            )
         return dataclasses.replace(self, words=self.words[: size or None])
 
     def encoder(self) -> Encode:

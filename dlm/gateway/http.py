@@ -300,9 +300,16 @@ class _Connection:
             async with asyncio.timeout(BODY_S):
                 return await self._whole_body(most)
         except h11.RemoteProtocolError as exc:
-            raise Refusal(Reason.MALFORMED, "the body is cut off, or its chunks are wrong") from exc
+            raise Refusal(
+                Reason.MALFORMED,
+                "the body is cut off, or its chunks are wrong; send the whole call again",
+            ) from exc
         except TimeoutError as exc:
-            raise Refusal(Reason.LATE, f"the body did not come within {BODY_S:g} seconds") from exc
+            raise Refusal(
+                Reason.LATE,
+                f"the body did not come within {BODY_S:g} seconds; send the call again, or a "
+                "shorter one",
+            ) from exc
 
     async def _whole_body(self, most: int) -> bytes | None:
         parts, size = [], 0

@@ -167,7 +167,11 @@ def sorted_tables(
     tables = NgramTables(vocabulary, [unigrams])
     for k, (ids, prob, backoff) in enumerate(raw[1:], 2):
         if len(ids) > _MOST_NGRAMS:
-            raise ArpaError(f"{len(ids)} n-grams; an order holds at most {_MOST_NGRAMS}", order=k)
+            raise ArpaError(
+                f"{len(ids)} n-grams; an order holds at most {_MOST_NGRAMS}. Give a smaller "
+                "model: of a lower order, or pruned",
+                order=k,
+            )
         prefix = tables.ranks(ids[:, :-1])
         missing = np.flatnonzero(prefix < 0)
         if k == 2 and not vocabulary.unk_in_model:

@@ -194,7 +194,7 @@ class ModelColumns:
         Raises  ValueError  an n-gram is kept whose prefix is not, or not every word is
         """
         if keep[0] is not None and not keep[0].all():
-            raise ValueError("every word is kept")
+            raise ValueError("a word is left out; expected every word kept")
         chosen = [replace(self.orders[0])]
         below: NDArray[np.uint32] | None = None  # of the order below; None where all are kept
         for k, (columns, kept) in enumerate(zip(self.orders[1:], keep[1:], strict=True), 2):

@@ -114,7 +114,9 @@ class Builder:
         backoff = _joined([p.log10_backoff for p in parts], np.zeros(0, F32))
         parts.clear()
         if len(ids) > MOST_NGRAMS:
-            raise ConfigError(f"{len(ids)} {order}-grams; expected at most {MOST_NGRAMS}")
+            raise ConfigError(
+                f"{len(ids)} {order}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
+            )
         if order == 1:
             self._orders.append(_unigrams(ids, prob, backoff, words))
             return
@@ -206,7 +208,9 @@ def _finished(
     else:
         runs = sorter.finish()
         if runs.rows > MOST_NGRAMS:
-            raise ConfigError(f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}")
+            raise ConfigError(
+                f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}. Give a smaller model"
+            )
         columns = new_order(runs.rows, k, storage)
         at = 0
         with runs:

@@ -181,7 +181,9 @@ class Walk:
             total = int(count.sum())
             if total > int(MISSING) - 1:
                 raise ConfigError(
-                    f"{total:,} n-grams of order {k}; expected at most {int(MISSING) - 1:,}"
+                    f"{total:,} n-grams of order {k}; expected at most {int(MISSING) - 1:,}. "
+                    "Prune "
+                    "the models first (dlm prune)"
                 )
             np.cumsum(count, out=below.first_child[1:], dtype=U32)
             del count

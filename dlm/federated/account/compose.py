@@ -164,7 +164,7 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     Raises  PrivacyError  a stage asks for amplification that its cohorts do not allow
     """
     if not stages:
-        raise ConfigError("there is no stage to account for")
+        raise ConfigError("there is no stage to account for; give one or more")
     notes = []
     for stage in stages:
         if stage.raw:

@@ -83,7 +83,8 @@ def advertise(
     """Round 0: keys for this round."""
     if (signer is None) != (terms.verifying is None):
         raise PrivacyError(
-            "a round with registered keys needs this device's, and one without must not use it"
+            "the round has registered keys and this device none, or the reverse; give this device "
+            "the server's list (--devices)"
         )
     state = DeviceState(
         terms, me, signer, KeyPair.drawn(draw), KeyPair.drawn(draw), draw(SECRET_BYTES)
@@ -175,7 +176,10 @@ def consent(state: DeviceState, survivors: Survivors) -> tuple[DeviceState, Cons
     devices = survivors.devices
     named, known = set(devices), {state.me, *state.shares}
     if list(devices) != sorted(named) or not named <= known or state.me not in named:
-        raise PrivacyError("the server names survivors that this device does not know, or not it")
+        raise PrivacyError(
+            "the server says that devices sent inputs which shared no secrets with this one, or "
+            "leaves this one out"
+        )
     if len(devices) < state.terms.threshold:
         raise PrivacyError(
             f"{len(devices)} devices sent an input; expected {state.terms.threshold} or more"

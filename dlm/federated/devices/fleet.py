@@ -58,7 +58,11 @@ class Fleet:
                 exc.add_note(f"in {path}, line {number}")
                 raise
             if name in found or (key and not _KEY.fullmatch(key)):
-                what = "appears twice" if name in found else "has no key of 64 hexadecimal digits"
+                what = (
+                    "appears twice; remove one"
+                    if name in found
+                    else "has no key of 64 hexadecimal digits"
+                )
                 raise ConfigError(f"{path}, line {number}: the device {name} {what}")
             found[name] = key
         if not found or len(set(map(bool, found.values()))) > 1:
@@ -68,7 +72,9 @@ class Fleet:
             )
         keys = {name: bytes.fromhex(key) for name, key in found.items()}
         if len(set(keys.values())) < len(keys) and any(keys.values()):
-            raise ConfigError(f"two devices of {path} have the same key; each has its own")
+            raise ConfigError(
+                f"two devices of {path} have the same key; give each its own (dlm devices register)"
+            )
         return cls(tuple(sorted(found)), keys if any(keys.values()) else None)
 
     def __len__(self) -> int:

@@ -63,7 +63,9 @@ class _Parts:
 
     def take(self, size: object) -> bytes:
         if type(size) is not int or not 0 <= size <= len(self._data) - self.at:
-            raise ValueError(f"a part of {size} bytes")
+            raise ValueError(
+                f"a part is given {size} bytes; expected 0 or more, and no more than are left"
+            )
         self.at += size
         return self._data[self.at - size : self.at]
 
@@ -90,11 +92,14 @@ def _typed(kind: Any, value: Any, parts: _Parts) -> Any:
     if kind is bytes:
         (name,) = value
         if name != "part":
-            raise ValueError(f"{name!r} in place of bytes")
+            raise ValueError(f"found {name!r}; expected bytes")
         return parts.take(value["part"])
     if is_dataclass(kind):
         if set(value) != set(_hints(kind)):  # type: ignore[arg-type]
-            raise ValueError(f"the fields of {kind.__name__} are {sorted(value)}")  # type: ignore[union-attr]
+            raise ValueError(
+                f"the fields of {kind.__name__} are {sorted(value)}; expected "  # type: ignore[union-attr]
+                f"{sorted(_hints(kind))}"  # type: ignore[arg-type]
+            )
         return kind(**{n: _typed(t, value[n], parts) for n, t in _hints(kind).items()})  # type: ignore[operator, arg-type]
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Mapping:
@@ -104,10 +109,10 @@ def _typed(kind: Any, value: Any, parts: _Parts) -> Any:
         return found
     if origin is tuple:
         if type(value) is not list:
-            raise ValueError(f"{type(value).__name__} in place of a list")
+            raise ValueError(f"found {type(value).__name__}; expected a list")
         return tuple(_typed(inner[0], one, parts) for one in value)
     if type(None) in inner:
         return None if value is None else _typed(inner[0], value, parts)
     if type(value) is not kind:
-        raise ValueError(f"{type(value).__name__} in place of {kind.__name__}")
+        raise ValueError(f"found {type(value).__name__}; expected {kind.__name__}")
     return value

@@ -218,7 +218,10 @@ class Participant:
         begin = self._counting if "counting" in given else self._training
         segments, compute = begin(task, given)
         if task.terms.segments != segments:
-            raise ProtocolError("the segments of the task are not those of what it asks for")
+            raise ProtocolError(
+                "the task's settings need other segments than it has; run the same dlm at server "
+                "and device"
+            )
         read = self._text(task)
         state, said = device.advertise(task.terms, task.me, self._signer, self._draw)
         self._in_round = _InRound(task, state, clock, read, compute)
@@ -232,24 +235,33 @@ class Participant:
         """Raises PrivacyError for what a server that lies would ask."""
         terms, registered = task.terms, self._registered
         if terms.name != round_name(task.run, task.round):
-            raise PrivacyError(f"round {task.round} of {task.run} has the name of another")
+            raise PrivacyError(
+                f"the task is for round {task.round} of {task.run}, but its terms name another"
+            )
         if not all(map(math.isfinite, (task.bound, task.tracked))):
             raise ProtocolError("a clip norm of the task is not finite")
         if (registered is None) != (terms.verifying is None):
-            raise PrivacyError("the task has registered keys and this device none, or the reverse")
+            raise PrivacyError(
+                "the task has registered keys and this device none, or the reverse; give this "
+                "device the server's list (--devices)"
+            )
         if registered is not None and terms.verifying is not None:
             own = None if self._signer is None else self._signer.public
             known = registered.intersection(terms.verifying.values())
             if len(known) < len(terms.verifying) or terms.verifying.get(task.me) != own:
                 raise PrivacyError(
                     f"the task has {len(known)} registered keys for {len(terms.verifying)} "
-                    "devices, or another key for this one; expected a key of its own for each"
+                    "devices, or another key for this one; expected a key of its own for each. "
+                    "Give this device the server's list (--devices)"
                 )
 
     def _go_on(self, request: Request) -> Any:
         now = self._in_round
         if now is None:
-            raise ProtocolError(f"the step {request.step!r} is asked for before a task")
+            raise ProtocolError(
+                f"the step {request.step!r} is asked for before a task; a device that is "
+                "restarted within a round takes part from the next one on"
+            )
         content = request.content
         if request.step == LEFT_OUT:
             self._in_round = None
@@ -339,7 +351,10 @@ def params_of(model: rnn.RnnConfig, leaves: Sequence[bytes]) -> rnn.Params:
     template = jax.eval_shape(lambda: rnn.init(jax.random.key(0), model))
     wanted, kind = jax.tree.flatten(template)
     if [len(one) for one in leaves] != [4 * int(np.prod(one.shape)) for one in wanted]:
-        raise ProtocolError("the parameters are not of the network of the task")
+        raise ProtocolError(
+            "the task's parameters have other shapes than the network of its settings; run the "
+            "same dlm at server and device"
+        )
     found = [
         np.frombuffer(one, "<f4").reshape(want.shape).astype(np.float32)
         for one, want in zip(leaves, wanted, strict=True)

@@ -80,7 +80,10 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(_directed(key, about)).decrypt(bytes(12), sealed, about)
     except InvalidTag:
-        raise PrivacyError("an encrypted share was changed on its way, or is of others") from None
+        raise PrivacyError(
+            "an encrypted share cannot be opened: it was changed on its way, or is for another "
+            "device"
+        ) from None
 
 
 def _directed(key: bytes, about: bytes) -> bytes:

@@ -42,7 +42,10 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     used = list(shares.items())[:threshold]
     secret = _value_at_zero({place: int.from_bytes(share, "big") for place, share in used})
     if secret >> (8 * SECRET_BYTES):
-        raise PrivacyError(f"{len(shares)} shares are of no secret: their device lies")
+        raise PrivacyError(
+            f"{len(shares)} shares give no secret: the device that made them does not follow the "
+            "protocol"
+        )
     return secret.to_bytes(SECRET_BYTES, "big")
 
 

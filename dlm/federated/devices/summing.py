@@ -185,7 +185,10 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
     for device in sorted(set(state.shares) - set(state.survivors)):
         pair = KeyPair.of(found(device, _OF_MASKING))
         if pair.public != state.roster[device].masking:
-            raise RoundAbandoned(f"device {device} vanished, and had shared another key than its")
+            raise RoundAbandoned(
+                f"device {device} left, and the secret that it had shared is not that of its key: "
+                "it does not follow the protocol"
+            )
         for other in state.survivors:
             seed = pair.agree(state.roster[other].masking, "mask")
             add_mask(total, seed, terms.segments, -1 if other > device else 1)

@@ -30,6 +30,9 @@ class DeviceText:
         given = json.loads(task.settings)
         vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
         if vocabulary.size != given["model"]["vocab_size"]:
-            raise ProtocolError(f"a vocabulary of {vocabulary.size} ids is not of the network")
+            raise ProtocolError(
+                f"the vocabulary has {vocabulary.size} ids, but the network "
+                f"{given['model']['vocab_size']}"
+            )
         split, cap = TOKENIZERS[given["text"]["tokenizer"]], int(given["text"]["max_tokens"])
         return partial(tokens_of, self._utterances, vocabulary.encoder(), cap=cap, split=split)

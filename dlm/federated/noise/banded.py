@@ -36,7 +36,10 @@ class BandMF(Base):
 
     def truncated(self, rounds: int) -> BandMF:
         if rounds > self.rounds:
-            raise ConfigError(f"this matrix is for {self.rounds} rounds; {rounds} were asked for")
+            raise ConfigError(
+                f"this matrix is for {self.rounds} rounds, but {rounds} were asked for; make one "
+                "for as many"
+            )
         return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
 
     def matrix(self) -> dict[str, Any]:

@@ -88,12 +88,17 @@ class Context:
 def check_header(reader: NgramReader) -> None:
     if reader.order > MAX_ORDER:
         raise ArpaError(
-            f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}",
+            f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}. "
+            f"Lower it first (dlm reduce --order {MAX_ORDER})",
             path=reader.path,
         )
     for k, count in enumerate(reader.counts, 1):
         if k > 1 and count > MOST_NGRAMS:
-            raise ArpaError(f"{count} n-grams; an order holds at most {MOST_NGRAMS}", order=k)
+            raise ArpaError(
+                f"{count} n-grams; an order holds at most {MOST_NGRAMS}. Give a smaller model: "
+                "of a lower order, or pruned",
+                order=k,
+            )
 
 
 class NgramSource(Protocol):
@@ -308,7 +313,7 @@ def join_order(c: Context, k: int) -> None:
     if int(at[kernels.NUMBER]) > MOST_NGRAMS:
         raise ArpaError(
             f"{int(at[kernels.NUMBER])} n-grams, {int(at[kernels.BLANKS])} of them blanks; an "
-            f"order holds {MOST_NGRAMS} at most",
+            f"order holds {MOST_NGRAMS} at most. Give a smaller model: of a lower order, or pruned",
             order=k,
         )
     work.keep(f"load-{k}", load)
