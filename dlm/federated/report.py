@@ -275,8 +275,8 @@ def build(
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
         raise ConfigError(
-            f"a ledger is given for {', '.join(unknown)}; expected ledgers of this report's "
-            "stages only"
+            f"a ledger is given for {', '.join(unknown)}, not a stage of this report; give the "
+            "ledgers of its stages only"
         )
     reasons = list(void)
     for record in records:

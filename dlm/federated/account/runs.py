@@ -144,7 +144,8 @@ def _check(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -
         if (run.record.unit, run.record.adjacency) != (first.unit, first.adjacency):
             raise PrivacyError(
                 f"{run.name} protects each {run.record.unit} ({run.record.adjacency}), "
-                f"{runs[0].name} each {first.unit} ({first.adjacency}): these cannot be composed"
+                f"{runs[0].name} each {first.unit} ({first.adjacency}): these "
+                "cannot be composed. Compose only runs that protect the same"
             )
     for pair in disjoint:
         if len(set(pair)) != 2 or not all(0 <= place < len(runs) for place in pair):

@@ -24,7 +24,9 @@ class Clock:
     def after(self, round: int, gap: int, most: int) -> Clock:  # noqa: A002
         """The clock once it has taken part; PrivacyError if it may not."""
         if round <= self.last:
-            raise PrivacyError(f"round {round} is asked for after round {self.last}")
+            raise PrivacyError(
+                f"round {round} is asked for after round {self.last}; each is taken once, in order"
+            )
         if self.last >= 0 and round - self.last < gap:
             raise PrivacyError(
                 f"round {round} is asked for {round - self.last} rounds after the last one of this "

@@ -68,7 +68,9 @@ class RoundTerms:
                 f"the threshold is {self.threshold}; expected {LEAST_DEVICES} or more"
             )
         if not all(0 < one.modulus <= 1 << 62 and one.size > 0 for one in self.segments):
-            raise ConfigError("a segment has a modulus over 2^62, or no numbers")
+            raise ConfigError(
+                "a segment has no numbers, or a modulus over 2^62 (lower the report goal)"
+            )
 
 
 def least_threshold(devices: int, *, active: bool) -> int:

@@ -36,7 +36,7 @@ def receive(line: socket.socket, begin_s: float, end_s: float, most: int) -> byt
     """A message that begins and ends by these moments."""
     size = int.from_bytes(_exactly(line, _LENGTH, begin_s), "little")
     if size > most:
-        raise ProtocolError(f"a message of {size:,} bytes; expected at most {most:,}")
+        raise ProtocolError(f"a message has {size:,} bytes; expected at most {most:,}")
     return _exactly(line, size, end_s)
 
 
