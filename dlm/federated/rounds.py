@@ -200,7 +200,7 @@ def make_algorithm(
     if noised != (mechanism is not None):
         found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
         raise PrivacyError(
-            f"the noise multiplier is {release.noise_multiplier}, with {found}; give both, "
+            f"the noise multiplier is {release.noise_multiplier} and there is {found}; give both, "
             "or neither for a run without noise"
         )
     adaptive = release.adaptive

@@ -74,8 +74,8 @@ class WordList:
         """The first `size` words, or all if it is 0; ConfigError if there are fewer."""
         if size > len(self.words):
             raise ConfigError(
-                f"the vocabulary has {len(self.words)} words; {size} were asked for. Ask for "
-                "fewer, or for 0, which takes all"
+                f"the vocabulary has {len(self.words)} words; expected {size} or more. Ask "
+                "for fewer, or for 0, which takes all"
             )
         return dataclasses.replace(self, words=self.words[: size or None])
 
