@@ -94,7 +94,9 @@ def write_probing(
         memory: some 100 bytes per n-gram
     """
     if len(sections) < 2:
-        raise ConfigError("the model has order 1; a KenLM file has order 2 or more")
+        raise ConfigError(
+            "the model has order 1; a KenLM file has order 2 or more. Write an ARPA file"
+        )
     text = WordBytes.of(vocabulary)
     if bool((text.text[: text.begin[-1]] == 0).any()):
         word = next(word for word in vocabulary.words if 0 in word)

@@ -58,6 +58,7 @@ class DictModel:
                     f"the {len(ngram)}-gram {self.spell(ngram)} has no prefix "
                     f"{self.spell(ngram[:-1])}",
                     order=len(ngram),
+                    advice="Add it, or build the model again",
                 )
         # Every suffix of an n-gram is a node of the tree, with a blank where the model lacks it.
         self.closure = {(UNK_ID,)}
@@ -92,7 +93,10 @@ class DictModel:
                 for row, (ngram, log10_prob, log10_backoff) in enumerate(rows, batch.first_row):
                     if ngram in ngrams:
                         raise reader.error_at(
-                            f"the {batch.order}-gram is listed twice", order=batch.order, row=row
+                            f"the {batch.order}-gram is listed twice",
+                            order=batch.order,
+                            row=row,
+                            advice="Keep one of the two rows, or build the file again",
                         )
                     if batch.order > 1 and ngram[:-1] not in ngrams:
                         raise reader.error_at(
@@ -100,6 +104,7 @@ class DictModel:
                             f"{batch.order - 1}-grams",
                             order=batch.order,
                             row=row,
+                            advice="Add it, or build the file again",
                         )
                     ngrams[ngram] = (log10_prob, log10_backoff)
             return cls(reader.vocabulary, reader.order, ngrams)

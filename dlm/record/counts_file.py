@@ -101,7 +101,7 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                 words.append(word)
                 values.append(count)
     except UnicodeDecodeError as exc:
-        raise FormatError(f"{path} is not UTF-8: {exc}") from exc
+        raise FormatError(f"{path} is not UTF-8: {exc}; convert it, or count again") from exc
     if not words:
         raise FormatError(f"{path} is empty; expected a word, a tab and a count per line")
     provenance = read_record(path, content, digest_name=DIGEST, kind="counts")

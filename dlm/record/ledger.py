@@ -87,7 +87,8 @@ class ParticipationLedger:
             if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
                 raise PrivacyError(
                     f"round {round} is already recorded with other users: the run was resumed with "
-                    "a different cohort than the one it was stopped with"
+                    "a different cohort than the one it was stopped with. Resume it with the same "
+                    "users and settings, or start a new run"
                 )
             return
         if round < 0 or (last is not None and round < last):
@@ -95,7 +96,10 @@ class ParticipationLedger:
         known = [self._users[name] for name in names if name in self._users]
         total = len(self._users) + len(names) - len(known)
         if total > self.population:
-            raise PrivacyError(f"{total} users took part; the population is {self.population}")
+            raise PrivacyError(
+                f"{total} users took part; the population is {self.population}. Start a new run, "
+                "with the number of all users as its population"
+            )
         gaps = [round - self._last[user] for user in known]
         if self.gap is not None and gaps and min(gaps) < self.gap:
             early = sum(gap < self.gap for gap in gaps)
@@ -163,12 +167,13 @@ class ParticipationLedger:
         found = self.observed_gap()
         if found is not None and found < gap:
             raise PrivacyError(
-                f"accounting assumes a gap of {gap} rounds; the ledger has seen one of {found}"
+                f"accounting assumes a gap of {gap} rounds; the ledger has seen one of {found}. "
+                "Account for that"
             )
         if self.observed_max_part() > max_participations:
             raise PrivacyError(
                 f"accounting assumes {max_participations} participations per user; the ledger has "
-                f"seen {self.observed_max_part()}"
+                f"seen {self.observed_max_part()}. Account for as many"
             )
 
     def check_poisson(self, q: float) -> None:
@@ -181,12 +186,14 @@ class ParticipationLedger:
         if kind != "poisson" or declared != q:
             raise PrivacyError(
                 f"accounting by sampling needs cohorts from Poisson sampling with q = {q}; the "
-                f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}"
+                f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}. "
+                "Account for the gap and the participations instead"
             )
         if (self.gap or 1) > 1 or self.max_participations is not None:
             raise PrivacyError(
                 f"a gap of {self.gap} and at most {self.max_participations} participations were "
-                "enforced: a Poisson sampler does not draw cohorts under such bounds"
+                "enforced: a Poisson sampler does not draw cohorts under such bounds. Account for "
+                "these bounds instead"
             )
         sizes = np.array(self.cohort_sizes(), np.float64)
         if not len(sizes):
@@ -211,7 +218,7 @@ class ParticipationLedger:
                 raise PrivacyError(
                     f"the cohorts were not drawn by Poisson sampling with q = {q} from "
                     f"{self.population} users: {what} of {len(sizes)} rounds have a probability of "
-                    f"{tail:.0e}"
+                    f"{tail:.0e}. Account for the gap and the participations instead"
                 )
 
     def _hash(self, user: str) -> str:
@@ -310,12 +317,13 @@ class ParticipationLedger:
             if seal["sha256"] != digest:
                 raise PrivacyError(
                     f"{path} was changed after it was written: its digest is {digest[:16]}..., but "
-                    f"it says {str(seal['sha256'])[:16]}...; no guarantee can rest on it"
+                    f"it says {str(seal['sha256'])[:16]}...; no guarantee can rest on it. "
+                    "Restore the file that the run wrote"
                 )
             if expect is not None and expect != digest:
                 raise PrivacyError(
                     f"{path} is not this run's ledger: its digest is {digest[:16]}...; expected "
-                    f"{expect[:16]}..."
+                    f"{expect[:16]}... Give the one that the run wrote last"
                 )
             found = cls(
                 body["population"],
@@ -329,11 +337,13 @@ class ParticipationLedger:
                 users = np.frombuffer(base64.b64decode(entry["users"], validate=True), "<u4")
                 found._record(entry["round"], [names[user] for user in users.tolist()])
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-            raise FormatError(f"{path} is not a participation ledger: {exc!r}") from exc
+            raise FormatError(
+                f"{path} is not a participation ledger: {exc!r}. Give the file that the run wrote"
+            ) from exc
         if found._body() != body:
             raise PrivacyError(
                 f"{path}: its rounds do not match the observed values in it; no guarantee can rest "
-                "on it"
+                "on it. Restore the file that the run wrote"
             )
         return found
 

@@ -67,7 +67,10 @@ def record_of_file(snapshot: FileSnapshot) -> Provenance:
         )
     if not sidecar(path).exists():
         if not inside:
-            raise FormatError(f"{path} has no privacy record, beside it or in it")
+            raise FormatError(
+                f"{path} has no privacy record, beside it or in it; copy its {sidecar(path).name} "
+                "beside it, or give another file"
+            )
         return inside[0][1]
     beside = read_beside(path, snapshot.sha256)
     if inside and inside[0][1].digest != beside.digest:
@@ -109,10 +112,15 @@ def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
     try:
         names = tuple(str(entry["name"]) for entry in body["files"])
     except (KeyError, TypeError) as exc:
-        raise FormatError(f"{snapshot.path} does not list the files of its set: {exc!r}") from exc
+        raise FormatError(
+            f"{snapshot.path} does not list the files of its set: {exc!r}. Copy the set again"
+        ) from exc
     for name in names:
         if name != Path(name).name or name in ("", ".", ".."):
-            raise FormatError(f"{snapshot.path} names the file {name!r}; expected one beside it")
+            raise FormatError(
+                f"{snapshot.path} names the file {name!r}; expected one beside it. Copy the set "
+                "again"
+            )
     return names
 
 

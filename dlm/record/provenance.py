@@ -259,7 +259,9 @@ class Provenance:
                 text = text.decode("utf-8")
             return cls.from_dict(json.loads(text.strip().removeprefix(LINE_PREFIX)), place)
         except (json.JSONDecodeError, UnicodeDecodeError) as exc:
-            raise FormatError(f"{place} is not a privacy record: {exc}") from exc
+            raise FormatError(
+                f"{place} is not a privacy record: {exc}. Copy the file and its record again"
+            ) from exc
 
     @classmethod
     def from_dict(cls, record: Any, place: str = "the record") -> Provenance:
@@ -284,7 +286,9 @@ class Provenance:
                 UNVERIFIED,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise FormatError(f"{place} is not a privacy record: {exc!r}") from exc
+            raise FormatError(
+                f"{place} is not a privacy record: {exc!r}. Copy the file and its record again"
+            ) from exc
 
 
 def digest_of(body: Mapping[str, Any]) -> str:

@@ -60,7 +60,9 @@ def read_beside(path: Path, sha256: str) -> Provenance:
         record = json.loads(side.read_text(encoding="utf-8"))
         (digest_name,) = set(record) - {"provenance"}
     except (ValueError, TypeError) as exc:
-        raise FormatError(f"{side} is not a privacy record: {exc!r}") from exc
+        raise FormatError(
+            f"{side} is not a privacy record: {exc!r}. Copy it again with its file"
+        ) from exc
     return _bound(path, sha256, record, digest_name=digest_name, kind="file")
 
 
@@ -73,7 +75,9 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
     try:
         record = json.loads(side.read_text(encoding="utf-8"))
     except ValueError as exc:
-        raise FormatError(f"{side} is not a record of {kind}: {exc!r}") from exc
+        raise FormatError(
+            f"{side} is not a record of {kind}: {exc!r}. Copy it again with its file"
+        ) from exc
     return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
 
 
@@ -85,7 +89,9 @@ def _bound(
     try:
         digest, body = record[digest_name], record["provenance"]
     except (KeyError, TypeError) as exc:
-        raise FormatError(f"{side} is not a record of {kind}: {exc!r}") from exc
+        raise FormatError(
+            f"{side} is not a record of {kind}: {exc!r}. Copy it again with its file"
+        ) from exc
     provenance = Provenance.from_dict(body, str(side))
     # The digest in the record itself is covered by the record's own.
     if digest != sha256 or not provenance.speaks_of(**{digest_name: sha256}):

@@ -104,7 +104,10 @@ class Claim:
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
         if missing := [name for name, digest in found.items() if digest is None]:
-            raise FormatError(f"{path} lists {', '.join(missing)}, which cannot be read beside it")
+            raise FormatError(
+                f"{path} lists {', '.join(missing)}, which cannot be read beside it. Copy the "
+                "whole set, then sign it"
+            )
         return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
 
     def lines(self) -> list[str]:
@@ -226,7 +229,9 @@ class _Seal:
                 str(body[name])
             dict(body["files"]), dict(body["inputs"])
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise FormatError(f"{place} is not a signature: {exc!r}") from exc
+            raise FormatError(
+                f"{place} is not a signature: {exc!r}. Get it again from the signer"
+            ) from exc
         return cls(place, body, signature, key)
 
     def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
@@ -235,13 +240,13 @@ class _Seal:
 
         name, path = self.place.name, snapshot.path
         if self.body["content"] != snapshot.sha256:
-            return f"{name} is the signature of another file than {path}"
+            return f"{name} is the signature of another file than {path}; ask the signer for both"
         if self.body["record"] != record.digest:
-            return f"{name} is the signature of another record of {path}"
+            return f"{name} is the signature of another record of {path}; ask the signer for all"
         try:
             self.key.verify(self.signature, _message(self.body))
         except InvalidSignature:
-            return f"{self.place} was changed: its signature does not fit"
+            return f"{self.place} was changed: its signature does not fit; ask the signer for it"
         return None
 
     def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:

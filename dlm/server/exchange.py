@@ -218,5 +218,5 @@ class ExchangeStream:
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()
         await self._replies.flush()
-        said = f"received {size} bytes that are not a dlm.v1.ScoreRequest"
+        said = f"received {size} bytes that are not a dlm.v1.ScoreRequest; send it on a new stream"
         await Refusal(Reason.MALFORMED, said).abort(self._context)

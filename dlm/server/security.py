@@ -492,9 +492,13 @@ async def _first(context: Any) -> Any:
         async with asyncio.timeout(REQUEST_S):
             request = await context.read()
     except TimeoutError:
-        await _abort(context, Reason.LATE, f"no message arrived within {REQUEST_S:g} s of the call")
+        await _abort(
+            context,
+            Reason.LATE,
+            f"no message arrived within {REQUEST_S:g} s of the call; send it at once",
+        )
     if request is grpc.aio.EOF:
-        await _abort(context, Reason.MALFORMED, "the call ended without a message")
+        await _abort(context, Reason.MALFORMED, "the call ended without a message; send one")
     return request
 
 

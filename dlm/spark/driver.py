@@ -56,7 +56,10 @@ def table_of(words: pa.ChunkedArray) -> WordTable:
     """The words of a text by id, from distinct words in the order in which they first occur;
     EstimationError for too many."""
     if len(words) + 3 > MAX_WORDS:
-        raise EstimationError(f"{len(words):,} different words; expected at most {MAX_WORDS:,}")
+        raise EstimationError(
+            f"{len(words):,} different words; expected at most {MAX_WORDS:,}. Give less text, or a "
+            "tokenizer that has fewer"
+        )
     lengths = pc.binary_length(words).to_numpy()
     begin = np.concatenate(([0, 5, 8, 12], 12 + np.cumsum(lengths, dtype=np.int64)))
     text = b"".join([b"<unk><s></s>", *map(_bytes_of, words.chunks)])

@@ -37,7 +37,8 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
     files = frame.inputFiles()
     if not files:
         raise ConfigError(
-            f"{source} matches no file that Spark reads; Spark skips names that begin with _ or ."
+            f"{source} matches no file that Spark reads; Spark skips names that begin with _ or .; "
+            "rename these, or give another path"
         )
     suffixes = {PurePosixPath(file).suffix for file in files}
     for suffix in sorted(suffixes & _UNREADABLE):
@@ -55,7 +56,10 @@ def lines_of_source(spark: SparkSession, source: str, column: str) -> DataFrame:
                 "--text-column"
             )
         if kinds[column] not in ("string", "binary"):
-            raise ConfigError(f"{source}: column {column!r} is {kinds[column]}, not text")
+            raise ConfigError(
+                f"{source}: column {column!r} is {kinds[column]}, not text; name another with "
+                "--text-column"
+            )
     return frame.select(
         F.col(name).cast("binary").alias("value"),
         F.col("_metadata.file_path").alias("path"),

@@ -151,7 +151,10 @@ def _read_row(block: RowBlock, order: int, top: bool, table: WordTable) -> None:
         prob, words, backoff = split_row(line, order, top)
         ids = [table.find(word) for word in words]
         if None in ids:
-            raise RowFault(f"a word of {words!r} is not among the 1-grams")
+            raise RowFault(
+                f"a word of {words!r} is not among the 1-grams",
+                "Add it there, or build the file again",
+            )
     except RowFault as fault:
         raise ArpaError(fault.message, order=order, advice=fault.advice) from fault
     block.put([int(one or 0) for one in ids], prob, backoff, len(line) + 1)

@@ -80,6 +80,7 @@ class Sections:
                         f"the line {row['mark'][:80]!r} is out of place; expected the sections "
                         "in order, and then the end mark",
                         path=path,
+                        advice="Build the file again",
                     )
                 if after == 0:
                     head += row["mark"] + b"\n"

@@ -273,6 +273,7 @@ class _Sharding:
             raise ArpaError(
                 f"{len(rows)} 1-grams; the index says {self._index['counts'][0]}",
                 path=self._model,
+                advice="Copy the model again, or estimate it again",
             )
         return c, WordTable.from_vocabulary(vocabulary), vocabulary.unk_in_model
 

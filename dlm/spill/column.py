@@ -209,7 +209,8 @@ class Column:
         column._length = manifest["rows"]
         if size != column._length * column.row_bytes or column.manifest() != manifest:
             raise SpillError(
-                f"{path} has changed since it was written: {size:,} bytes with another checksum"
+                f"{path} has changed since it was written: {size:,} bytes with another checksum. "
+                "Remove the folder and build again"
             )
         return column
 

@@ -77,7 +77,7 @@ class Plan:
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ConfigError(
                 f"sorting needs at least {MIN_MEMORY_BYTES:,} bytes of memory, but the limit is "
-                f"{memory_bytes:,}"
+                f"{memory_bytes:,}; raise it"
             )
         row_bytes = 4 * width
         block_rows = BLOCK_BYTES // row_bytes

@@ -73,7 +73,8 @@ def parse(message: M, data: bytes) -> M:
         message.ParseFromString(data)
     except DecodeError as exc:
         raise ProtocolError(
-            f"received {len(data)} bytes that are not a dlm.v1.{type(message).__name__}"
+            f"received {len(data)} bytes that are not a dlm.v1.{type(message).__name__}; they were "
+            "damaged, or another program sent them. Send the request again"
         ) from exc
     return message
 
@@ -151,7 +152,7 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
     if m.checksum != expected:
         raise DamagedMessage(
             f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit"
+            "it was damaged in transit. Send it again"
         )
     groups = QueryGroups(
         _array("context_lengths", lengths, _U8),
@@ -185,7 +186,7 @@ def check_counts(groups: QueryGroups) -> None:
             f"the word counts add up to {word_total}, but {len(groups.words)} words were received"
         )
     if silent:
-        raise ProtocolError("a context has no words to score")
+        raise ProtocolError("a context has no words to score; expected one or more")
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
@@ -284,7 +285,8 @@ def carried_block_reply(data: bytes) -> bytes:
     reply = bytes(parse(pb.ScoreReply(), data).context_block)
     if not reply:
         raise UnknownCall(
-            "the server answered a ContextBlock as if it were a Score; it does not know the call"
+            "the server answered a ContextBlock as if it were a Score, so it is too old to know "
+            "the call; ask another, or upgrade it"
         )
     return reply
 
@@ -305,7 +307,7 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
     if m.checksum != expected:
         raise DamagedMessage(
             f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit"
+            "it was damaged in transit. Send it again"
         )
     lengths = _array("context_lengths", parts[0], _U8)
     words, skips = _array("context_words", parts[1], _U32), _array("skips", parts[2], _U32)
@@ -391,7 +393,7 @@ def decode_block_reply(
     if m.checksum != expected:
         raise DamagedMessage(
             f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit or answers another request"
+            "it was damaged in transit or answers another request. Send the request again"
         )
     totals, counts = _array("totals", parts[0], _U32), _array("word_counts", parts[1], _U32)
     log10_backoffs, words = (
@@ -474,7 +476,7 @@ def check_refusal(reply: pb.ScoreReply) -> None:
     if reply.checksum != _refusal_checksum(
         reply.sequence, reply.reason, reply.message, reply.retry_after_ms
     ):
-        raise DamagedMessage("a refusal was damaged in transit")
+        raise DamagedMessage("a refusal was damaged in transit; send the request again")
 
 
 def decode_score_reply(
@@ -499,7 +501,7 @@ def decode_score_reply(
     if m.checksum != expected:
         raise DamagedMessage(
             f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit or answers another request"
+            "it was damaged in transit or answers another request. Send the request again"
         )
     if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
         return Answers(
@@ -623,10 +625,14 @@ def decode_chunk(
                 chunk.data, decompressed_size=chunk.raw_bytes, asbytes=True
             )
         except (pa.ArrowException, OSError) as exc:
-            raise ProtocolError(f"the chunk at byte {offset} cannot be decompressed") from exc
+            raise ProtocolError(
+                f"the chunk at byte {offset} cannot be decompressed; fetch it again"
+            ) from exc
     else:
-        raise ProtocolError(f"this version does not know chunk encoding {chunk.encoding}")
+        raise ProtocolError(
+            f"this version does not know chunk encoding {chunk.encoding}; use the server's version"
+        )
     expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
     if len(raw) != chunk.raw_bytes or expected != chunk.checksum:
-        raise DamagedMessage(f"the chunk at byte {offset} was damaged in transit")
+        raise DamagedMessage(f"the chunk at byte {offset} was damaged in transit; fetch it again")
     return raw

@@ -259,7 +259,9 @@ def read_capacity(path: Path) -> dict[str, Any]:
             f"{path} does not exist; `python -m loadtest capacity` writes it"
         ) from None
     except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(f"{path} is not a capacity report") from exc
+        raise ConfigError(
+            f"{path} is not a capacity report; `python -m loadtest capacity` writes one"
+        ) from exc
     if (kind, version) != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"

@@ -124,17 +124,23 @@ def run(
     if cluster is not None and shard_set is not None:
         raise ConfigError("--cluster and --shard-set were both given; expected only one of them")
     if cluster is not None and replicas:
-        raise ConfigError("--replicas is for servers that are started here, not for --cluster")
+        raise ConfigError("--replicas and --cluster were both given; expected only one of them")
     if gateway and cluster is None:
         raise ConfigError("--gateway needs the --cluster file of the servers behind the gateway")
     if gateway and (partial or local_fallback is not None):
-        raise ConfigError("--gateway falls back as it was started; leave out the fallbacks here")
+        raise ConfigError(
+            "with --gateway, the gateway's own options say how it falls back; leave out "
+            "--bigram-fallback and --local-fallback"
+        )
     # What is wrong with any of it is told before servers start.
     if faults:
         check_named(faults)
     moves = faults in MOVING
     if moves and cluster is not None:
-        raise ConfigError(f"--faults {faults} moves servers that are started here; not --cluster")
+        raise ConfigError(
+            f"--faults {faults} moves servers, which only a load test that started them may; leave "
+            "out --cluster"
+        )
     if faults == ROLLOUT and shard_set is not None and to is None:
         raise ConfigError("--faults rollout with --shard-set needs --to, the set to roll out")
     used = trace or DEMO_TRACE

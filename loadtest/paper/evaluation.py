@@ -135,7 +135,9 @@ def read_results(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         kind, version = found["format"], found["version"]
     except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(f"{path} is not the results.json of an evaluation") from exc
+        raise ConfigError(
+            f"{path} is not the results.json of an evaluation; use another --output"
+        ) from exc
     if (kind, version) != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is {kind!r}, version {version!r}; expected {FORMAT!r}, version {VERSION}"

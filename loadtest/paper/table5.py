@@ -133,7 +133,10 @@ def rows_of(model: Model, tree: LocalModel, size: int, asked: Asked, passes: int
             }
         )
     if any(one.tobytes() != found[HASH].tobytes() for one in found.values()):
-        raise DlmError("the suffix tree and the hash tables give different scores")
+        raise DlmError(
+            "the suffix tree and the hash tables give different scores. This is a bug in dlm; "
+            "report it"
+        )
     return rows
 
 

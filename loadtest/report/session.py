@@ -162,7 +162,9 @@ def read_report(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         kind, version = found["format"], found["version"]
     except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(f"{path} is not a report of a load test") from exc
+        raise ConfigError(
+            f"{path} is not a report of a load test; give a report.json or its folder"
+        ) from exc
     if (kind, version) != (FORMAT, VERSION):
         raise ConfigError(
             f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"

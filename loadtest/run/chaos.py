@@ -229,7 +229,7 @@ class Chaos:
         for endpoint in ClusterToml(self._cluster).servers():
             if endpoint.address == address:
                 return server_pid(endpoint, self._cluster)
-        raise ConfigError(f"{self._cluster} no longer lists {address}")
+        raise ConfigError(f"{self._cluster} no longer lists {address}; start chaos again")
 
     def _row(self, at: int) -> str:
         endpoint, faults = self._endpoints[at], self._proxies.faults(at)
@@ -287,5 +287,8 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
     except (FileNotFoundError, ProcessLookupError):
         alive = False
     if not alive:
-        raise ConfigError(f"the server at {endpoint.address} (process {endpoint.pid}) has exited")
+        raise ConfigError(
+            f"the server at {endpoint.address} (process {endpoint.pid}) has exited; name another, "
+            "or start the cluster again"
+        )
     return endpoint.pid

@@ -138,7 +138,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
         order = shuffled(len(trace.names), 20 * len(trace.names), rng)
         requests = np.flatnonzero(trace.asks).tolist()
         if not requests:
-            raise ConfigError("the trace asks nothing; record one with requests")
+            raise ConfigError("the trace has no requests; record one that has")
     async with contextlib.AsyncExitStack() as opened:
         connecting = AsyncClient.connect(settings.cluster, settings.client.config())
         client = await opened.enter_async_context(connecting)

@@ -73,7 +73,9 @@ def routes(trace: Trace, shard_set: Path) -> Slotted:
     wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
     numbers = np.flatnonzero(wanted)
     if not len(numbers):
-        raise ConfigError("the trace asks no words after contexts; its requests are blocks alone")
+        raise ConfigError(
+            "the trace has no call of `extend`, only of `context_blocks`; give one that has"
+        )
     zero = np.zeros(len(trace), np.int64)
     requests, slots, queries = [], [], []
     for number in numbers.tolist():

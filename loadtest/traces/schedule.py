@@ -140,7 +140,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
             "Lower the rate, or run several tests one after another"
         )
     if not trace.asks.any():
-        raise ConfigError("the trace asks nothing; record one with requests")
+        raise ConfigError("the trace has no requests; record one that has")
     asked = np.array([one.seconds * (one.begin + one.end) / 2 for one in load.segments])
     ends = np.cumsum([0.0, *(one.seconds for one in load.segments)])
     best, least = None, np.inf

@@ -253,7 +253,9 @@ def _trace_of(table: pa.Table, where: str) -> Trace:
         except pa.ArrowInvalid as exc:
             raise FormatError(f"{where}, column {name}: {exc}") from exc
         if column.null_count:
-            raise FormatError(f"{where} has {column.null_count} nulls in column {name}")
+            raise FormatError(
+                f"{where} has {column.null_count} nulls in column {name}; record it again"
+            )
     names, begins = _runs(columns["utterance"])
     if len(set(names)) != len(names):
         raise FormatError(f"{where}: rows of an utterance must follow each other")
@@ -316,7 +318,7 @@ class _Nested:
         inner = column.flatten()
         self.words = inner.flatten()
         if inner.null_count or self.words.null_count:
-            raise FormatError(f"{where} has nulls within its contexts or words")
+            raise FormatError(f"{where} has nulls within its contexts or words; record it again")
         self.begin = _begins(column)
         self.word_begin = _begins(inner)
 
@@ -373,4 +375,4 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
                 f"{where}, row {row} (utterance {trace.names[trace.utterance[row]]}): {why}"
             )
     if b"" in trace.table:
-        raise FormatError(f"{where} has an empty word")
+        raise FormatError(f"{where} has an empty word; record it again without empty words")

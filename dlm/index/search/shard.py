@@ -204,7 +204,8 @@ class Shard:
             )
             if grams != entry.ngrams + entry.blanks:
                 raise ValueError(
-                    f"the manifest says {entry.ngrams} n-grams and {entry.blanks} blanks"
+                    f"it has {grams} n-grams; the manifest says {entry.ngrams} and "
+                    f"{entry.blanks} blanks"
                 )
         return cls(directory, manifest, index, low, arrays)
 

@@ -68,7 +68,7 @@ def read_header(text: LineReader) -> Header:
     while True:
         line = _next_line(text)
         if line is None:
-            text.fail("no \\data\\ line in the file", None, None, "Is this an ARPA file?")
+            text.fail("no \\data\\ line in the file", None, None, "Give an ARPA file")
         if line.text.startswith(b"#"):
             comments.append(_comment(line.text))
         elif line.text == b"\\data\\":
@@ -127,7 +127,7 @@ def _next_line(text: LineReader) -> Line | None:
             f"no section within the first {MAX_HEADER_BYTES} bytes",
             line,
             None,
-            "Is this an ARPA file?",
+            "Give an ARPA file",
         )
     return line
 

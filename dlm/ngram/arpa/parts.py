@@ -146,7 +146,7 @@ def _index(folder: Path) -> dict[str, Any]:
         raise ArpaError(
             f"the index of an ARPA file in parts is not valid: {fault}",
             path=str(path),
-            advice="Was it written by another version, or changed?",
+            advice="It was written by another version, or changed: make the model again",
         )
     return dict(about)
 

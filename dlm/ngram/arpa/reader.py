@@ -235,7 +235,8 @@ class ArpaReader:
         if marker is None:
             warnings.warn(
                 ArpaWarning(
-                    f"{self.path} does not end in \\end\\; every count of its header is met"
+                    f"{self.path} does not end in \\end\\, but has all n-grams of its header, so "
+                    "it is read as whole"
                 ),
                 stacklevel=3,
             )

@@ -313,7 +313,11 @@ def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[Secti
 
 
 def _unwritable(message: str, order: int) -> ArpaError:
-    return ArpaError(f"cannot be written as ARPA: {message}", order=order)
+    return ArpaError(
+        f"cannot be written as ARPA: {message}",
+        order=order,
+        advice="Correct the model, and write it again",
+    )
 
 
 def _checked_section(section: Section, order: int) -> SectionColumns:
