@@ -126,7 +126,7 @@ def read_tokens(path: Path) -> Tokens:
     for number, line in lines_of(read_secret(path), path):
         if len(digests) == MAX_TOKENS:  # here, since each is compared with all before it
             raise ConfigError(
-                f"{path} has more than {MAX_TOKENS} tokens, the most there may be; remove some"
+                f"{path} has more tokens than expected: at most {MAX_TOKENS}; remove some"
             )
         name, colon, rest = line.partition(":")
         secret, _, options = rest.partition(" ")
