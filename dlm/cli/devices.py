@@ -14,7 +14,22 @@ from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.options import Json, Quiet, RunSettings, option
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
-from dlm.cli.unigrams import count_teller, print_counted
+from dlm.cli.unigrams import (
+    CapWords,
+    Clip,
+    CountsFile,
+    Delta,
+    MaxParticipations,
+    MinSeparation,
+    NoiseMultiplier,
+    Public,
+    Rounds,
+    Seed,
+    Tokenizer,
+    Wordlist,
+    count_teller,
+    print_counted,
+)
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.federated.unigram_settings import CollectionSettings
 from dlm.units import counted
@@ -39,12 +54,10 @@ State = Annotated[
     Path,
     typer.Option("--state", metavar="DIR", help="The device's own folder: its key and its clock."),
 ]
-Sockets = Annotated[
-    Path,
-    typer.Option(
-        "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
-    ),
-]
+_SOCKETS = typer.Option(
+    "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+)
+Sockets = Annotated[Path, _SOCKETS]
 
 Devices = Annotated[
     Path,
@@ -52,12 +65,7 @@ Devices = Annotated[
         metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
     ),
 ]
-OnThisMachine = Annotated[
-    Path | None,
-    typer.Option(
-        "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
-    ),
-]
+OnThisMachine = Annotated[Path | None, _SOCKETS]
 Superlink = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +74,9 @@ Superlink = Annotated[
         "devices.",
     ),
 ]
+StepS = Annotated[float, option(ServerSettings, "step_s")]
+WaitS = Annotated[float, option(ServerSettings, "wait_s")]
+OverSelection = Annotated[float, option(ServerSettings, "over_selection")]
 RootCertificates = Annotated[
     Path | None,
     typer.Option(
@@ -194,11 +205,9 @@ def server(
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
     ] = None,
-    step_s: Annotated[float, option(ServerSettings, "step_s")] = ServerSettings.step_s,
-    wait_s: Annotated[float, option(ServerSettings, "wait_s")] = ServerSettings.wait_s,
-    over_selection: Annotated[
-        float, option(ServerSettings, "over_selection")
-    ] = ServerSettings.over_selection,
+    step_s: StepS = ServerSettings.step_s,
+    wait_s: WaitS = ServerSettings.wait_s,
+    over_selection: OverSelection = ServerSettings.over_selection,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per round.")
     ] = False,
@@ -265,13 +274,12 @@ def _way(
         if root_certificates is not None:
             check_reads("--root-certificates", root_certificates)
         return flower_nodes(superlink, root_certificates)
-    raise ConfigError(
-        "found both or neither of --sockets and --superlink; give one, to reach the devices"
-    )
+    found = "neither" if sockets is None else "both"
+    raise ConfigError(f"found {found} of --sockets and --superlink; give one, to reach the devices")
 
 
 def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:
-    """Tells how devices did in each round."""
+    """Prints how many devices are in each round, and why others are not."""
 
     def on_outcome(outcome: RoundOutcome) -> None:
         for name, fault in sorted(outcome.faults.items()):
@@ -288,38 +296,26 @@ def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None
 
 def unigrams(
     devices: Devices,
-    wordlist: Annotated[
-        Path, typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line.")
-    ],
-    clip: Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")],
-    rounds: Annotated[int, option(CollectionSettings, "rounds")],
+    wordlist: Wordlist,
+    clip: Clip,
+    rounds: Rounds,
     report_goal: Annotated[int, option(CollectionSettings, "report_goal")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
-    ],
+    output: CountsFile,
     sockets: OnThisMachine = None,
     superlink: Superlink = None,
     root_certificates: RootCertificates = None,
-    noise_multiplier: Annotated[
-        float | None, option(CollectionSettings, "noise_multiplier")
-    ] = None,
-    delta: Annotated[float | None, option(CollectionSettings, "delta")] = None,
-    max_participations: Annotated[
-        int | None, option(CollectionSettings, "max_participations")
-    ] = None,
-    min_separation: Annotated[int | None, option(CollectionSettings, "min_separation")] = None,
-    cap_words: Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")] = None,
-    tokenizer: Annotated[
-        str, option(CollectionSettings, "tokenizer")
-    ] = CollectionSettings.tokenizer,
-    public: Annotated[str, option(CollectionSettings, "public", metavar="NAME")] = "",
+    noise_multiplier: NoiseMultiplier = None,
+    delta: Delta = None,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparation = None,
+    cap_words: CapWords = None,
+    tokenizer: Tokenizer = CollectionSettings.tokenizer,
+    public: Public = "",
     public_key: PublicKey = None,
-    seed: Annotated[int | None, option(CollectionSettings, "seed")] = None,
-    step_s: Annotated[float, option(ServerSettings, "step_s")] = ServerSettings.step_s,
-    wait_s: Annotated[float, option(ServerSettings, "wait_s")] = ServerSettings.wait_s,
-    over_selection: Annotated[
-        float, option(ServerSettings, "over_selection")
-    ] = ServerSettings.over_selection,
+    seed: Seed = None,
+    step_s: StepS = ServerSettings.step_s,
+    wait_s: WaitS = ServerSettings.wait_s,
+    over_selection: OverSelection = ServerSettings.over_selection,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -24,40 +24,46 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL_S = 5.0
 
+Wordlist = Annotated[
+    Path, typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line.")
+]
+Clip = Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")]
+Rounds = Annotated[int, option(CollectionSettings, "rounds")]
+CountsFile = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
+]
+NoiseMultiplier = Annotated[float | None, option(CollectionSettings, "noise_multiplier")]
+Delta = Annotated[float | None, option(CollectionSettings, "delta")]
+MaxParticipations = Annotated[int | None, option(CollectionSettings, "max_participations")]
+MinSeparation = Annotated[int | None, option(CollectionSettings, "min_separation")]
+CapWords = Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")]
+Tokenizer = Annotated[str, option(CollectionSettings, "tokenizer")]
+Public = Annotated[str, option(CollectionSettings, "public", metavar="NAME")]
+Seed = Annotated[int | None, option(CollectionSettings, "seed")]
+
 
 def unigrams(
     users: Users,
-    wordlist: Annotated[
-        Path,
-        typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line."),
-    ],
-    clip: Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")],
-    rounds: Annotated[int, option(CollectionSettings, "rounds")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
-    ],
+    wordlist: Wordlist,
+    clip: Clip,
+    rounds: Rounds,
+    output: CountsFile,
     report_goal: Annotated[int | None, option(CollectionSettings, "report_goal")] = None,
-    noise_multiplier: Annotated[
-        float | None, option(CollectionSettings, "noise_multiplier")
-    ] = None,
-    delta: Annotated[float | None, option(CollectionSettings, "delta")] = None,
-    max_participations: Annotated[
-        int | None, option(CollectionSettings, "max_participations")
-    ] = None,
-    min_separation: Annotated[int | None, option(CollectionSettings, "min_separation")] = None,
+    noise_multiplier: NoiseMultiplier = None,
+    delta: Delta = None,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparation = None,
     poisson: Annotated[float | None, option(CollectionSettings, "poisson")] = None,
-    cap_words: Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")] = None,
-    tokenizer: Annotated[
-        str, option(CollectionSettings, "tokenizer")
-    ] = CollectionSettings.tokenizer,
-    public: Annotated[str, option(CollectionSettings, "public", metavar="NAME")] = "",
+    cap_words: CapWords = None,
+    tokenizer: Tokenizer = CollectionSettings.tokenizer,
+    public: Public = "",
     public_key: PublicKey = None,
     missing: Missing = "refuse",
     user_column: UserColumn = "user_id",
     text_column: UserTextColumn = "utterance",
     test_fraction: Annotated[float, option(CollectionSettings, "test_fraction")] = 0.0,
     capacity: Annotated[int, option(CollectionSettings, "capacity")] = CollectionSettings.capacity,
-    seed: Annotated[int | None, option(CollectionSettings, "seed")] = None,
+    seed: Seed = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit while sorting users.")
     ] = "256M",
