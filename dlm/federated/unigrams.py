@@ -163,8 +163,8 @@ def apply(
     """
     if state.round >= config.rounds:
         raise ConfigError(
-            f"all {config.rounds} rounds are done, and no more are accounted for; start another "
-            "count with more"
+            f"all {config.rounds} rounds are done, and accounting covers no others; start another "
+            "count with more rounds"
         )
     words = len(state.totals)
     if clipped_sum.shape != (words,):

@@ -124,7 +124,8 @@ def write_probing(
         if len(order.keys) > order.listed == 0:  # its table has one bucket, whatever the multiplier
             raise ConfigError(
                 f"the model lists no {k}-grams, but longer ones end in {len(order.keys):,} of "
-                "them, and a KenLM file has no room to add these; `dlm shard --repair` lists them"
+                "them, and a KenLM file has no room to add these; add them with `dlm shard "
+                "--repair`, and export that shard set"
             )
         if order.listed and buckets_of(order.listed, multiplier) < _SPARE * len(order.keys):
             multiplier = 1.01 * _SPARE * len(order.keys) / order.listed

@@ -43,7 +43,9 @@ class Limits:
         if not self.p99_ms > 0:
             raise ConfigError(f"--p99 is {self.p99_ms:g}; expected milliseconds above 0")
         if not 0 < self.cpu_share <= 1:
-            raise ConfigError(f"--cpu is {100 * self.cpu_share:g}; expected percent from 0 to 100")
+            raise ConfigError(
+                f"--cpu is {100 * self.cpu_share:g}; expected above 0 and at most 100 percent"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,9 @@ class Wishes:
         if not 0 < self.streams <= 1e7:
             raise ConfigError(f"--streams is {self.streams:g}; expected above 0 and at most 10 M")
         if not 0 < self.cpu_share <= 1:
-            raise ConfigError(f"--cpu is {100 * self.cpu_share:g}; expected percent from 0 to 100")
+            raise ConfigError(
+                f"--cpu is {100 * self.cpu_share:g}; expected above 0 and at most 100 percent"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ START_S = 120.0  # for Flower to start the ServerApp
 POLL_S = 0.3  # between two looks for replies
 RUN_S = 1e6  # that a ServerApp waits for its server, at most
 RECORD = "dlm"
-ENOUGH = b"enough"  # of a server that needs no more answers to what it asked
+ENOUGH = b"enough"  # what a server sends once it has the answers that it needs
 # Of `flwr run`, and of whoever starts Flower's other processes: nothing is told to its makers.
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 APP = """\

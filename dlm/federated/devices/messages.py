@@ -64,7 +64,7 @@ class _Parts:
     def take(self, size: object) -> bytes:
         if type(size) is not int or not 0 <= size <= len(self._data) - self.at:
             raise ValueError(
-                f"a part is given {size} bytes; expected 0 or more, and no more than are left"
+                f"a part has a size of {size} bytes; expected 0 to the number of bytes left"
             )
         self.at += size
         return self._data[self.at - size : self.at]

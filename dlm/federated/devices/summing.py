@@ -68,7 +68,7 @@ class RoundAbandoned(PrivacyError):
 
 @dataclass(frozen=True, slots=True)
 class SummingState:
-    """goal   inputs after which no more are taken
+    """goal   number of inputs at which the step ends
     heard  what devices sent in this step
     roster, shares, survivors  U1, U2 and U3 with what they sent; total  of masked inputs
     """
