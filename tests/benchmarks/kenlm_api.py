@@ -134,7 +134,10 @@ def _batch(words: int) -> Ask:
 ROWS: list[tuple[str, Ask, str, Ask]] = [
     ("BaseScore", base_score, "KenLM", base_score),
     ("score", score, "KenLM", score),
-    (f"score_many of {CALL} / loop of score", score_many, "KenLM", score),
+    *(
+        (f"score_many of {CALL} / loop of score", score_many, who, score)
+        for who in ("KenLM", "dlm")
+    ),
     *(
         (
             f"base_score_batch, {BEAM} x {words} / loop of BaseScore",

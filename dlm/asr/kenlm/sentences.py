@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dlm.asr.kenlm.opened import OpenedModel
 from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
 from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable, StepTable
+from dlm.index.search.local import LocalModel
 from dlm.index.search.text.score import score_lines
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID
@@ -113,6 +114,10 @@ def score_many(
     local = table.local
     if not texts:
         return np.zeros(0)
+    several = isinstance(local, LocalModel) and len(local.shards) > 1
+    if several and table.is_whole and max(map(len, texts)) <= TEXT_BYTES:
+        # Unpacked: the state is carried from word to word. Mapped shards ask query by query.
+        return np.array([table.score(text, bos, eos) for text in texts])
     if local is not None:
         joined = b"\n".join(texts)
         if joined.count(b"\n") >= len(texts) or b"\v" in joined or b"\f" in joined:
