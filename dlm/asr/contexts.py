@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlm.client import ContextBlocks, State, Utterance
 from dlm.ngram.query import BIGRAM_FALLBACK
@@ -31,13 +35,14 @@ class Counts:
 class KnownContext:
     """A state with all that is stored after it; `answers` by word id: log10 P, the next state."""
 
-    __slots__ = ("_blocks", "_row", "answers", "bigram_fallback", "size", "state")
+    __slots__ = ("answers", "bigram_fallback", "blocks", "row", "rows", "size", "state")
 
     def __init__(self, state: State, blocks: ContextBlocks, row: int) -> None:
         self.state = state
-        self._blocks, self._row = blocks, row
+        self.blocks, self.row = blocks, row
         self.answers: dict[int, tuple[float, State]] = {}
-        self.size = BLOCK_WORDS + int(blocks.sizes[row])
+        self.rows: tuple[array[float], bytes] | None = None
+        self.size = 0  # in words, while it is kept
         self.bigram_fallback = bool(blocks.source[row] == BIGRAM_FALLBACK)
 
     def score(self, word: int) -> tuple[float, State]:
@@ -45,8 +50,13 @@ class KnownContext:
         if found is None:
             if len(self.answers) >= MAX_ANSWERS:
                 self.answers.clear()
-            found = self.answers[word] = self._blocks.score(self._row, word)
+            found = self.answers[word] = self.blocks.score(self.row, word)
         return found
+
+    def after(self, word: int, length: int) -> State:
+        """The next state of a word that keeps this many words."""
+        words = (*self.state._words, word)
+        return State(self.state.model_info, words[len(words) - length :])
 
 
 class Contexts:
@@ -94,12 +104,28 @@ class Contexts:
             self._keep(state, context)
         return found
 
+    def score_all(
+        self, context: KnownContext, words: NDArray[np.uint32]
+    ) -> tuple[array[float], bytes]:
+        """log10 P of each word that a decoder has, and how many words of the context and the word
+        its next state keeps. Both are kept with the context, and are read faster than arrays."""
+        if context.rows is None:
+            found = context.blocks.answers(context.row, words)
+            context.rows = array("f", found.log10_prob.tobytes()), found.state_length.tobytes()
+            if context.state in self._kept:
+                self._add(context, len(words) // 2)  # of half the memory of a stored word
+        return context.rows
+
     def _keep(self, state: State, context: KnownContext) -> None:
         if context.bigram_fallback:
             self._passing[state] = context
             return
         self._kept[state] = context
-        self._words += context.size
+        self._add(context, BLOCK_WORDS + int(context.blocks.sizes[context.row]))
+
+    def _add(self, context: KnownContext, words: int) -> None:
+        context.size += words
+        self._words += words
         while self._words > self._max_words and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._words -= oldest.size

@@ -30,16 +30,22 @@ except ModuleNotFoundError as exc:
 __all__ = ["DlmLM"]
 
 AHEAD = 32
+INDEX_BITS = 32
+ROW_WORDS = 1 << 12  # fewer are all scored when a context is first used: they are word pieces
 END = -1  # index that flashlight's own models use for the sentence end
 
 
 class _Asked(dict[int, tuple[LMState, float]]):
-    """A state that the decoder used: maps the index of a word to what `score` returns."""
+    """A state that the decoder used: maps the index of a word to what `score` returns.
 
-    __slots__ = ("context",)
+    first  what a word's index is added to, for the number of the state after it
+    log10_prob, state_length  by index, of word pieces: see `Contexts.score_all`
+    """
 
-    def __init__(self, context: KnownContext) -> None:
-        self.context = context
+    __slots__ = ("context", "first", "log10_prob", "node", "state", "state_length")
+
+    def __init__(self, state: LMState, context: KnownContext, node: int, first: int) -> None:
+        self.state, self.context, self.node, self.first = state, context, node, first
 
 
 class DlmLM(LM):  # type: ignore[misc]
@@ -57,7 +63,8 @@ class DlmLM(LM):  # type: ignore[misc]
                    the context merge. flashlight's KenLM does not, and keeps more of an n-best list
         max_words  stored words to keep in memory, 11 bytes each
         ahead      how many more contexts to fetch with each, chosen from the decoder's newest
-                   states: it will use some next, and a message costs more than they do
+                   states: it will use some next, and a message costs more than they do. A model
+                   in this process needs no messages, and none are fetched ahead
         lm_weight  the decoder's, which multiplies all that `score` returns. If the utterance has
                    phrases, their bonuses are divided by it, so it does not multiply them
     Raises
@@ -78,8 +85,7 @@ class DlmLM(LM):  # type: ignore[misc]
     ) -> None:
         LM.__init__(self)
         check_utterance(utterance)
-        # By index; the last is END, since Python's -1 is the last.
-        self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
+        ids = word_ids(utterance, words)
         self._symbols: list[int] | None = None  # of phrases, by index
         if (phrases := utterance.phrases) is not None:
             if (
@@ -93,17 +99,22 @@ class DlmLM(LM):  # type: ignore[misc]
                     "bonuses are added outside of it"
                 )
             self._automaton, self._unit = phrases.automaton, UNIT * LN_10 / lm_weight
-            self._symbols = phrases.symbols[self._ids].tolist()
-            self._ids = [word if word < phrases.size else UNK_ID for word in self._ids]
+            self._symbols = phrases.symbols[[*ids, utterance.vocabulary.end_id]].tolist()
+            ids = [word if word < phrases.size else UNK_ID for word in ids]
             utterance = utterance.without_phrases()  # its contexts are the same
+        self._ids, self._size = [*ids, utterance.vocabulary.end_id], len(ids)  # the last at END
         self._utterance = utterance
+        self._by_row = not recombine and self._symbols is None and self._size < ROW_WORDS
+        self._row = np.array(self._ids, np.uint32)
         self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
-        self._ahead = ahead
-        self._coming: list[State] = []  # states in the order the decoder reached them
+        self._ahead = ahead if utterance.local_model is None else 0
+        self._coming: list[LMState] = []  # in the order the decoder reached them
         self._counts = self._contexts.counts
-        # Most states are never used: only those that are have a table.
-        self._states: dict[LMState, State] = {}
+        # Most states are never used. They are only numbers, which are no work for the collector of
+        # garbage: that of the word and of the state before it.
+        self._states: dict[LMState, int] = {}
+        self._used: list[_Asked] = []
         self._asked: dict[LMState, _Asked] = {}
         self._interned: dict[State | tuple[State, int], LMState] = {}
         self._nodes: dict[LMState, int] = {}  # of phrases
@@ -115,49 +126,91 @@ class DlmLM(LM):  # type: ignore[misc]
     def start(self, start_with_nothing: bool) -> LMState:
         """The state at the beginning of a sentence, or the empty context."""
         self._states.clear()
+        self._used.clear()
         self._asked.clear()
         self._interned.clear()
         self._nodes.clear()
         self._coming.clear()
         self._contexts.begin_sentence()
         state = self._utterance.null() if start_with_nothing else self._utterance.begin()
-        return self._put(LMState(), state)
+        root = LMState()
+        if self._recombine:
+            self._interned[state] = root
+        self._states[root], self._first = 0, state
+        return root
 
     def score(self, state: LMState, usr_token_idx: int) -> tuple[LMState, float]:
         """The state after the word with this index, and log10 P of the word."""
         self._counts.queries += 1
         try:
-            return self._asked[state][usr_token_idx]
-        except KeyError:  # once per state and word; each pair is asked for some ten times
-            return self._ask(state, usr_token_idx)
+            asked = self._asked[state]
+        except KeyError:
+            asked = self._use(state)
+        found = asked.get(usr_token_idx)
+        if found is not None:
+            return found
+        if not END <= usr_token_idx < self._size:
+            raise QueryError(
+                f"word index {usr_token_idx} is not in the lexicon of {self._size} words; give "
+                "the decoder and DlmLM the same words"
+            )
+        child = asked.state.child(usr_token_idx)
+        if not self._by_row:
+            return self._ask(asked, usr_token_idx, child)
+        # Of pieces, only answers asked for a second time are kept: a search asks for nearly every
+        # pair of state and piece once, a thousand times per frame.
+        found = child, asked.log10_prob[usr_token_idx]
+        if child in self._states:
+            asked[usr_token_idx] = found
+        else:
+            self._states[child] = asked.first + usr_token_idx
+            if self._ahead:
+                self._coming.append(child)
+        return found
 
     def finish(self, state: LMState) -> tuple[LMState, float]:
         """The state after the sentence end, and its log10 P."""
         return self.score(state, END)
 
-    def _ask(self, state: LMState, index: int) -> tuple[LMState, float]:
-        if not END <= index < len(self._ids) - 1:
+    def _use(self, state: LMState) -> _Asked:
+        if state not in self._states:
             raise QueryError(
-                f"word index {index} is not in the lexicon of {len(self._ids) - 1} words; give "
-                "the decoder and DlmLM the same words"
+                "found a state of another sentence or another decoder; give each decoder its "
+                "own DlmLM, and do not use states from before start()"
             )
-        asked = self._asked.get(state)
-        if asked is None:
-            known = self._states.get(state)
-            if known is None:
-                raise QueryError(
-                    "found a state of another sentence or another decoder; give each decoder its "
-                    "own DlmLM, and do not use states from before start()"
-                )
-            asked = self._asked[state] = _Asked(self._fetch(known))
+        context, node = self._fetch(self._state_of(state)), self._nodes.get(state, 0)
+        first = ((len(self._used) + 1) << INDEX_BITS) - END
+        asked = self._asked[state] = _Asked(state, context, node, first)
+        if self._by_row:
+            asked.log10_prob, asked.state_length = self._contexts.score_all(context, self._row)
+        self._used.append(asked)
+        return asked
+
+    def _state_of(self, state: LMState) -> State:
+        used, index = divmod(self._states[state], 1 << INDEX_BITS)
+        if used == 0:
+            return self._first
+        asked, index = self._used[used - 1], index + END
+        if self._by_row:
+            return asked.context.after(self._ids[index], asked.state_length[index])
+        return asked.context.score(self._ids[index])[1]
+
+    def _ask(self, asked: _Asked, index: int, child: LMState) -> tuple[LMState, float]:
+        """The state after a word and its score, where equal contexts may be one state, and phrases
+        may add their bonuses."""
         log10_prob, after = asked.context.score(self._ids[index])
         node = 0
-        if self._symbols is not None:
-            before, symbol = self._nodes.get(state, 0), self._symbols[index]
-            if before or symbol:
-                node = self._automaton.step(before, symbol)
-                log10_prob += self._unit * self._automaton.added(before, node)
-        found = asked[index] = self._put(state.child(index), after, node), log10_prob
+        if self._symbols is not None and (asked.node or self._symbols[index]):
+            node = self._automaton.step(asked.node, self._symbols[index])
+            log10_prob += self._unit * self._automaton.added(asked.node, node)
+        if self._recombine:
+            child = self._interned.setdefault((after, node) if node else after, child)
+        if child not in self._states:
+            self._states[child] = asked.first + index
+            self._coming.append(child)
+            if node:
+                self._nodes[child] = node
+        found = asked[index] = child, log10_prob
         return found
 
     def _fetch(self, state: State) -> KnownContext:
@@ -166,18 +219,7 @@ class DlmLM(LM):  # type: ignore[misc]
             return found
         wanted = {state: None}
         while len(state) >= 2 and self._coming and len(wanted) <= self._ahead:
-            coming = self._coming.pop()
-            if self._contexts.find(coming) is None:
+            coming = self._state_of(self._coming.pop())
+            if len(coming) >= 2 and self._contexts.find(coming) is None:
                 wanted[coming] = None
         return self._contexts.get_all(list(wanted))[0]
-
-    def _put(self, child: LMState, state: State, node: int = 0) -> LMState:
-        if self._recombine:
-            child = self._interned.setdefault((state, node) if node else state, child)
-        if child not in self._states:
-            self._states[child] = state
-            if node:
-                self._nodes[child] = node
-            if len(state) >= 2:
-                self._coming.append(state)
-        return child

@@ -13,6 +13,7 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from asr.decoding import decode, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build, until
+from dlm.asr import flashlight
 from dlm.asr.advance import TokenLM
 from dlm.asr.flashlight import DlmLM
 from dlm.client import Client, ClientConfig
@@ -53,8 +54,13 @@ def sentences(count: int) -> list[list[str]]:
 
 
 @pytest.mark.promise("same_hypotheses")
-def test_hypotheses_are_those_of_kenlm(files: ModelFiles, local: Client) -> None:
-    """The whole n-best list; scores but for KenLM's last bit, as it adds weights otherwise."""
+@pytest.mark.parametrize("row_words", [0, flashlight.ROW_WORDS])
+def test_hypotheses_are_those_of_kenlm(
+    files: ModelFiles, local: Client, monkeypatch: pytest.MonkeyPatch, row_words: int
+) -> None:
+    """The whole n-best list, with few words as with many; scores but for KenLM's last bit, as it
+    adds weights otherwise."""
+    monkeypatch.setattr(flashlight, "ROW_WORDS", row_words)
     theirs, ours = kenlm_of(files), DlmLM(local.utterance(), LEXICON)
     for seed, said in enumerate(sentences(4)):
         emissions = posteriors(said, seed, flat=2.0 + seed % 2)
