@@ -8,11 +8,16 @@ These names are imported on first use, so `import dlm` itself stays light.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlm.client import AsyncClient, Client, ClientConfig
     from dlm.index.search.local import LocalModel
+
+# Read when gRPC is imported. Its own lines on standard error name its source; what they say of a
+# server, dlm raises, logs or shows. Set the variable to `info` to have both.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.2.0"
 __all__ = ["AsyncClient", "Client", "ClientConfig", "LocalModel", "__version__"]

@@ -36,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # What forks. A message has the program, its arguments, folder and environment, and its streams.
 PARENT = """
 import gc, importlib, json, os, socket, sys
-os.environ["GRPC_VERBOSITY"] = "NONE"  # as `dlm` has it
 sys.path += sys.argv[2:]
 import forked
 from dlm import jit

@@ -111,9 +111,6 @@ def options(
     ] = False,
 ) -> None:
     """Options of `dlm` itself."""
-    # gRPC reads this on import. Its own log lines are not JSON and name lines of its source; the
-    # command itself reports servers that cannot be reached.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     check_open_files(may_raise=True)
 
 

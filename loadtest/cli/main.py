@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -260,7 +259,6 @@ def main() -> None:
 
     SIGTERM ends a run as Ctrl-C does: what was measured until then becomes the report.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)
     with _told():

@@ -76,7 +76,6 @@ class _Worker:
         self.process = start_child(
             "loadtest.run.worker",
             stdin=subprocess.PIPE,
-            env={"GRPC_VERBOSITY": "NONE"},
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them
         )
         self.tell(json.dumps(asdict(settings)))

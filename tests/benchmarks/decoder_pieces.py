@@ -3,11 +3,11 @@
     python tests/benchmarks/decoder_pieces.py [--pieces 1000 --sentences 4 --rounds 11]
 
 A 5-gram model of pieces is estimated from the text of `settings.py`, and held-out sentences of 40
-pieces are said unclearly, three frames a piece. flashlight calls its model once for each pair of a hypothesis
-and a piece: from C++ into Python, where the model is dlm. *callbacks alone* is a model that only
-returns the next state and one score, so it is the floor of all models in Python. *first* is the
-first decoding of the sentences, *again* each one after. Rows take turns; hypotheses of KenLM and
-dlm must be equal. Needs the extras `asr` and `train`.
+pieces are said unclearly, three frames a piece. flashlight calls its model once for each pair of a
+hypothesis and a piece: from C++ into Python, where the model is dlm. *callbacks alone* is a model
+that only returns the next state and one score, so it is the floor of all models in Python. *first*
+is the first decoding of the sentences, *again* each one after. Rows take turns; hypotheses of KenLM
+and dlm must be equal. Needs the extras `asr` and `train`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -158,6 +159,16 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     assert (facts["missing"], facts["mode"]) == ([2], "local_fallback")
 
 
+CONNECT = """
+from dlm import Client, ClientConfig
+from dlm.errors import UnavailableError
+try:
+    Client.connect({!r}, ClientConfig(connect_s=1.0))
+except UnavailableError as exc:
+    print(exc)
+"""
+
+
 def test_an_expired_certificate_is_told_in_our_words_alone(environ, tmp_path) -> None:
     """Not by gRPC's lines of its own source, unless somebody asks for those."""
     authority = Authority(tmp_path)
@@ -178,6 +189,15 @@ def test_an_expired_certificate_is_told_in_our_words_alone(environ, tmp_path) ->
 
         done = status()
         asked = status(GRPC_VERBOSITY="info")
+        secured = tmp_path / "secured.toml"
+        secured.write_text(f'{listed.read_text()}[tls]\nca = "{authority.ca}"\n')
+        client = subprocess.run(
+            [sys.executable, "-c", CONNECT.format(str(secured))],
+            env=environ,
+            capture_output=True,
+            timeout=WAIT_S,
+        )
+    assert b"certificate has expired" in client.stdout and client.stderr == b""
     assert done.returncode == asked.returncode == 1
     assert done.stderr == b""
     assert b"certificate has expired" in done.stdout
