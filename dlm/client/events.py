@@ -49,7 +49,8 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("to", "reason", "messages", "failed", "slow_shards"),
     ),
     "client.server.changed": DeclaredEvent(
-        "A server can no longer be asked, or is up again; both are warnings. `before` and "
+        "A server can no longer be asked, or is up again; both are warnings. That a heartbeat was "
+        "missed is not one: `suspect` for the reason `silent`, until it is `down`. `before` and "
         "`after`: `up`, `not_ready`, `suspect` or `down`. `reason`: `silent`, `lost`, `draining`, "
         "`warming`, `unauthenticated` or `answered`.",
         ("address", "shard", "before", "after", "reason"),

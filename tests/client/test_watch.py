@@ -7,6 +7,7 @@ import heapq
 import logging
 import weakref
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,14 @@ def test_the_log_says_why_a_server_is_not_asked_and_when_it_is_up_again(files, c
         ("WARNING", "up", "suspect", "lost"),
         ("WARNING", "suspect", "up", "answered"),
     ]
+    # Beats that are late are warnings only once the server counts as down.
+    for silent_s, lost in ((1.2, ()), (10.0, (("WARNING", "suspect", "down", "silent"),))):
+        host.more_s["server:1"] = inf
+        host.run(silent_s)
+        host.more_s.clear()
+        host.run(5.0)
+        back = ("WARNING", "down", "up") if lost else ("INFO", "suspect", "up")
+        assert told() == [("INFO", "up", "suspect", "silent"), *lost, (*back, "answered")]
 
 
 def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files) -> None:

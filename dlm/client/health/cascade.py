@@ -176,6 +176,7 @@ class CascadeMonitor:
         self._entered: float = now if before is None else before._entered
         self._topology: Topology | None = None  # as of the last tick
         self._members: dict[str, Member] = {}
+        self._lost: set[str] = set()  # servers whose loss was a warning
         self._shards: dict[str, int] = {}
         self._ended = self._failed = 0  # messages since the last tick
         self.slow_shards: frozenset[int] = frozenset()  # with only slow servers
@@ -367,12 +368,18 @@ class CascadeMonitor:
                     "after": action.after,
                     "reason": action.reason,
                 }
-                # Up again is a warning as the loss was: a program without handlers shows both.
-                first = action.before == Liveness.SUSPECT and not member.beats
-                if first and action.after == Liveness.UP:
-                    log.info("client.server.changed", extra=fields)
-                else:
+                # A missed heartbeat that the next one makes good is no news: on a busy machine
+                # there are many. Up again is a warning as the loss was: a program without handlers
+                # shows both.
+                if action.after == Liveness.UP:
+                    is_news = address in self._lost
+                    self._lost.discard(address)
+                elif is_news := action.after != Liveness.SUSPECT or action.reason != "silent":
+                    self._lost.add(address)
+                if is_news:
                     log.warning("client.server.changed", extra=fields)
+                else:
+                    log.info("client.server.changed", extra=fields)
 
     def _beat(self, host: Host, address: str, sequence: int) -> None:
         assert self._topology is not None
