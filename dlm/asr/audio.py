@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -110,6 +111,18 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
     if loudest > 1.0:
         samples /= loudest
     return samples
+
+
+def promised_s(path: str | os.PathLike[str]) -> float:
+    """Seconds of audio by a file's header, to tell how much there is; 0 where it does not say."""
+    import soundfile
+
+    with contextlib.suppress(OSError, soundfile.SoundFileError):
+        if Path(path).is_file():
+            with Path(path).open("rb") as file:
+                info = soundfile.info(file.fileno())
+            return float(info.duration) if info.frames < _UNKNOWN_BYTES else 0.0
+    return 0.0
 
 
 def _promised(audio: Any, file: int) -> int:

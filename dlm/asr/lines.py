@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from dlm.errors import LatticeError
+from dlm.errors import LatticeError, TextError
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource
 
 T = TypeVar("T")
@@ -48,6 +48,19 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
         ) from exc
     if rest:
         yield number + 1, rest.decode("utf-8", "surrogateescape").rstrip("\r")
+
+
+def read_utf8(path: Path) -> str:
+    """A small text file whole; a byte order mark is left out.
+
+    Raises  OSError;  TextError  not UTF-8
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise TextError(
+            f"{path} is not UTF-8 ({exc.reason} at byte {exc.start}); convert it to UTF-8"
+        ) from exc
 
 
 def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None) -> Iterator[T]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlm.asr.lines import finite
+from dlm.asr.lines import finite, read_utf8
 from dlm.client import Client, Phrases
 from dlm.client.api.phrases import units_of, words_of
 from dlm.errors import QueryError, TextError
@@ -36,12 +36,7 @@ def read_phrases(path: Path) -> PhraseFile:
     Raises  OSError;  TextError  not UTF-8, no phrase, a phrase or bonus that cannot be (see
             `Phrases`), or sounds of no word of the line
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as exc:
-        raise TextError(
-            f"{path} is not UTF-8 ({exc.reason} at byte {exc.start}); convert it to UTF-8"
-        ) from exc
+    lines = read_utf8(path).split("\n")
     bonuses: dict[bytes, float] = {}
     sounds: dict[str, list[tuple[str, ...]]] = {}
     for number, line in enumerate(lines, 1):

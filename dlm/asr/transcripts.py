@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlm.asr.lines import finite
+from dlm.asr.lines import finite, read_utf8
 from dlm.asr.nbest import read_nbest
 from dlm.client.api.splitting import split_text
 from dlm.errors import TextError
@@ -48,12 +48,7 @@ def read_transcripts(path: Path) -> TranscriptFile:
     Raises  OSError;  TextError  empty, not UTF-8, or a line of another format than the first
             LatticeError  an n-best list is malformed
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as exc:
-        raise TextError(
-            f"{path} is not UTF-8 ({exc.reason} at byte {exc.start}); convert it to UTF-8"
-        ) from exc
+    lines = read_utf8(path).splitlines()
     if not any(line.strip() for line in lines):
         raise TextError(f"{path} has no utterances; expected one line for each")
     if _is_nbest(lines):

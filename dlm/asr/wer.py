@@ -7,13 +7,15 @@ edit from the reference to the hypothesis, per word of the reference.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import QueryError
+from dlm.asr.lines import read_utf8
+from dlm.errors import QueryError, TextError
 from dlm.units import counted
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "by_group",
     "error_rate",
     "rate_difference",
+    "read_spellings",
+    "respelled",
     "spoken_words",
     "total",
     "word_errors",
@@ -31,6 +35,10 @@ __all__ = [
 DRAWS = 10_000
 _QUOTES = str.maketrans("’‘`´", "''''")
 _OTHERS = re.compile(r"[^\w']|_")
+# `mr => mister`, or as files of NIST write it: `[mr] => [mister] / [ ] __ [ ]`.
+_RULE = re.compile(r"\[?([^\[\]{}/]+?)\]?\s*=>\s*\[?([^\[\]{}/]*?)\]?(\s*/\s*\[ \]\s*__\s*\[ \])?")
+
+Spellings = Mapping[tuple[str, ...], Sequence[str]]
 
 MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
 
@@ -81,6 +89,56 @@ def spoken_words(text: str) -> list[str]:
     """The words of a text as spoken: lower case, with letters, digits and inner apostrophes."""
     words = _OTHERS.sub(" ", text.translate(_QUOTES).lower()).split()
     return [word.strip("'") for word in words if word.strip("'")]
+
+
+def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words) -> Spellings:
+    """The spellings of a file that count as another, one `SPELLING => OTHER` per line.
+
+    A spelling is one word or several; an OTHER of no words drops it. Empty lines, comments (`;;`)
+    and the heading of NIST's global mapping files (`* ...`) are skipped. Of these files, rules that
+    depend on their neighbours, or have alternatives, are refused.
+
+    Args    split  a text to words, as the transcripts are split
+    Raises  OSError;  TextError  not UTF-8, no rule, another form, two rules for one spelling
+    """
+    found: dict[tuple[str, ...], list[str]] = {}
+    for number, line in enumerate(read_utf8(path).splitlines(), 1):
+        rule = line.partition(";;")[0].strip()
+        if not rule or rule.startswith("*"):
+            continue
+        match = _RULE.fullmatch(rule)
+        spelling = tuple(split(match[1])) if match else ()
+        if match is None or not spelling:
+            raise TextError(
+                f"{path}, line {number}: expected SPELLING => OTHER, without alternatives or "
+                "neighbours"
+            )
+        other = split(match[2])
+        if found.setdefault(spelling, other) != other:
+            raise TextError(
+                f"{path}, line {number}: another line has this spelling; remove one of the two"
+            )
+    if not found:
+        raise TextError(f"{path} has no spellings; expected SPELLING => OTHER in each line")
+    return found
+
+
+def respelled(words: Sequence[str], spellings: Spellings) -> list[str]:
+    """The words with each spelling replaced: from the left, the longest first, each word once."""
+    longest = max(map(len, spellings), default=0)
+    out: list[str] = []
+    at = 0
+    while at < len(words):
+        for size in range(min(longest, len(words) - at), 0, -1):
+            other = spellings.get(tuple(words[at : at + size]))
+            if other is not None:
+                out += other
+                at += size
+                break
+        else:
+            out.append(words[at])
+            at += 1
+    return out
 
 
 def align(

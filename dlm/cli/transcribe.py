@@ -92,7 +92,7 @@ def transcribe(
         dlm transcribe a.flac --phrases names.tsv
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
-    from dlm.asr.audio import SAMPLE_RATE, read_audio
+    from dlm.asr.audio import SAMPLE_RATE, promised_s, read_audio
     from dlm.asr.open import open_model
     from dlm.asr.phrase_file import known_words, read_phrases
     from dlm.asr.transcribe import Transcriber
@@ -143,8 +143,9 @@ def transcribe(
             phrases=None if listed is None else listed.phrases,
             sounds=None if listed is None else listed.sounds,
         )
-        tell(f"transcribing with {named}")
         progress = ProgressReporter(tell)
+        whole_s = round(sum(map(promised_s, audio)))
+        progress.stage(f"transcribing with {named}", whole_s, "s of audio")
         for file in audio:
             try:
                 samples = read_audio(file)
@@ -152,7 +153,6 @@ def transcribe(
                 refused += 1
                 print(f"dlm: {exc}", file=sys.stderr)
                 continue
-            progress.stage(str(file), len(samples) // SAMPLE_RATE, "s of audio")
             name = file if as_json or len(audio) > 1 else None
             for segment in _printed(transcriber.transcribe(samples), file, name, as_json=as_json):
                 progress.step(round(segment.end_s - segment.start_s))

@@ -59,6 +59,15 @@ def wer(
         bool,
         typer.Option("--exact", help="Compare words as they are, with case and punctuation."),
     ] = False,
+    spellings: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="Spellings that count as equal: a line `mr => mister` for each, as in NIST's "
+            "global mapping files. They are replaced in all transcripts.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute word error rates, with intervals.
@@ -74,14 +83,28 @@ def wer(
     Examples:
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
         dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
+        dlm wer transcripts.tsv hypotheses.tsv --map en.glm
     """
     from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
-    from dlm.asr.wer import align, by_group, error_rate, rate_difference, spoken_words, total
+    from dlm.asr.wer import (
+        align,
+        by_group,
+        error_rate,
+        rate_difference,
+        read_spellings,
+        respelled,
+        spoken_words,
+        total,
+    )
     from dlm.asr.wer import word_errors as errors_of
     from dlm.errors import TextError
 
     said = read_transcripts(reference)
-    split = str.split if exact else spoken_words
+    words_of = str.split if exact else spoken_words
+    others_of = {} if spellings is None else read_spellings(spellings, words_of)
+
+    def split(text: str) -> list[str]:
+        return respelled(words_of(text), others_of)
 
     def judged(path: Path) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, WordErrors]]:
         heard = read_transcripts(path)

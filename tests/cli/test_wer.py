@@ -61,6 +61,30 @@ def test_exact_words_differ_in_case_and_punctuation(run: Run, folder: Path) -> N
     assert json.loads(done.stdout)["substitutions"] == 4
 
 
+@pytest.mark.parametrize(
+    ("rules", "wrong"),
+    [
+        ("a dog => the dog\nThe man => a man ;; both\n", 3),
+        (";; NIST's form\n* name x\n[a dog a] => [a dog] / [ ] __ [ ]\ncat => \n", 2),
+        ("a => b\na => a dog\n", None),
+        ("a => {b / c}\n", None),
+        ("a => b / x __ [ ]\n", None),
+        ("* only a heading\n", None),
+    ],
+)
+def test_spellings_of_a_map_count_as_equal(
+    run: Run, folder: Path, rules: str, wrong: int | None
+) -> None:
+    """In the reference as in what was heard; a rule of another form is refused with its place."""
+    (folder / "map").write_text(rules)
+    done = run("wer", "said.tsv", "heard.tsv", "--map", "map", "--json", cwd=folder)
+    if wrong is None:
+        assert done.returncode == 1 and b"map" in done.stderr and done.stdout == b""
+    else:
+        facts = json.loads(done.stdout)
+        assert sum(facts[kind] for kind in ("substitutions", "deletions", "insertions")) == wrong
+
+
 def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -> None:
     """One line, and status 1."""
     (folder / "part.tsv").write_text("a.flac\tthe man\n")
