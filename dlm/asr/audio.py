@@ -120,8 +120,9 @@ def promised_s(path: str | os.PathLike[str]) -> float:
     with contextlib.suppress(OSError, soundfile.SoundFileError):
         if Path(path).is_file():
             with Path(path).open("rb") as file:
-                info = soundfile.info(file.fileno())
-            return float(info.duration) if info.frames < _UNKNOWN_BYTES else 0.0
+                with soundfile.SoundFile(file.fileno(), closefd=False) as audio:
+                    frames, rate = audio.frames, audio.samplerate
+            return float(frames / rate) if frames < _UNKNOWN_BYTES else 0.0
     return 0.0
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
 
 import soundfile
 
-from dlm.asr.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, read_audio
+from dlm.asr.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, promised_s, read_audio
 from dlm.errors import AudioError
 
 
@@ -52,6 +52,7 @@ def test_other_rates_are_resampled_and_channels_averaged(
     assert abs(len(samples) - 3 * SAMPLE_RATE) <= 2
     middle = slice(SAMPLE_RATE, 2 * SAMPLE_RATE)
     assert np.abs(samples[middle] - tone(3.0)[middle] / 2).max() < 0.01
+    assert promised_s(tmp_path / name) == 3.0
 
 
 def write_empty(path: Path) -> None:
@@ -153,6 +154,7 @@ def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> N
     """As for every other command."""
     with pytest.raises(FileNotFoundError):
         read_audio(tmp_path / "none.flac")
+    assert promised_s(tmp_path / "nothing") == 0.0
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, 0xFFFFFFFF, SAMPLE_RATE * 2 + 44])
