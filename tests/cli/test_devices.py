@@ -72,7 +72,8 @@ def server(place: Path, *more: str) -> Result:
 
 def device(place: Path, name: str) -> list[str]:
     given = [str(place / f"{name}.txt"), "--name", name, "--state", str(place / name)]
-    return [*given, "--devices", str(place / "devices.tsv"), "--sockets", str(place / "s")]
+    given += ["--devices", str(place / "devices.tsv"), "--sockets", str(place / "s")]
+    return [*given, "--rest-s", "0"]
 
 
 @pytest.fixture

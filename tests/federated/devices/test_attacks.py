@@ -232,3 +232,21 @@ def counts_of(folder: Path, number: int) -> np.ndarray:
     words = (folder / f"{number}.txt").read_text().split()
     config = UnigramConfig(**json.loads(counting().settings)["counting"])
     return np.array([words.count(word) for word in WORDS]) * int(steps_per_count(config))
+
+
+@pytest.mark.promise("devices_refuse")
+def test_a_server_that_renames_its_runs_gets_a_device_seldom_and_never_for_good(
+    tmp_path: Path,
+) -> None:
+    """It asks twelve times a day for 40 days, each time for a new run."""
+    fleet = Fleet(tmp_path, OwnerLimits())
+    taken = []
+    for hour in range(0, 24 * 40, 2):
+        fleet.now_s = 3600.0 * hour
+        if asked(fleet, to_all(counting(f"run {hour}"))).inputs:
+            taken.append(fleet.now_s)
+    assert np.diff(taken).min() >= DAY_S
+    for end_s in taken:
+        month = [one for one in taken if end_s - 30 * DAY_S < one <= end_s]
+        assert len(month) <= OwnerLimits.max_participations
+    assert taken[-1] > 30 * DAY_S

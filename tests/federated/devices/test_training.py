@@ -65,7 +65,7 @@ class InProcess:
             f"d{seed}": Participant(
                 lambda task, seed=seed: lambda: text_of(seed),  # type: ignore[misc]
                 Clocks(folder / f"d{seed}.clocks"),
-                OwnerLimits(max_participations=most),
+                OwnerLimits(0.0, most),
                 keys,
                 signer_of(seed),
                 os.urandom,
