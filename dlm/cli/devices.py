@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 dlm devices register alice --state alice
-dlm devices device alice.txt --name alice --state alice --sockets sockets
+dlm devices device alice.txt --name alice --state alice \\
+    --devices devices.tsv --sockets sockets
 dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first"""
 
 app = typer.Typer(
@@ -126,10 +127,17 @@ def device(
         typer.Option(
             "--devices",
             metavar="FILE",
-            help="The list of devices; without it, or its keys, a server that lies can open a "
-            "single device's update.",
+            help="The list of devices, with their registered keys.",
         ),
     ] = None,
+    unregistered: Annotated[
+        bool,
+        typer.Option(
+            "--unregistered",
+            help="Do without registered keys: a server that lies can then open a single device's "
+            "update.",
+        ),
+    ] = False,
     rest_s: Annotated[float, option(OwnerLimits, "rest_s")] = OwnerLimits.rest_s,
     max_participations: Annotated[
         int, option(OwnerLimits, "max_participations")
@@ -144,7 +152,8 @@ def device(
     SIGTERM.
 
     Examples:
-        dlm devices device alice.txt --name alice --state alice --sockets sockets
+        dlm devices device alice.txt --name alice --state alice \\
+            --devices devices.tsv --sockets sockets
     """
     import os
 
@@ -165,6 +174,12 @@ def device(
 
     allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
+    if (keys is None) != unregistered:
+        found = "neither" if keys is None else "both"
+        raise ConfigError(
+            f"found {found} of registered keys (--devices) and --unregistered; give one. Without "
+            "keys, a server that lies can open this device's updates"
+        )
     made = f"dlm devices register {name} --state {state}"
     if keys is not None and (name not in keys or not (state / KEY).exists()):
         lacks = f"{registered} has no device {name}" if name not in keys else f"no {state / KEY}"

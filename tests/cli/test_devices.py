@@ -182,6 +182,24 @@ def test_a_device_with_another_key_than_the_list_has_is_refused(place: Path) -> 
     assert isinstance(devices("device", *given).exception, ConfigError)
 
 
+@pytest.mark.parametrize(
+    ("keys", "more"), [(None, []), (False, []), (True, ["--unregistered"])], ids=str
+)
+def test_a_device_has_registered_keys_or_says_that_it_does_without(
+    place: Path, keys: bool | None, more: list[str]
+) -> None:
+    """`None`: it has no list; a list may be without keys, too."""
+    if keys is False:
+        (place / "devices.tsv").write_text("".join(f"{name}\n" for name in NAMES))
+    given = device(place, "ann")
+    if keys is None:
+        at = given.index("--devices")
+        del given[at : at + 2]
+    done = devices("device", *given, *more)
+    assert isinstance(done.exception, ConfigError)
+    assert "--unregistered" in str(done.exception)
+
+
 def test_a_device_keeps_its_key(place: Path) -> None:
     again = devices("register", "ann", "--state", str(place / "ann"))
     assert isinstance(again.exception, ConfigError)
