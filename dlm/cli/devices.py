@@ -166,10 +166,9 @@ def device(
     tell = stage_printer(quiet=quiet, timed=False)
     tell("importing jax")
     from dlm.federated.devices.clocks import Clocks
-    from dlm.federated.devices.participant import Participant
+    from dlm.federated.devices.participant import DeviceText, Participant
     from dlm.federated.devices.primitives import Signer
     from dlm.federated.devices.sockets import DeviceSocket, socket_of
-    from dlm.federated.devices.text import DeviceText
     from dlm.files import locked
 
     allowed = OwnerLimits(rest_s, max_participations, least_devices)
@@ -368,8 +367,8 @@ def unigrams(
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     tell("importing jax")
     from dlm.federated.count_unigrams import run_collection
-    from dlm.federated.devices.counting import DeviceCollection
     from dlm.federated.devices.fleet import Fleet
+    from dlm.federated.devices.training import DeviceCollection
 
     fleet, given = Fleet.read(devices), ServerSettings(step_s, wait_s, over_selection)
     with reached as network:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.devices.settings import PERIOD_DAYS, OwnerLimits
@@ -49,7 +50,7 @@ class Clocks:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
         try:
-            found = {"times_s": [], "runs": {}}
+            found: dict[str, Any] = {"times_s": [], "runs": {}}
             if path.exists():
                 found = json.loads(path.read_text("utf-8"))
             self._times_s = list(map(float, found["times_s"]))

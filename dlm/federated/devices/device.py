@@ -82,11 +82,6 @@ def advertise(
     terms: RoundTerms, me: int, signer: Signer | None, draw: Draw
 ) -> tuple[DeviceState, Advertisement]:
     """Round 0: keys for this round."""
-    if (signer is None) != (terms.verifying is None):
-        raise PrivacyError(
-            "the round has registered keys and this device none, or the reverse; give this device "
-            "the server's list (--devices)"
-        )
     state = DeviceState(
         terms, me, signer, KeyPair.drawn(draw), KeyPair.drawn(draw), draw(SECRET_BYTES)
     )

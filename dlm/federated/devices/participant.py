@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -40,7 +42,10 @@ from dlm.federated.secagg import Encoding, SecureAggregator
 from dlm.federated.tokens import FIRST_WORD_ID, Ids, check_ids
 from dlm.federated.unigram_settings import UnigramConfig
 from dlm.federated.unigrams import round_sum, step_bits, steps_per_count
+from dlm.federated.users import TOKENIZERS, tokens_of
+from dlm.federated.words import RunVocabulary
 from dlm.logs import EventLog
+from dlm.record.provenance import Provenance
 
 logger = EventLog(__name__)
 
@@ -164,6 +169,29 @@ class _Captured(SecureAggregator):
 Work: TypeAlias = tuple[tuple[InputSegment, ...], Callable[[Sequence[Ids]], tuple[Vector, ...]]]
 # Raises what is wrong with a task before any text is read; what it returns reads the utterances.
 TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
+
+
+class DeviceText:
+    """One user's utterances, one per line of a file; ConfigError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._utterances = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
+
+    def __call__(self, task: Task) -> Callable[[], list[Ids]]:
+        """What reads the text for a task; ProtocolError, before it is read, for a vocabulary of
+        another size than the network's."""
+        given = json.loads(task.settings)
+        vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
+        if vocabulary.size != given["model"]["vocab_size"]:
+            raise ProtocolError(
+                f"the vocabulary has {vocabulary.size} ids, but the network "
+                f"{given['model']['vocab_size']}"
+            )
+        split, cap = TOKENIZERS[given["text"]["tokenizer"]], int(given["text"]["max_tokens"])
+        return partial(tokens_of, self._utterances, vocabulary.encoder(), cap=cap, split=split)
 
 
 class Participant:

@@ -23,6 +23,7 @@ from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutco
 from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
 from dlm.federated.devices.participant import (  # noqa: E402
     DeviceAnswer,
+    DeviceText,
     Participant,
     Request,
     Task,
@@ -34,7 +35,6 @@ from dlm.federated.devices.primitives import Vector  # noqa: E402
 from dlm.federated.devices.protocol import MaskedInput  # noqa: E402
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState  # noqa: E402
-from dlm.federated.devices.text import DeviceText  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.local import LocalConfig  # noqa: E402
 from dlm.federated.secagg import SecureAggregator  # noqa: E402
