@@ -30,6 +30,7 @@ from dlm.cli.unigrams import (
     count_teller,
     print_counted,
 )
+from dlm.errors import ConfigError
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.federated.unigram_settings import CollectionSettings
 from dlm.units import counted
@@ -101,7 +102,6 @@ def register(
     """
     import os
 
-    from dlm.errors import ConfigError
     from dlm.federated.devices.fleet import check_name
     from dlm.federated.devices.primitives import Signer
 
@@ -158,7 +158,6 @@ def device(
     import os
 
     from dlm.cli.paths import check_reads
-    from dlm.errors import ConfigError
     from dlm.federated.devices.fleet import Fleet, check_name
 
     check_reads("TEXT", text)
@@ -275,8 +274,6 @@ def _way(
     sockets: Path | None, superlink: str | None, root_certificates: Path | None
 ) -> AbstractContextManager[Network]:
     """To the devices: just one is given."""
-    from dlm.errors import ConfigError
-
     if sockets is not None and superlink is None:
         from dlm.federated.devices.sockets import LocalSockets
 

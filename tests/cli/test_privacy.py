@@ -364,7 +364,7 @@ def test_no_noise_is_no_guarantee() -> None:
         (
             "tree",
             ("--bands", 4),
-            "--bands is 4, but the mechanism is tree; --bands applies to bandmf",
+            "--bands is 4, but the mechanism is tree; --bands applies to --mechanism bandmf",
         ),
         ("blt", ("--bands", 4), "--bands is 4, but the mechanism is blt"),
         (
