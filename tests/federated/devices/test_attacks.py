@@ -19,7 +19,12 @@ jnp = jax.numpy
 from dlm.federated import rnn  # noqa: E402
 from dlm.federated.devices import summing  # noqa: E402
 from dlm.federated.devices.clocks import Clocks  # noqa: E402
-from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome  # noqa: E402
+from dlm.federated.devices.engine import (  # noqa: E402
+    DeviceCohort,
+    DeviceRounds,
+    DevicesEngine,
+    RoundOutcome,
+)
 from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
 from dlm.federated.devices.participant import (  # noqa: E402
     DeviceAnswer,
@@ -212,6 +217,45 @@ def test_what_devices_sign_names_each_part_of_a_task_but_their_own_number() -> N
     names = {replace(task, **{name: value}).terms.name for name, value in changed.items()}  # type: ignore[arg-type]
     assert len({task.terms.name, *names}) == 1 + len(changed)
     assert replace(task, me=2).terms.name == task.terms.name
+
+
+@dataclass
+class Meddling:
+    """A network that gives the first device other words to count."""
+
+    fleet: Fleet
+
+    def ask(
+        self,
+        requests: Mapping[str, bytes],
+        hear: Callable[[str, bytes], bool],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> None:
+        for name, data in requests.items():
+            if (request := from_bytes(Request, data)).step == "task" and name == "1":
+                task = replace(from_bytes(Task, request.content), vocabulary=vocabulary(NOBODYS))
+                data = to_bytes(Request("task", to_bytes(task)))
+            hear(name, self.fleet.devices[int(name)].answer(data))
+
+
+def test_a_device_whose_task_was_changed_on_its_way_is_left_out(tmp_path: Path) -> None:
+    outcomes: list[RoundOutcome] = []
+    rounds = DeviceRounds(
+        Meddling(Fleet(tmp_path)),
+        keys={str(number): key for number, key in KEYS.items()},
+        gap=1,
+        most=100,
+        step_s=60.0,
+        on_outcome=outcomes.append,
+    )
+    cohort = DeviceCohort("run", 0, list(map(str, NUMBERS)))
+    settings = json.loads(counting().settings)
+    (total,), _ = rounds.summed(
+        cohort, counting().segments, len(NUMBERS), settings, vocabulary(WORDS)
+    )
+    assert [set(one.faults) for one in outcomes] == [{"1"}]
+    np.testing.assert_array_equal(total, sum(counts_of(tmp_path, n) for n in NUMBERS[1:]))
 
 
 @pytest.mark.parametrize("mixed", [False, True])
