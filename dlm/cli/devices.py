@@ -159,17 +159,10 @@ def device(
 
     from dlm.cli.paths import check_reads
     from dlm.federated.devices.fleet import Fleet, check_name
+    from dlm.federated.devices.primitives import Signer
 
     check_reads("TEXT", text)
     check_name(name)
-    tell = stage_printer(quiet=quiet, timed=False)
-    tell("importing jax")
-    from dlm.federated.devices.clocks import Clocks
-    from dlm.federated.devices.participant import DeviceText, Participant
-    from dlm.federated.devices.primitives import Signer
-    from dlm.federated.devices.sockets import DeviceSocket, socket_of
-    from dlm.files import locked
-
     allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
     if (keys is None) != unregistered:
@@ -188,6 +181,13 @@ def device(
             f"{registered} has another key of {name} than {state / KEY}; expected the line that "
             f"was printed by: {made}"
         )
+    tell = stage_printer(quiet=quiet, timed=False)
+    tell("importing jax")
+    from dlm.federated.devices.clocks import Clocks
+    from dlm.federated.devices.participant import DeviceText, Participant
+    from dlm.federated.devices.sockets import DeviceSocket, socket_of
+    from dlm.files import locked
+
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     busy = ConfigError(f"another process is the device of {state}; end that one first")
     with locked(state / LOCK, busy):

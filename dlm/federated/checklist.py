@@ -28,9 +28,9 @@ SECURE_SETTING = (
 )
 _DEVICES_SETTING = (
     "\nUpdates were added up by secure aggregation between devices and the server (Bonawitz et al. "
-    "2017), which no outside cryptographer has reviewed. {keys} If it fails, the provider sees "
-    "single updates, and nobody else sees more. The guarantee holds if all devices of a sum follow "
-    "the protocol."
+    "2017), which no outside cryptographer has reviewed. {keys} If secure aggregation fails, the "
+    "provider sees single updates, and nobody else sees more. The guarantee holds if all devices "
+    "of a sum follow the protocol."
 )
 _KEYS = {
     True: "Devices held a list of each other's keys: while fewer than a third of a round's devices "

@@ -200,6 +200,14 @@ def test_a_device_has_registered_keys_or_says_that_it_does_without(
     assert "--unregistered" in str(done.exception)
 
 
+def test_a_device_that_is_told_to_does_without_keys(place: Path) -> None:
+    """It comes as far as its socket, whose path is too long here."""
+    given = [str(place / "ann.txt"), "--name", "ann", "--state", str(place / "ann")]
+    done = devices("device", *given, "--unregistered", "--sockets", "x" * 100)
+    assert isinstance(done.exception, ConfigError)
+    assert "local socket" in str(done.exception)
+
+
 def test_a_device_keeps_its_key(place: Path) -> None:
     again = devices("register", "ann", "--state", str(place / "ann"))
     assert isinstance(again.exception, ConfigError)
