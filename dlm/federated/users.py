@@ -2,6 +2,8 @@
 
 A file is sorted by user once into a *store*, an Arrow file with one row per user, and read from it
 through a memory map. Neither building nor reading keeps more than a bounded part of it in memory.
+
+Above 500 lines: what a row may hold, and what becomes of it in the store, are read together.
 """
 
 from __future__ import annotations
