@@ -30,6 +30,7 @@ from dlm.cli.unigrams import (
     count_teller,
     print_counted,
 )
+from dlm.errors import ConfigError
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.federated.unigram_settings import CollectionSettings
 from dlm.units import counted
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 dlm devices register alice --state alice
-dlm devices device alice.txt --name alice --state alice --sockets sockets
+dlm devices device alice.txt --name alice --state alice \\
+    --devices devices.tsv --sockets sockets
 dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first"""
 
 app = typer.Typer(
@@ -100,7 +102,6 @@ def register(
     """
     import os
 
-    from dlm.errors import ConfigError
     from dlm.federated.devices.fleet import check_name
     from dlm.federated.devices.primitives import Signer
 
@@ -126,10 +127,17 @@ def device(
         typer.Option(
             "--devices",
             metavar="FILE",
-            help="The list of devices; without it, or its keys, a server that lies can open a "
-            "single device's update.",
+            help="The list of devices, with their registered keys.",
         ),
     ] = None,
+    unregistered: Annotated[
+        bool,
+        typer.Option(
+            "--unregistered",
+            help="Do without registered keys: a server that lies can then open a single device's "
+            "update.",
+        ),
+    ] = False,
     rest_s: Annotated[float, option(OwnerLimits, "rest_s")] = OwnerLimits.rest_s,
     max_participations: Annotated[
         int, option(OwnerLimits, "max_participations")
@@ -144,27 +152,25 @@ def device(
     SIGTERM.
 
     Examples:
-        dlm devices device alice.txt --name alice --state alice --sockets sockets
+        dlm devices device alice.txt --name alice --state alice \\
+            --devices devices.tsv --sockets sockets
     """
     import os
 
     from dlm.cli.paths import check_reads
-    from dlm.errors import ConfigError
     from dlm.federated.devices.fleet import Fleet, check_name
+    from dlm.federated.devices.primitives import Signer
 
     check_reads("TEXT", text)
     check_name(name)
-    tell = stage_printer(quiet=quiet, timed=False)
-    tell("importing jax")
-    from dlm.federated.devices.clocks import Clocks
-    from dlm.federated.devices.participant import Participant
-    from dlm.federated.devices.primitives import Signer
-    from dlm.federated.devices.sockets import DeviceSocket, socket_of
-    from dlm.federated.devices.text import DeviceText
-    from dlm.files import locked
-
     allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
+    if (keys is None) != unregistered:
+        found = "neither" if keys is None else "both"
+        raise ConfigError(
+            f"found {found} of registered keys (--devices) and --unregistered; give one. Without "
+            "keys, a server that lies can open this device's updates"
+        )
     made = f"dlm devices register {name} --state {state}"
     if keys is not None and (name not in keys or not (state / KEY).exists()):
         lacks = f"{registered} has no device {name}" if name not in keys else f"no {state / KEY}"
@@ -175,6 +181,13 @@ def device(
             f"{registered} has another key of {name} than {state / KEY}; expected the line that "
             f"was printed by: {made}"
         )
+    tell = stage_printer(quiet=quiet, timed=False)
+    tell("importing jax")
+    from dlm.federated.devices.clocks import Clocks
+    from dlm.federated.devices.participant import DeviceText, Participant
+    from dlm.federated.devices.sockets import DeviceSocket, socket_of
+    from dlm.files import locked
+
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     busy = ConfigError(f"another process is the device of {state}; end that one first")
     with locked(state / LOCK, busy):
@@ -261,8 +274,6 @@ def _way(
     sockets: Path | None, superlink: str | None, root_certificates: Path | None
 ) -> AbstractContextManager[Network]:
     """To the devices: just one is given."""
-    from dlm.errors import ConfigError
-
     if sockets is not None and superlink is None:
         from dlm.federated.devices.sockets import LocalSockets
 
@@ -353,8 +364,8 @@ def unigrams(
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     tell("importing jax")
     from dlm.federated.count_unigrams import run_collection
-    from dlm.federated.devices.counting import DeviceCollection
     from dlm.federated.devices.fleet import Fleet
+    from dlm.federated.devices.training import DeviceCollection
 
     fleet, given = Fleet.read(devices), ServerSettings(step_s, wait_s, over_selection)
     with reached as network:

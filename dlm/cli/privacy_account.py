@@ -26,6 +26,7 @@ from dlm.cli.privacy_options import (
     only_of_some,
     progress_line,
 )
+from dlm.errors import ConfigError
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def account(
         dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 \\
             --sampling-probability 5000/763430 --delta 1e-9
     """
-    from dlm.errors import ConfigError
     from dlm.federated.account.answers import guarantee_of, sampled_guarantee_of, sensitivity_of
 
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
@@ -192,8 +192,6 @@ def _blt(
     made_for: str | None, buffers: int | None, decay: str | None, scale: str | None
 ) -> BltParameters | None:
     """The BLT made for some participation, or that of these buffers; None if neither is given."""
-    from dlm.errors import ConfigError
-
     if (decay is None) != (scale is None):
         raise ConfigError("--decay and --scale describe the same buffers; give both or neither")
     if made_for is not None:
@@ -227,8 +225,6 @@ def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
 
 def _probability(given: str) -> float:
     """The value of "0.01" or "5000/763430"."""
-    from dlm.errors import ConfigError
-
     users, _, population = given.partition("/")
     try:
         probability = float(users) / float(population or 1)

@@ -49,7 +49,8 @@ def mechanism(
     """Compute the losses of a mechanism at equal privacy.
 
     A loss is the error of prefix sums. Mechanisms that need optimising are optimised for this
-    participation, or for that of --made-for, and cached.
+    participation, or for that of --made-for, and cached. --json has its parameters, too, such as
+    the decays and scales of a BLT.
 
     Examples:
         dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 \\

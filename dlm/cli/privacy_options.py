@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.errors import ConfigError
+
 if TYPE_CHECKING:
     from dlm.federated.noise.blt import BltParameters
 
@@ -74,6 +76,12 @@ AS_REPORTED = "as a run reports it (discrete noise)"
 AS_PUBLISHED = "for exact Gaussian noise, as papers print it"
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
+ONLY_OF = {
+    **dict.fromkeys(("made_for", "buffers", "error", "decay", "scale"), ("blt",)),
+    "bands": BANDED,
+    "coefficients": ("bandtoep",),
+    "restarts": ("tree",),
+}
 DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
 
 
@@ -82,7 +90,6 @@ def gap_of(gap: int | None, min_separation: int | None) -> int:
 
     Raises  ConfigError  neither or both were given
     """
-    from dlm.errors import ConfigError
     from dlm.federated.noise.participation import gap_from_min_separation
 
     if gap is not None and min_separation is not None:
@@ -96,57 +103,27 @@ def gap_of(gap: int | None, min_separation: int | None) -> int:
     return gap_from_min_separation(min_separation)
 
 
-def only_of_some(
-    name: str,
-    rounds: int,
-    *,
-    made_for: str | None = None,
-    buffers: int | None = None,
-    bands: int | None = None,
-    error: str | None = None,
-    decay: str | None = None,
-    scale: str | None = None,
-    coefficients: str | None = None,
-    restarts: str | None = None,
-) -> None:
+def only_of_some(name: str, rounds: int, **given: str | int | None) -> None:
     """Rejects options that do not apply to a mechanism, and values out of range."""
-    from dlm.errors import ConfigError
-
-    if name != "blt":
-        of_blt = {"--made-for": made_for, "--buffers": buffers, "--error": error, "--decay": decay,
-                  "--scale": scale}  # fmt: skip
-        for option, found in of_blt.items():
-            if found is not None:
-                raise ConfigError(
-                    f"{option} is {found}, but the mechanism is {name}; {option} applies to "
-                    "--mechanism blt only. For banded mechanisms, give --bands"
-                )
-    elif buffers is not None and not 1 <= buffers <= MOST_BUFFERS:
+    for setting, found in given.items():
+        only = ONLY_OF[setting]
+        if found is not None and name not in only:
+            option = f"--{setting.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} is {found}, but the mechanism is {name}; {option} applies to "
+                f"--mechanism {' or '.join(only)} only"
+            )
+    buffers, bands = given.get("buffers"), given.get("bands")
+    if buffers is not None and not 1 <= int(buffers) <= MOST_BUFFERS:
         raise ConfigError(
             f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS}; 2 to 4 are enough"
         )
-    for option, found, only in (
-        ("--coefficients", coefficients, "bandtoep"),
-        ("--restarts", restarts, "tree"),
-    ):
-        if found is not None and name != only:
-            raise ConfigError(
-                f"{option} is {found}, but the mechanism is {name}; {option} applies to "
-                f"--mechanism {only} only"
-            )
-    if bands is not None:
-        if name not in BANDED:
-            raise ConfigError(
-                f"--bands is {bands}, but the mechanism is {name}; --bands applies to "
-                f"{', '.join(BANDED)} only"
-            )
-        if not 1 <= bands <= rounds:
-            raise ConfigError(f"--bands is {bands}; expected 1 to the number of rounds, {rounds}")
+    if bands is not None and not 1 <= int(bands) <= rounds:
+        raise ConfigError(f"--bands is {bands}; expected 1 to the number of rounds, {rounds}")
 
 
 def blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameters:
     """The BLT optimised for ROUNDS,GAP,MAXPART."""
-    from dlm.errors import ConfigError
     from dlm.federated.noise.blt import optimise_blt
 
     try:
@@ -161,8 +138,6 @@ def blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameter
 
 def numbers_of(option: str, given: str, kind: type = float) -> tuple[Any, ...]:
     """The numbers of "0.9,0.4"."""
-    from dlm.errors import ConfigError
-
     try:
         return tuple(kind(part) for part in given.split(","))
     except ValueError:

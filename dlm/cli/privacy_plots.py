@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlm.errors import ConfigError
+
 if TYPE_CHECKING:
     from dlm.federated.account.plan import NoisePlan
     from dlm.federated.noise.mechanism import Mechanism
@@ -15,7 +17,6 @@ DRAWN = (".png", ".svg", ".pdf")
 def check_plot(path: Path | None) -> None:
     """Rejects a figure that cannot be written, before its content is computed."""
     from dlm.cli.paths import check_writes
-    from dlm.errors import ConfigError
 
     if path is None:
         return
@@ -27,7 +28,6 @@ def check_plot(path: Path | None) -> None:
 
 def _figure() -> Any:
     """pyplot, for files only."""
-    from dlm.errors import ConfigError
     from dlm.extras import pip_install
 
     try:

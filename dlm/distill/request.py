@@ -83,7 +83,11 @@ class DistillRequest(DistillSettings):
         if self.threads < 1:
             raise ConfigError(f"--threads {self.threads}; expected 1 or more")
         if self.capitalize is not None and self.kind != "network":
-            raise ConfigError("--capitalize needs a network; an ARPA file already has spellings")
+            what = "a Python object" if self.kind == "object" else "an ARPA file"
+            raise ConfigError(
+                f"--capitalize needs a network; {self.source} is {what}, whose words have their "
+                "spellings"
+            )
         if not self.source:
             raise ConfigError(
                 "SOURCE is empty; give an ARPA file, a run of dlm federate, or module:factory"

@@ -28,12 +28,14 @@ SECURE_SETTING = (
 )
 _DEVICES_SETTING = (
     "\nUpdates were added up by secure aggregation between devices and the server (Bonawitz et al. "
-    "2017), which no outside cryptographer has reviewed. {keys} The guarantee does not depend on "
-    "it: if it fails, the provider sees single updates, and nobody else sees more."
+    "2017), which no outside cryptographer has reviewed. {keys} If secure aggregation fails, the "
+    "provider sees single updates, and nobody else sees more. The guarantee holds if all devices "
+    "of a sum follow the protocol."
 )
 _KEYS = {
-    True: "Devices held a list of each other's keys: a server that lies could open none of the "
-    "updates, while fewer than a third of a round's devices help it.",
+    True: "Devices held a list of each other's keys: while fewer than a third of a round's devices "
+    "help it, a server that lies could learn only sums over devices that all had the same task. It "
+    "chooses the task and who is asked, so it could make one user's update stand out in a sum.",
     False: "No keys were registered: it hid single updates from a server that follows the "
     "protocol, not from one that lies about who takes part.",
 }

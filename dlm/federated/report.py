@@ -179,11 +179,11 @@ class PrivacyReport:
         return "\n".join(out)
 
     def checks(self) -> list[dict[str, Any]]:
-        """The `account.reproduce.Check` of each stage, as JSON; none without numbers."""
+        """The `account.recheck.Check` of each stage, as JSON; none without numbers."""
         if self.numbers is None:
             return []
         from dlm.federated.account.compose import StageRecord
-        from dlm.federated.account.reproduce import checks_of
+        from dlm.federated.account.recheck import checks_of
 
         stages = [StageRecord.from_json(stage) for stage in self.stages]
         return [check._asdict() for check in checks_of(stages, self.delta)]

@@ -72,7 +72,8 @@ def server(place: Path, *more: str) -> Result:
 
 def device(place: Path, name: str) -> list[str]:
     given = [str(place / f"{name}.txt"), "--name", name, "--state", str(place / name)]
-    return [*given, "--devices", str(place / "devices.tsv"), "--sockets", str(place / "s")]
+    given += ["--devices", str(place / "devices.tsv"), "--sockets", str(place / "s")]
+    return [*given, "--rest-s", "0"]
 
 
 @pytest.fixture
@@ -179,6 +180,32 @@ def test_a_device_with_another_key_than_the_list_has_is_refused(place: Path) -> 
     given = device(place, "ann")
     given[given.index("--name") + 1] = "bob"
     assert isinstance(devices("device", *given).exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("keys", "more"), [(None, []), (False, []), (True, ["--unregistered"])], ids=str
+)
+def test_a_device_has_registered_keys_or_says_that_it_does_without(
+    place: Path, keys: bool | None, more: list[str]
+) -> None:
+    """`None`: it has no list; a list may be without keys, too."""
+    if keys is False:
+        (place / "devices.tsv").write_text("".join(f"{name}\n" for name in NAMES))
+    given = device(place, "ann")
+    if keys is None:
+        at = given.index("--devices")
+        del given[at : at + 2]
+    done = devices("device", *given, *more)
+    assert isinstance(done.exception, ConfigError)
+    assert "--unregistered" in str(done.exception)
+
+
+def test_a_device_that_is_told_to_does_without_keys(place: Path) -> None:
+    """It comes as far as its socket, whose path is too long here."""
+    given = [str(place / "ann.txt"), "--name", "ann", "--state", str(place / "ann")]
+    done = devices("device", *given, "--unregistered", "--sockets", "x" * 100)
+    assert isinstance(done.exception, ConfigError)
+    assert "local socket" in str(done.exception)
 
 
 def test_a_device_keeps_its_key(place: Path) -> None:

@@ -89,6 +89,10 @@ def test_what_is_no_distribution_is_refused_before_the_topology_is_counted(home:
     done = dlm("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
     assert isinstance(done.exception, ConfigError)
     assert "a Python object, which must be sampled" in str(done.exception)
+    cased = ("--samples", 9, "--capitalize", "top.arpa")
+    done = dlm("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa", *cased)
+    assert isinstance(done.exception, ConfigError)
+    assert "my_source:Model is a Python object" in str(done.exception)
     done = dlm(
         "distill", "my_source:claiming", "--topology", "top.arpa", "-o", "out.arpa", "--samples", 9
     )

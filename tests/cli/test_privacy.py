@@ -132,6 +132,13 @@ def test_a_blt_is_accounted_for_as_it_was_made() -> None:
         "--buffers", 2,
     )  # fmt: skip
     assert found["sensitivity"] == pytest.approx(same["sensitivity"])
+    decay, scale = (",".join(map(str, same["matrix"][name])) for name in ("decay", "scale"))
+    given = answer(
+        "account", "--mechanism", "blt", "--noise-multiplier", 5, "--rounds", 200,
+        "--min-separation", 50, "--max-participations", 3, "--delta", 1e-8, "--decay", decay,
+        "--scale", scale,
+    )  # fmt: skip
+    assert given["sensitivity"] == same["sensitivity"]
 
 
 @pytest.mark.parametrize(
@@ -357,7 +364,7 @@ def test_no_noise_is_no_guarantee() -> None:
         (
             "tree",
             ("--bands", 4),
-            "--bands is 4, but the mechanism is tree; --bands applies to bandmf",
+            "--bands is 4, but the mechanism is tree; --bands applies to --mechanism bandmf",
         ),
         ("blt", ("--bands", 4), "--bands is 4, but the mechanism is blt"),
         (

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax_privacy.matrix_factorization import buffered_toeplitz, sensitivity, toeplitz
 
 from benchmarks.privacy_tables import blt_table_4, gdp_tables
-from dlm.federated.account.reproduce import event_of
+from dlm.federated.account.recheck import event_of
 from dlm.federated.account.sampled import make_accountant
 from dlm.federated.account.zcdp import gaussian_epsilon, zcdp_epsilon
 from dlm.federated.noise.blt import PRODUCTION, Blt

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dlm.errors import ConfigError, PrivacyError
+from dlm.federated import checklist
 from dlm.federated.keys import Key
 from dlm.federated.report import build, check_stage
 from dlm.federated.sampling import FixedGoalSampler, PoissonSampler
@@ -104,6 +105,20 @@ def test_secure_aggregation_is_told_where_a_stage_rounded_for_it() -> None:
     rounded = build([{**NOISED, "norm_inflation": 1.01}], delta=1e-6)
     assert "encoded for secure aggregation" in rounded.markdown()
     assert "secure aggregation" not in build([NOISED], delta=1e-6).markdown()
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "same_task"), [(checklist.REGISTERED, True), (checklist.UNREGISTERED, False)]
+)
+def test_a_report_of_devices_says_what_its_guarantee_needs_and_what_a_lying_server_learns(
+    aggregator: str, same_task: bool
+) -> None:
+    extras = {"engine": checklist.ENGINE, "aggregator": aggregator}
+    said = build([{**NOISED, "norm_inflation": 1.01, "extras": extras}], delta=1e-6).markdown()
+    assert ("sums over devices that all had the same task" in said) == same_task
+    assert ("not from one that lies" in said) == (not same_task)
+    assert "holds if all devices of a sum follow the protocol" in said
+    assert "does not depend" not in said
 
 
 def test_a_noised_stage_without_a_ledger_has_no_guarantee() -> None:

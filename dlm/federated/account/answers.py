@@ -209,6 +209,7 @@ def losses_of(made: Any, name: str, *, gap: int, max_participations: int) -> dic
         "sensitivity": made.sensitivity(**asked),
         "sensitivity_exact": made.sensitivity_is_exact(**asked),
         "buffers": made.state_size(1),
+        "matrix": made.matrix(),
     }
 
 

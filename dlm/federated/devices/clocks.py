@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
-from dlm.federated.devices.settings import OwnerLimits
+from dlm.federated.devices.settings import PERIOD_DAYS, OwnerLimits
 from dlm.files import write_whole
+
+PERIOD_S = 86_400.0 * PERIOD_DAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class Clock:
 
 
 class Clocks:
-    """The clocks of all runs, in a file that is written before an input leaves the device. One
-    process at a time has it: the caller holds a lock.
+    """The clocks of all runs, and the times of the last participations, in a file that is written
+    before an input leaves the device. One process at a time has it: the caller holds a lock.
 
     Args  now  the time of day, in seconds
     """
@@ -47,8 +50,10 @@ class Clocks:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = path, now
         try:
-            found = json.loads(path.read_text("utf-8")) if path.exists() else {"runs": {}}
-            self._last_s = float(found.get("last_s", -math.inf))
+            found: dict[str, Any] = {"times_s": [], "runs": {}}
+            if path.exists():
+                found = json.loads(path.read_text("utf-8"))
+            self._times_s = list(map(float, found["times_s"]))
             runs = found["runs"].items()
             self._of = {run: Clock(int(last), int(count)) for run, (last, count) in runs}
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
@@ -67,20 +72,23 @@ class Clocks:
     ) -> Clock:
         """The clock of a run once the device has taken part; PrivacyError if it may not: there or,
         since a server can call a run by a new name, in any."""
-        total = sum(one.count for one in self._of.values())
-        if total >= allowed.max_participations:
+        if (times := len(self._recent())) >= allowed.max_participations:
             raise PrivacyError(
-                f"this device took part {total} times in all runs; its owner allows "
+                f"this device took part {times} times in {PERIOD_DAYS} days; its owner allows "
                 f"{allowed.max_participations}"
             )
-        rest_s = self._last_s + allowed.rest_s - self._now()
+        rest_s = max(self._times_s, default=-math.inf) + allowed.rest_s - self._now()
         if allowed.rest_s and rest_s > 0:
             raise PrivacyError(f"this device took part lately, and rests for {rest_s:.0f} s more")
         return self._of.get(run, Clock()).after(round, gap, most)
 
     def set(self, run: str, clock: Clock) -> None:
-        after, now_s = {**self._of, run: clock}, self._now()
+        after, times_s = {**self._of, run: clock}, [*self._recent(), self._now()]
         runs = {name: [one.last, one.count] for name, one in after.items()}
-        content = json.dumps({"last_s": now_s, "runs": runs}, indent=1)
+        content = json.dumps({"times_s": times_s, "runs": runs}, indent=1)
         write_whole(self._path, content.encode(), mode=0o600)
-        self._of, self._last_s = after, now_s
+        self._of, self._times_s = after, times_s
+
+    def _recent(self) -> list[float]:
+        begin_s = self._now() - PERIOD_S
+        return [one for one in self._times_s if one > begin_s]

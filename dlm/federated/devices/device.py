@@ -39,6 +39,7 @@ from dlm.federated.devices.protocol import (
     add_mask,
     commitment_of,
     least_threshold,
+    mask_seed,
     places_of,
     sealed_about,
     survivors_content,
@@ -81,11 +82,6 @@ def advertise(
     terms: RoundTerms, me: int, signer: Signer | None, draw: Draw
 ) -> tuple[DeviceState, Advertisement]:
     """Round 0: keys for this round."""
-    if (signer is None) != (terms.verifying is None):
-        raise PrivacyError(
-            "the round has registered keys and this device none, or the reverse; give this device "
-            "the server's list (--devices)"
-        )
     state = DeviceState(
         terms, me, signer, KeyPair.drawn(draw), KeyPair.drawn(draw), draw(SECRET_BYTES)
     )
@@ -124,7 +120,10 @@ def share(state: DeviceState, roster: Roster, draw: Draw) -> tuple[DeviceState, 
             known = terms.verifying.get(device)
             content = one.signed_content(terms, device)
             if known is None or not is_signed(known, one.signature, content):
-                raise PrivacyError(f"the keys of device {device} are not signed by it")
+                raise PrivacyError(
+                    f"device {device} did not sign its keys for this device's task: the server "
+                    "gave devices of one round different tasks, or the signature is forged"
+                )
     places, sealed, commitments = places_of(found), {}, {}
     of_mask = shamir.split(state.masking.secret, list(places.values()), terms.threshold, draw)
     of_own = shamir.split(state.own_seed, list(places.values()), terms.threshold, draw)
@@ -160,7 +159,7 @@ def mask(
     total = [np.array(one, np.int64) for one in inputs]
     add_mask(total, state.own_seed, terms.segments, 1)
     for other in others:
-        seed = state.masking.agree(state.roster[other].masking, "mask")
+        seed = mask_seed(terms, state.masking, state.roster[other].masking)
         add_mask(total, seed, terms.segments, 1 if me > other else -1)
     parts = zip(terms.segments, total, strict=True)
     sent = MaskedInput(tuple(one.astype(segment.dtype).tobytes() for segment, one in parts))

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -26,36 +26,15 @@ from dlm.federated.devices.participant import (
     Request,
     Task,
     leaves_of,
-    round_name,
     segments_of,
 )
 from dlm.federated.devices.primitives import Vector, is_signed
-from dlm.federated.devices.protocol import (
-    Advertisement,
-    Consent,
-    InputSegment,
-    MaskedInput,
-    OpenedShares,
-    RoundTerms,
-    Shares,
-    answer_content,
-    least_threshold,
-)
+from dlm.federated.devices.protocol import InputSegment, answer_content, least_threshold
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState
 from dlm.federated.engine import RoundSums
 from dlm.federated.keys import Key
 from dlm.federated.local import LocalConfig
 from dlm.federated.secagg import SecureAggregator
-
-# What devices are sent after each step, and the class of what they answer.
-_STEPS: Mapping[Step, tuple[str, type[summing.Message]]] = {
-    Step.KEYS: ("task", Advertisement),
-    Step.SHARES: ("roster", Shares),
-    Step.INPUTS: ("delivery", MaskedInput),
-    Step.CONSENTS: ("survivors", Consent),
-    Step.OPENED: ("consents", OpenedShares),
-}
-
 
 _TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round goes on without the device's input
 # Bytes of an answer: its header at most, and what it holds for each device.
@@ -163,18 +142,19 @@ class DeviceRounds:
         numbers = {name: number for number, name in enumerate(cohort.names, 1)}
         names = {number: name for name, number in numbers.items()}
         signed = self._keys is not None
-        terms = RoundTerms(
-            round_name(cohort.run, cohort.index),
+        task = Task(
+            cohort.run,
+            cohort.index,
+            0,
             least_threshold(len(numbers), active=signed),
             segments,
             None if self._keys is None else {numbers[n]: self._keys[n] for n in numbers},
+            said_of_all,
+            vocabulary,
+            *asked,
         )
-        state = SummingState(terms, goal)
-        named = cohort.run, cohort.index
-        said: dict[int, Any] = {
-            number: Task(*named, number, terms, said_of_all, vocabulary, *asked)
-            for number in numbers.values()
-        }
+        state = SummingState(task.terms, goal)
+        said: dict[int, Any] = {number: replace(task, me=number) for number in numbers.values()}
         faults: dict[str, str] = {}
         try:
             while state.step is not Step.ENDED:
@@ -196,7 +176,7 @@ class DeviceRounds:
         faults: dict[str, str],
     ) -> SummingState:
         """The state after the answers to one step."""
-        step, kind = _STEPS[state.step]
+        step, kind = summing.ASKED[state.step]
         numbers = {names[number]: number for number in said}
         terms, keys = state.terms, state.terms.verifying
         now = state
@@ -212,7 +192,9 @@ class DeviceRounds:
                 number = numbers[name]
                 signed = answer_content(terms, number, step, answer.content)
                 if keys is not None and not is_signed(keys[number], answer.signature, signed):
-                    raise ProtocolError(f"its answer to {step} is not signed by its registered key")
+                    raise ProtocolError(
+                        f"its answer to {step} is not signed for this task by its registered key"
+                    )
                 now = summing.hear(now, number, from_bytes(kind, answer.content))
             except DlmError as exc:
                 faults[name] = str(exc)

@@ -6,10 +6,13 @@ it says of itself.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
@@ -39,7 +42,10 @@ from dlm.federated.secagg import Encoding, SecureAggregator
 from dlm.federated.tokens import FIRST_WORD_ID, Ids, check_ids
 from dlm.federated.unigram_settings import UnigramConfig
 from dlm.federated.unigrams import round_sum, step_bits, steps_per_count
+from dlm.federated.users import TOKENIZERS, tokens_of
+from dlm.federated.words import RunVocabulary
 from dlm.logs import EventLog
+from dlm.record.provenance import Provenance
 
 logger = EventLog(__name__)
 
@@ -52,10 +58,11 @@ LEFT_OUT = "left-out"  # the step that tells a device that the round goes on wit
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a server asks of a device in a round.
+    """What a server asks of a device in a round: the same of each, but for its number.
 
-    run, round     name the round; with `name` of the terms, no two are alike
+    run, round     name the round; no two are alike
     me             the device's number in this round, from 1
+    threshold, segments, verifying  of the `terms`
     settings       JSON: `text` (how it is read), the least `gap` and the `most` participations
                    that the server promises; to train `model`, `local`, `aggregator` (C, s, m,
                    alpha), to count words `counting` (`UnigramConfig`), `goal`
@@ -67,13 +74,25 @@ class Task:
     run: str
     round: int
     me: int
-    terms: RoundTerms
+    threshold: int
+    segments: tuple[InputSegment, ...]
+    verifying: Mapping[int, bytes] | None
     settings: str
     vocabulary: bytes
     parameters: tuple[bytes, ...] = ()
     bound: float = 0.0
     tracked: float = 0.0
     key: bytes = b""
+
+    @property
+    def terms(self) -> RoundTerms:
+        """Named by the SHA-256 of all that the round's devices have in common. Each computes it,
+        and signs nothing without it: devices with different tasks refuse each other's signatures.
+
+        Raises  ConfigError  the threshold or a segment is out of range
+        """
+        common = hashlib.sha256(to_bytes(replace(self, me=0))).digest()
+        return RoundTerms(common, self.threshold, self.segments, self.verifying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +120,6 @@ class DeviceAnswer:
     error: str
     content: bytes
     signature: bytes = b""
-
-
-def round_name(run: str, index: int) -> bytes:
-    """What is in all that devices sign in a round: never used twice."""
-    return f"{run}/{index}".encode()
 
 
 def segments_of(encoding: Encoding) -> tuple[InputSegment, ...]:
@@ -155,6 +169,29 @@ class _Captured(SecureAggregator):
 Work: TypeAlias = tuple[tuple[InputSegment, ...], Callable[[Sequence[Ids]], tuple[Vector, ...]]]
 # Raises what is wrong with a task before any text is read; what it returns reads the utterances.
 TextOf: TypeAlias = Callable[[Task], Callable[[], Sequence[Ids]]]
+
+
+class DeviceText:
+    """One user's utterances, one per line of a file; ConfigError if it cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._utterances = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"the text {path} cannot be read: {exc}") from exc
+
+    def __call__(self, task: Task) -> Callable[[], list[Ids]]:
+        """What reads the text for a task; ProtocolError, before it is read, for a vocabulary of
+        another size than the network's."""
+        given = json.loads(task.settings)
+        vocabulary = RunVocabulary.from_bytes(task.vocabulary, Provenance.none("a server sent it"))
+        if vocabulary.size != given["model"]["vocab_size"]:
+            raise ProtocolError(
+                f"the vocabulary has {vocabulary.size} ids, but the network "
+                f"{given['model']['vocab_size']}"
+            )
+        split, cap = TOKENIZERS[given["text"]["tokenizer"]], int(given["text"]["max_tokens"])
+        return partial(tokens_of, self._utterances, vocabulary.encoder(), cap=cap, split=split)
 
 
 class Participant:
@@ -208,8 +245,8 @@ class Participant:
     def _signature(self, step: str, content: bytes) -> bytes:
         if self._in_round is None or self._signer is None:
             return b""
-        task = self._in_round.task
-        return self._signer.sign(answer_content(task.terms, task.me, step, content))
+        state = self._in_round.state
+        return self._signer.sign(answer_content(state.terms, state.me, step, content))
 
     def _begin(self, task: Task) -> Any:
         given = json.loads(task.settings)
@@ -217,7 +254,7 @@ class Participant:
         clock = self._clock(task.run, task.round, int(given["gap"]), int(given["most"]))
         begin = self._counting if "counting" in given else self._training
         segments, compute = begin(task, given)
-        if task.terms.segments != segments:
+        if task.segments != segments:
             raise ProtocolError(
                 "the task's settings need other segments than it has; run the same dlm at server "
                 "and device"
@@ -233,24 +270,20 @@ class Participant:
 
     def _check(self, task: Task) -> None:
         """Raises PrivacyError for what a server that lies would ask."""
-        terms, registered = task.terms, self._registered
-        if terms.name != round_name(task.run, task.round):
-            raise PrivacyError(
-                f"the task is for round {task.round} of {task.run}, but its terms name another"
-            )
+        verifying, registered = task.verifying, self._registered
         if not all(map(math.isfinite, (task.bound, task.tracked))):
             raise ProtocolError("a clip norm of the task is not finite")
-        if (registered is None) != (terms.verifying is None):
+        if (registered is None) != (verifying is None):
             raise PrivacyError(
                 "the task has registered keys and this device none, or the reverse; give this "
                 "device the server's list (--devices)"
             )
-        if registered is not None and terms.verifying is not None:
+        if registered is not None and verifying is not None:
             own = None if self._signer is None else self._signer.public
-            known = registered.intersection(terms.verifying.values())
-            if len(known) < len(terms.verifying) or terms.verifying.get(task.me) != own:
+            known = registered.intersection(verifying.values())
+            if len(known) < len(verifying) or verifying.get(task.me) != own:
                 raise PrivacyError(
-                    f"the task has {len(known)} registered keys for {len(terms.verifying)} "
+                    f"the task has {len(known)} registered keys for {len(verifying)} "
                     "devices, or another key for this one; expected a key of its own for each. "
                     "Give this device the server's list (--devices)"
                 )

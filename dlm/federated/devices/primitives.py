@@ -53,8 +53,8 @@ class KeyPair:
         public = X25519PrivateKey.from_private_bytes(secret).public_key()
         return cls(secret, public.public_bytes_raw())
 
-    def agree(self, public: bytes, purpose: str) -> bytes:
-        """The 32 bytes that both holders share for one purpose.
+    def agree(self, public: bytes, purpose: str, about: bytes = b"") -> bytes:
+        """The 32 bytes that both holders share for one purpose, if both know what it is about.
 
         Raises  PrivacyError  `public` is no key: of another length, or a point of low order, with
                 which anybody could know what is agreed
@@ -66,7 +66,7 @@ class KeyPair:
             raise PrivacyError(f"a key for agreement is refused: {exc}") from exc
         # Both public halves are bound, in an order that both sides know.
         salt = b"".join(sorted((self.public, public)))
-        name = f"dlm secure aggregation 1 {purpose}".encode()
+        name = f"dlm secure aggregation 1 {purpose} ".encode() + about
         return HKDF(hashes.SHA256(), SECRET_BYTES, salt=salt, info=name).derive(shared)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dlm.errors import ConfigError
-from dlm.federated.devices.primitives import MaskStream, Vector
+from dlm.federated.devices.primitives import KeyPair, MaskStream, Vector
 from dlm.federated.devices.settings import LEAST_DEVICES
 
 
@@ -50,7 +50,8 @@ class InputSegment:
 class RoundTerms:
     """What both sides know of a round before it begins.
 
-    name       of the round, never used twice; it is in all that is signed
+    name       of the round and its task, never used twice; it is in all that is signed or sealed,
+               and in all masks between two devices
     threshold  devices that must stay to the end; fewer learn nothing
     segments   of each input, in order
     verifying  device -> its registered key for signatures; None if no keys were registered: then a
@@ -172,6 +173,11 @@ def commitment_of(share: bytes) -> bytes:
 
 def sealed_about(terms: RoundTerms, sender: int, receiver: int) -> bytes:
     return _content("share", terms, [sender, receiver])
+
+
+def mask_seed(terms: RoundTerms, mine: KeyPair, other: bytes) -> bytes:
+    """Of the mask between two devices; PrivacyError if the other one's key is none."""
+    return mine.agree(other, "mask", terms.name)
 
 
 def places_of(devices: Iterable[int]) -> dict[int, int]:

@@ -9,6 +9,7 @@ from dlm.config import check, setting
 
 MOST_DEVICES = 100  # each shares secrets with each: 100 squared sealed shares per round
 LEAST_DEVICES = 3  # the sum of two tells each of them the other's
+PERIOD_DAYS = 30  # of `max_participations`
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,18 @@ class OwnerLimits:
     """What a device's owner allows, whatever a server promises."""
 
     rest_s: float = setting(
-        0.0,
+        86_400.0,
         "Least time from one participation to the next, in any run.",
         unit="seconds",
         low=0,
         why="A server names runs and rounds as it likes; Gboard's timers take days (GDP 2.2).",
     )
-    max_participations: int = setting(100, "Most participations, in all runs together.", low=1)
+    max_participations: int = setting(
+        10,
+        f"Most participations in {PERIOD_DAYS} days, in all runs together.",
+        low=1,
+        why="A limit for good would let a server that renames its runs retire a device.",
+    )
     least_devices: int = setting(
         LEAST_DEVICES,
         "Fewest devices asked in a round, this one included.",

@@ -28,6 +28,7 @@ from dlm.federated.devices.protocol import (
     Survivors,
     add_mask,
     commitment_of,
+    mask_seed,
     places_of,
     survivors_content,
 )
@@ -49,12 +50,13 @@ class Step(IntEnum):
     ENDED = 5
 
 
-ASKED: Mapping[Step, type[Message]] = {
-    Step.KEYS: Advertisement,
-    Step.SHARES: Shares,
-    Step.INPUTS: MaskedInput,
-    Step.CONSENTS: Consent,
-    Step.OPENED: OpenedShares,
+# What devices are sent in each step, and the class of what they answer.
+ASKED: Mapping[Step, tuple[str, type[Message]]] = {
+    Step.KEYS: ("task", Advertisement),
+    Step.SHARES: ("roster", Shares),
+    Step.INPUTS: ("delivery", MaskedInput),
+    Step.CONSENTS: ("survivors", Consent),
+    Step.OPENED: ("consents", OpenedShares),
 }
 
 
@@ -104,7 +106,7 @@ def hear(state: SummingState, device: int, message: Message) -> SummingState:
     Raises  PrivacyError  the message is late, a second one, of a device that is not expected, or
             has contents that the protocol does not allow; the state stays as it was
     """
-    if state.step is Step.ENDED or not isinstance(message, ASKED[state.step]):
+    if state.step is Step.ENDED or not isinstance(message, ASKED[state.step][1]):
         raise PrivacyError(
             f"device {device} sent {type(message).__name__} while the round asks for "
             f"{state.step.name.lower()}"
@@ -190,7 +192,7 @@ def summed(state: SummingState) -> tuple[tuple[Vector, ...], tuple[int, ...]]:
                 "it does not follow the protocol"
             )
         for other in state.survivors:
-            seed = pair.agree(state.roster[other].masking, "mask")
+            seed = mask_seed(terms, pair, state.roster[other].masking)
             add_mask(total, seed, terms.segments, -1 if other > device else 1)
     return tuple(total), state.survivors
 

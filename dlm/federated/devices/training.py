@@ -1,7 +1,9 @@
-"""A run whose users are devices: they keep their text, and the server their pseudonyms."""
+"""Runs whose users are devices: they keep their text, and the server their pseudonyms. What `dlm
+federate` trains and `dlm unigrams` counts, added up by secure aggregation."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, UnavailableError
+from dlm.federated.collect import Collection
+from dlm.federated.count_unigrams import key_of
 from dlm.federated.devices.engine import (
     DeviceCohort,
     DeviceRounds,
@@ -19,21 +23,27 @@ from dlm.federated.devices.engine import (
     RoundOutcome,
 )
 from dlm.federated.devices.fleet import Fleet
+from dlm.federated.devices.participant import counts_segment
 from dlm.federated.devices.protocol import least_threshold
 from dlm.federated.devices.settings import LEAST_DEVICES, MOST_DEVICES, ServerSettings
 from dlm.federated.engine import Aggregator, Engine
 from dlm.federated.keys import Key
 from dlm.federated.run import Done, FederatedRun
 from dlm.federated.run_folder import RunFolder
-from dlm.federated.sampling import AvailabilitySampler, Sampler, Users
+from dlm.federated.sampling import AvailabilitySampler, Sampler, Users, check_population
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.train import RoundReport, Training
+from dlm.federated.unigram_settings import CollectionSettings
+from dlm.federated.unigrams import Floats, RoundMetrics, steps_per_count
+from dlm.federated.words import WordList
+from dlm.record.provenance import Provenance
 
 MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
 CHECK_IN_S = 60.0  # for the answers to one; Flower starts a process for each
 MOST_NAMED = 10  # devices that are waited for
+MOST_WORDS = 1 << 53  # of a user who is counted in full
 TELL_S = 10.0  # of waiting, after which it is told who is waited for
 
 
@@ -263,3 +273,71 @@ def _check(settings: TrainingSettings) -> None:
     for what, is_wrong in wrong.items():
         if is_wrong:
             raise ConfigError(what)
+
+
+class DeviceCollection(OnDevices[RoundMetrics], Collection):
+    """As `Collection`, of the devices of a fleet that a network reaches.
+
+    Raises  ConfigError  also without a finite lambda
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        words: Sequence[str],
+        settings: CollectionSettings,
+        network: Network,
+        given: ServerSettings,
+        *,
+        folder: RunFolder,
+        list_record: Provenance | None,
+        on_outcome: Callable[[RoundOutcome], None],
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._meet(fleet, given, settings.goal, on_outcome, progress)
+        self._segment = counts_segment(settings.config, len(words), settings.goal)
+        self._list = WordList(tuple(words))
+        self._asks = {
+            "model": {"vocab_size": self._list.size},
+            "text": {
+                "tokenizer": settings.tokenizer,
+                "max_tokens": settings.cap_words or MOST_WORDS,
+            },
+            "counting": dataclasses.asdict(settings.config),
+            "goal": settings.goal,
+        }
+        self._devices = DeviceRounds(
+            network,
+            keys=fleet.keys,
+            gap=settings.gap or 1,
+            most=settings.max_participations or settings.rounds,
+            step_s=given.step_s,
+            on_outcome=self._heard,
+        )
+        self._parts = {"engine": "DevicesEngine", "aggregator": self._devices.protocol}
+        key = key_of(settings)
+        limits: Any = {"gap": settings.gap or 1, "max_participations": settings.max_participations}
+        check_population(len(fleet), self._cohort_size, settings.rounds, **limits)
+        super().__init__(
+            fleet,
+            words,
+            settings.config,
+            self._checked_in(key.fold("unigrams", "sampling"), **limits),
+            key,
+            tokenizer=settings.tokenizer,
+            folder=folder,
+            list_record=list_record,
+            **limits,
+        )
+        self.save_every = 1  # so that devices are asked for none again
+
+    def _summed(self, index: int, users: Sequence[int]) -> Floats:
+        vectors, _ = self._devices.summed(
+            self._asked(index, users),
+            (self._segment,),
+            self._goal,
+            self._asks,
+            self._list.content,
+        )
+        steps = vectors[0] if vectors else np.zeros(len(self.wordlist))
+        return steps / steps_per_count(self.config)

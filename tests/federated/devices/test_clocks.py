@@ -14,7 +14,7 @@ ALLOWED = OwnerLimits(rest_s=60.0, max_participations=3)
 
 
 def taken_part(path: Path, *, times: int) -> None:
-    """In rounds 5, 10, ... of a run, an hour apart."""
+    """In rounds 5, 10, ... of a run, an hour apart; the first at 0 s."""
     for time in range(times):
         clocks = Clocks(path, lambda time=time: 3600.0 * time)  # type: ignore[misc]
         clocks.set("run", clocks.after("run", 5 * time + 5, 2, 10, ALLOWED))
@@ -30,9 +30,10 @@ def taken_part(path: Path, *, times: int) -> None:
         (2, 7200.0, "run", 12, 2, 2, False),
         (2, 7200.0, "other", 0, 2, 10, True),
         (2, 3659.0, "other", 0, 2, 10, False),
-        (3, 99999.0, "other", 0, 2, 10, False),
+        (3, 30 * 86_400.0 - 1, "other", 0, 2, 10, False),
+        (3, 30 * 86_400.0, "other", 0, 2, 10, True),
     ],
-    ids=["may", "gap", "the same round", "most", "another run", "rest", "most in all runs"],
+    ids=["may", "gap", "again", "most", "another run", "rest", "most in a month", "a month later"],
 )
 def test_a_device_that_is_asked_too_often_refuses(
     tmp_path: Path, times: int, now_s: float, run: str, index: int, gap: int, most: int, may: bool
@@ -47,7 +48,7 @@ def test_a_device_that_is_asked_too_often_refuses(
             clocks.after(run, index, gap, most, ALLOWED)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"runs": {"a": 1}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"times_s": [], "runs": {"a": 1}}'])
 def test_a_damaged_clock_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "clocks").write_text(content)
     with pytest.raises(FormatError):

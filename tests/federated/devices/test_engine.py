@@ -27,10 +27,8 @@ from dlm.federated.devices.participant import (  # noqa: E402
     Request,
     Task,
     leaves_of,
-    round_name,
     segments_of,
 )
-from dlm.federated.devices.protocol import RoundTerms  # noqa: E402
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.sockets import LocalSockets, socket_of  # noqa: E402
 from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
@@ -260,7 +258,6 @@ def test_a_server_cannot_tell_what_a_user_wrote_by_what_fails(tmp_path: Path) ->
 
 def task(**changes: object) -> Task:
     """A task for the first device, as an honest server asks it."""
-    terms = RoundTerms(round_name("run", 5), 3, SEGMENTS, KEYS)
     settings = json.dumps(
         {
             "model": asdict(MODEL),
@@ -271,7 +268,7 @@ def task(**changes: object) -> Task:
         }
     )
     leaves = leaves_of(rnn.init(jax.random.key(1), MODEL))
-    honest = Task("run", 5, 1, terms, settings, b"", leaves, 1.0, 0.5, bytes(32))
+    honest = Task("run", 5, 1, 3, SEGMENTS, KEYS, settings, b"", leaves, 1.0, 0.5, bytes(32))
     return replace(honest, **changes)  # type: ignore[arg-type]
 
 
@@ -284,11 +281,11 @@ ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).publi
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round": 6},
-        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, None)},
-        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, {1: bytes(32)})},
-        {"terms": RoundTerms(round_name("run", 5), 3, SEGMENTS, ONE_KEY)},
-        {"terms": RoundTerms(round_name("run", 5), 3, (SEGMENTS[0],), KEYS)},
+        {"threshold": 2},
+        {"verifying": None},
+        {"verifying": {1: bytes(32)}},
+        {"verifying": ONE_KEY},
+        {"segments": (SEGMENTS[0],)},
         {"parameters": ()},
         {"me": 2},
         {"bound": float("nan")},
@@ -298,7 +295,7 @@ ONE_KEY = {1: signer_of(0).public, **dict.fromkeys((2, 3, 4), signer_of(1).publi
         {"settings": "[" * 100_000},
     ],
     ids=[
-        "another name",
+        "a low threshold",
         "no keys",
         "unknown key",
         "one key for all",

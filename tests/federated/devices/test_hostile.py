@@ -46,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
         device = Participant(
             lambda task, seed=seed: lambda: text_of(seed),  # type: ignore[misc]
             Clocks(folder / f"{name}.clocks"),
-            OwnerLimits(),
+            OwnerLimits(0.0, max_participations=100),
             registered,
             signer_of(seed),
             os.urandom,

@@ -24,6 +24,7 @@ from dlm.federated.devices.protocol import (
     add_mask,
     commitment_of,
     least_threshold,
+    mask_seed,
     places_of,
 )
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState
@@ -328,7 +329,7 @@ def test_server_and_colluders_below_the_threshold_see_uniform_numbers() -> None:
         # What stays after the colluders' pairwise masks and, by the opened shares, the own mask.
         for other in honest:
             if other != device:
-                seed = state.masking.agree(state.roster[other].masking, "mask")
+                seed = mask_seed(party.terms, state.masking, state.roster[other].masking)
                 add_mask(total, seed, SEGMENTS, 1 if device > other else -1)
         sent[device] = total
     for device in honest:
@@ -374,7 +375,7 @@ def test_no_key_mask_or_share_is_used_twice() -> None:
     secrets = [one for s in states for one in (s.masking.secret, s.sealing.secret, s.own_seed)]
     shares = [share for state in states for share in state.shares.values()]
     masks = {
-        state.masking.agree(state.roster[other].masking, "mask")
+        mask_seed(state.terms, state.masking, state.roster[other].masking)
         for state in states
         for other in state.shares
     }

@@ -14,12 +14,11 @@ pytest.importorskip("jax", reason="pip install -e '.[train]'")
 from dlm.errors import UnavailableError
 from dlm.federated.devices import training
 from dlm.federated.devices.clocks import Clocks
-from dlm.federated.devices.counting import DeviceCollection
 from dlm.federated.devices.fleet import Fleet
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import DeviceAnswer, Participant, Request
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
-from dlm.federated.devices.training import CheckedIn, DeviceTraining
+from dlm.federated.devices.training import CheckedIn, DeviceCollection, DeviceTraining
 from dlm.federated.keys import Key
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import TrainingSettings
@@ -65,7 +64,7 @@ class InProcess:
             f"d{seed}": Participant(
                 lambda task, seed=seed: lambda: text_of(seed),  # type: ignore[misc]
                 Clocks(folder / f"d{seed}.clocks"),
-                OwnerLimits(max_participations=most),
+                OwnerLimits(0.0, most),
                 keys,
                 signer_of(seed),
                 os.urandom,

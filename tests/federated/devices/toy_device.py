@@ -38,7 +38,7 @@ def order() -> np.random.Generator:
 if __name__ == "__main__":
     place, clocks, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     registered = frozenset(signer_of(one).public for one in range(DEVICES))
-    allowed = OwnerLimits(max_participations=3)
+    allowed = OwnerLimits(rest_s=0.0, max_participations=3)
     device = Participant(
         lambda task: lambda: text_of(seed),
         Clocks(clocks),
