@@ -70,6 +70,7 @@ class CompilingNotice:
     dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. No lock: a fork in
     another thread must not leave one taken.
 
+    tell      where lines of this process go, those of others too
     every_s   between two lines that count the kernels compiled so far; None: only one line
     spent_s   seconds since `use` in which kernels compiled, except hidden ones
     """
@@ -90,7 +91,7 @@ class CompilingNotice:
 
     def use(self, tell: Tell, *, every_s: float | None = None) -> None:
         """Sends lines to `tell` from now on, as if nothing was compiled so far."""
-        self._tell, self._every_s = tell, every_s
+        self.tell, self._every_s = tell, every_s
         self._compiled = 0
         self.spent_s, self._began_s = 0.0, self._clock()
         self._due = [True]  # until the first line; the thread that pops it reports
@@ -132,10 +133,10 @@ class CompilingNotice:
             with suppress(IndexError):  # another thread was quicker
                 self._due.pop()
                 self._told_s = now
-                self._tell(COMPILING)
+                self.tell(COMPILING)
         elif self._every_s is not None and now - self._told_s >= self._every_s:
             self._told_s = now
-            self._tell(f"{COMPILING}: {self._compiled} so far")
+            self.tell(f"{COMPILING}: {self._compiled} so far")
 
     @contextmanager
     def hidden(self) -> Iterator[None]:

@@ -146,11 +146,11 @@ def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
 
 def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
     """And one that is not quiet gives it on standard error."""
-    tell, every_s = compiling_notice._tell, compiling_notice._every_s
+    tell, every_s = compiling_notice.tell, compiling_notice._every_s
     try:
         for quiet in (True, False):
             stage_printer(quiet=quiet, timed=False)
-            compiling_notice._tell("compiling")
+            compiling_notice.tell("compiling")
             assert capsys.readouterr().err == ("" if quiet else "compiling\n")
     finally:
         compiling_notice.use(tell, every_s=every_s)

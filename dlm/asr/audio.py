@@ -118,11 +118,14 @@ def promised_s(path: str | os.PathLike[str]) -> float:
     import soundfile
 
     with contextlib.suppress(OSError, soundfile.SoundFileError):
-        if Path(path).is_file():
-            with Path(path).open("rb") as file:
-                with soundfile.SoundFile(file.fileno(), closefd=False) as audio:
-                    frames, rate = audio.frames, audio.samplerate
-            return float(frames / rate) if frames < _UNKNOWN_BYTES else 0.0
+        if not Path(path).is_file():
+            return 0.0
+        with (
+            Path(path).open("rb") as file,
+            soundfile.SoundFile(file.fileno(), closefd=False) as audio,
+        ):
+            known = audio.frames < _UNKNOWN_BYTES
+            return float(audio.frames / audio.samplerate) if known else 0.0
     return 0.0
 
 

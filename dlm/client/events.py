@@ -68,7 +68,9 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("seconds", "queries"),
     ),
     "client.local_fallback.started": DeclaredEvent(
-        "A new client found no server and begins with the local fallback.", ("local_fallback",)
+        "A new client begins with the local fallback, since servers or their low orders could not "
+        "be reached: `error` says why.",
+        ("local_fallback", "error"),
     ),
     "client.connection.renewed": DeclaredEvent("A silent connection was replaced.", ("address",)),
     "client.server.restarted": DeclaredEvent("Another process answers heartbeats.", ("address",)),

@@ -16,10 +16,12 @@ import pytest
 import forked
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
+from dlm.client.deliver import download
 from dlm.client.deliver.download import fetch
 from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.index import layout
+from dlm.progress import compiling_notice
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
@@ -286,6 +288,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
+from dlm.client.deliver import download
 from dlm.client.deliver.download import fetch
 from dlm.index.layout import read_manifest
 directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
@@ -377,6 +380,32 @@ def test_servers_that_have_no_time_are_asked_again_later(files, server, cache) -
     assert 3 < now[0] < TIMEOUT_S
 
 
+@pytest.mark.parametrize("enough", [100, codec.CHUNK_BYTES])
+def test_the_time_of_a_download_counts_from_its_last_progress(
+    files, server, cache, monkeypatch, enough: int
+) -> None:
+    """A slow one is fetched whole, whatever it takes, and shown; one that only trickles ends."""
+    monkeypatch.setattr(download, "PROGRESS_BYTES", enough)
+    monkeypatch.setattr(download, "SHOWN_BYTES", 1000)
+    lines: list[str] = []
+    monkeypatch.setattr(compiling_notice, "tell", lines.append)
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def slow(chunk: pb.DownloadChunk) -> pb.DownloadChunk:
+        now[0] += 0.9 * TIMEOUT_S
+        return chunk
+
+    server.alter = slow
+    sources = [(0, server)]
+    with contextlib.nullcontext() if enough == 100 else pytest.raises(DeadlineExceeded):
+        fetch(files.manifest, sources, cache, TIMEOUT_S, clock=lambda: now[0], sleep=sleep)
+    assert lines[0] == "fetching 1- and 2-grams"
+    assert (now[0] > 5 * TIMEOUT_S) == (enough == 100)
+
+
 def test_users_of_one_group_share_a_cache(files, server, cache) -> None:
     """By the umask, as all else in it: who comes second can open the first one's lock."""
     mask = os.umask(0o002)
@@ -451,6 +480,7 @@ MENDER = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
+from dlm.client.deliver import download
 from dlm.client.deliver.download import fetch
 from dlm.index.layout import read_manifest
 directory, cache = map(Path, sys.argv[1:])

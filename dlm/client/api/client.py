@@ -116,13 +116,13 @@ class _Face:
         """Finds the servers; if there are none, starts on the local fallback if there is one."""
         try:
             self._core.snapshot()
-        except UnavailableError:
+        except UnavailableError as exc:
             if self._fallback is None:
                 raise
-            log.warning(
-                "client.local_fallback.started",
-                extra={"local_fallback": str(self._core.config.local_fallback)},
-            )
+            path = str(self._core.config.local_fallback)
+            why = " ".join([str(exc), *getattr(exc, "__notes__", ())])
+            fields = {"local_fallback": path, "error": why}
+            log.warning("client.local_fallback.started", extra=fields)
             self._core.begin_local_fallback()
         self._core.watch()
 

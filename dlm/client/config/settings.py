@@ -183,12 +183,12 @@ class ClientConfig:
     )
     connect_s: float = setting(
         10.0,
-        "Time to find the servers, and as long again to fetch the low orders.",
+        "Time to find the servers, and without progress of fetching the low orders.",
         unit="seconds",
         above=0,
         below=MAX_DEADLINE_S,
-        why="A partial download is kept, and the next connect resumes it. Increase it if the "
-        "network needs longer than that.",
+        why="Each MiB of the low orders begins the time anew. A partial download is kept, and the "
+        "next connect resumes it.",
     )
     window: int = setting(
         4,

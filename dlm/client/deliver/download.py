@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,6 +34,7 @@ from dlm.errors import (
 from dlm.files import lock_file, move, remove_unlocked, scratch_folder, sync_folder, unlock
 from dlm.index import layout
 from dlm.index.layout import Manifest
+from dlm.progress import ProgressReporter, compiling_notice
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
@@ -51,6 +52,8 @@ PUT_TRIES = 20  # each fails only if another process moved a copy there or away 
 LEAST_S = 1.0  # least seconds for each of many servers, if that much is left
 LEFT_S = 24 * 3600.0  # after this long, an unfinished download of another shard set is removed
 KEEP_FREE_BYTES = 64 << 20  # to leave on the disk for others
+PROGRESS_BYTES = codec.CHUNK_BYTES  # that a download must bring within its time, to get it anew
+SHOWN_BYTES = 16 << 20  # more take seconds on a common network: the download is reported
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
@@ -69,7 +72,7 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` sets the order in which they are
                    asked, so that clients that start together do not all ask the same one
-        timeout_s  in total, at most half of it for another process that fetches the same
+        timeout_s  without progress, at most half of it for another process that fetches the same
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server sent them in time; the next try resumes the download
@@ -78,7 +81,7 @@ def fetch(
     sources = list(sources)
     shuffle(sources)
     home = cache_dir / manifest.shard_set
-    download = _Download(manifest, sources, home, timeout_s, clock() + timeout_s, clock, sleep)
+    download = _Download(manifest, sources, home, timeout_s, clock, sleep)
     try:
         try:
             return LowGrams.open(home, manifest)
@@ -93,31 +96,43 @@ def fetch(
         ) from exc
 
 
-@dataclass(frozen=True)
 class _Download:
-    """Fetches low orders into a folder beside `home`, until `until`, and renames it when it is
-    complete."""
+    """Fetches low orders into a folder beside `home`, and renames it when it is complete.
 
-    manifest: Manifest
-    sources: list[Source]
-    home: Path
-    timeout_s: float
-    until: float
-    clock: Clock
-    sleep: Callable[[float], None]
+    until   when it fails, unless `PROGRESS_BYTES` more arrive before
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        sources: list[Source],
+        home: Path,
+        timeout_s: float,
+        clock: Clock,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.manifest, self.sources, self.home = manifest, sources, home
+        self.timeout_s, self.clock, self.sleep = timeout_s, clock, sleep
+        self.until = clock() + timeout_s
+        self._fresh = 0  # bytes since then
+        self._bytes = sum(manifest.file(kind).bytes for kind in FILES)
+        self._progress = ProgressReporter(compiling_notice.tell)
 
     def run(self) -> LowGrams:
         home = self.home
         lock = home.with_name(home.name + ".lock")
-        turn_until = self.until - self.timeout_s / 2
+        part = home.with_name(home.name + ".part")  # what is in it is not fetched again
+        turn_until, before = self.clock() + self.timeout_s / 2, _arrived(part)
         while (turn := lock_file(lock, mode=0o666)) is None and self.clock() < turn_until:
             self.sleep(LOCK_POLL_S)
+            if (now := _arrived(part)) >= before + PROGRESS_BYTES:
+                turn_until, before = self.clock() + self.timeout_s / 2, now
+        self.until = max(self.until, self.clock() + self.timeout_s / 2)
         if turn is None:
             # A process that holds the lock and does nothing must not block others: this one
             # then fetches into its own folder.
             with scratch_folder(home.parent, home.name) as own:
                 return self._fetch_into(own / "part")
-        part = home.with_name(home.name + ".part")  # what is in it is not fetched again
         try:
             return self._fetch_into(part)
         except UnavailableError:
@@ -136,6 +151,8 @@ class _Download:
             pass  # a damaged one stays until a complete one can replace it
         _make_room(home.parent, part, manifest)
         part.mkdir(exist_ok=True)
+        if self._bytes >= SHOWN_BYTES:
+            self._progress.stage("fetching 1- and 2-grams", self._bytes >> 20, "MiB")
         for kind in FILES:
             self._fetch_in_time(kind, part)
         with (part / layout.MANIFEST).open("wb") as out:
@@ -169,8 +186,8 @@ class _Download:
                     path = part / entry.name
                     exc.add_note(
                         f"{path.stat().st_size if path.exists() else 0} of {entry.bytes} bytes of "
-                        f"{entry.name} arrived in {self.timeout_s:g} s (connect_s); connect again "
-                        "to resume"
+                        f"{entry.name} arrived, and less than {PROGRESS_BYTES} of them in the "
+                        f"last {self.timeout_s:g} s (connect_s); connect again to resume"
                     )
                     raise
                 self.sleep(rest_s)
@@ -240,6 +257,7 @@ class _Download:
                     )
                     out.write(data)
                     offset += len(data)
+                    self._note(len(data))
                     if self.clock() >= until and offset < entry.bytes:
                         raise DeadlineExceeded(
                             f"{connection.address} sent only {offset} of {entry.bytes} bytes of "
@@ -253,12 +271,28 @@ class _Download:
             out.flush()
             os.fsync(out.fileno())
 
+    def _note(self, size: int) -> None:
+        """Counts bytes that have arrived; enough of them begin the time anew."""
+        self._fresh += size
+        if self._fresh >= PROGRESS_BYTES:
+            self.until = self.clock() + self.timeout_s
+            self._progress.step(self._fresh >> 20)
+            self._fresh = 0
+
+
+def _arrived(part: Path) -> int:
+    """Bytes of a download that another process may be at."""
+    arrived = 0
+    for file in part.glob("*.arrow"):
+        with contextlib.suppress(OSError):  # it was moved meanwhile
+            arrived += file.stat().st_size
+    return arrived
+
 
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
     """Removes abandoned downloads of other shard sets that are old, or whose space is needed;
     raises `OSError` if there is still too little."""
-    begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
-    needed = sum(manifest.file(kind).bytes for kind in FILES) - begun + KEEP_FREE_BYTES
+    needed = sum(manifest.file(kind).bytes for kind in FILES) - _arrived(part) + KEEP_FREE_BYTES
     for age_s in (LEFT_S, 0.0):
         for other in cache_dir.glob("*.part"):
             with contextlib.suppress(OSError):
