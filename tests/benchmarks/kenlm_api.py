@@ -2,11 +2,13 @@
 
     python tests/benchmarks/kenlm_api.py [--sentences 4000] [--rounds 7]
 
-Model and text are those of `settings.py`; needs the package (`pip install '.[peers]'`). Each round
-takes sentences that no round before it had, and asks first one, then the other, in turn: what dlm
-remembers of states comes from the same round. Both must answer the same. Times are of the
-processor; a ratio is the other's time over dlm's in one round, so above 1 dlm is the faster. The
-other is KenLM; of a batch also dlm's own loop over the same states and words.
+Model and text are those of `settings.py`. dlm opens the model as one shard, as four (both unpacked)
+and as a KenLM probing file, which both open; else KenLM has the ARPA file. Needs the package
+(`pip install '.[peers]'`). Each round takes sentences that no round before it had, and asks first
+one, then the other, in turn: what dlm remembers of states comes from the same round. Both must
+answer the same. Times are of the processor; a ratio is the other's time over dlm's in one round, so
+above 1 dlm is the faster. The other is KenLM; of a batch also dlm's own loop over the same states
+and words.
 """
 
 from __future__ import annotations
@@ -24,10 +26,20 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.settings import TEXT, MissingError, arpa_files, plain_arpa
+from benchmarks.settings import (
+    DLM,
+    TEXT,
+    MissingError,
+    arpa_files,
+    cache_folder,
+    plain_arpa,
+    run,
+    title,
+)
 from benchmarks.workload import lines_of, spoken
 
 BEAM, WORDS, LABELS = 50, 20, 5000  # of a decoder's step; of one over a whole set of labels
+SHARDS = 4
 CALL = 100  # sentences of a call of `score_many`
 
 
@@ -162,18 +174,33 @@ def texts_of(rounds: int, sentences: int) -> list[list[list[str]]]:
     ]
 
 
-def measure(arpa: Path, rounds: int, sentences: int) -> None:
+def places_of(arpa: Path) -> dict[str, tuple[Path, Path]]:
+    """What dlm opens, and what KenLM does: a title, and the two paths."""
+    plain, folder = plain_arpa(arpa), cache_folder()
+    several, probing = folder / f"{title(arpa)}-{SHARDS}", folder / f"{title(arpa)}.probing"
+    if not several.exists():
+        run([*DLM, "shard", str(plain), "--shards", str(SHARDS), "--output", str(several)])
+    if not probing.exists():
+        command = [*DLM, "export", str(several), "--format", "probing"]
+        run([*command, "--output", str(probing)])
+    return {
+        "one shard": (plain, plain),
+        f"{SHARDS} shards": (several, plain),
+        "a KenLM probing file": (probing, probing),
+    }
+
+
+def measure(heading: str, paths: tuple[Path, Path], rounds: int, sentences: int) -> None:
     """Prints the table of one model."""
     import kenlm
 
     import dlm.asr.kenlm as ours
 
-    plain = plain_arpa(arpa)
     quiet = kenlm.Config()
     quiet.show_progress, quiet.arpa_complain = False, kenlm.ARPALoadComplain.NONE
-    models = ours.Model(str(plain)), kenlm.Model(str(plain), quiet)
+    models = ours.Model(str(paths[0])), kenlm.Model(str(paths[1]), quiet)
     texts = texts_of(rounds + 1, sentences)
-    print(f"{arpa.name}: {rounds} rounds of {sentences} sentences; medians (least..most)\n")
+    print(f"\n{heading}: {rounds} rounds of {sentences} sentences; medians (least..most)\n")
     print("| asked | dlm, ns | beside | its ns | its / dlm |\n| --- | ---: | --- | ---: | ---: |")
     for name, ask, who, ask_other in ROWS:
         module, model = (kenlm, models[1]) if who == "KenLM" else (ours, models[0])
@@ -204,7 +231,9 @@ def main() -> None:
     asked = parser.parse_args()
     try:
         for arpa in arpa_files():
-            measure(arpa, asked.rounds, asked.sentences)
+            for place, paths in places_of(arpa).items():
+                heading = f"{arpa.name}, dlm from {place}"
+                measure(heading, paths, asked.rounds, asked.sentences)
     except (MissingError, ImportError) as exc:
         print(f"skipped: {exc}", file=sys.stderr)
 
