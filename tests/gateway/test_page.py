@@ -67,16 +67,50 @@ def test_a_person_types_and_sees(
     assert [row[3] for row in rows] == by
     assert "1 unknown" in browser.text("#total")
     pictured(browser, tmp_path, "typed")
-    browser.press("Tab")
-    chosen = browser.until(
-        "document.activeElement.closest('#next') && document.activeElement.innerText"
-    )
+    focused = "document.activeElement.closest('#next') && document.activeElement.innerText"
+    while not (chosen := browser.run(focused)):
+        browser.press("Tab")
     word = chosen.split()[0]
     browser.press("Enter")
     browser.until(f"{WORDS}.length == 6")
     assert browser.run(WORDS)[4] == word
     assert browser.run("document.activeElement.id") == "sentence"
     assert browser.text("#problem") == ""
+    assert not browser.problems
+
+
+def test_two_sentences_and_phrases_are_compared(
+    browser: Browser,
+    gateway: ThreadGateway,
+    callers: dict[str, Caller],
+    files: ModelFiles,
+    tmp_path: Path,
+) -> None:
+    """With their difference, phrases counted; an unknown word in capitals has a way to lower it."""
+    opened(browser, gateway)
+    a, b, c = files.words()[5:8]
+    texts = [f"{a} {b} {c}", f"{c} {b.upper()}"]
+    for field, text in zip(("sentence", "other", "phrases"), [*texts, f"{c} = 3"], strict=True):
+        browser.run("document.querySelector('details').open = true")
+        browser.run(f"document.querySelector('#{field}').focus()")
+        browser.run(f"document.querySelector('#{field}').select()")
+        browser.type(text)
+
+    def difference(asked: list[str]) -> str:
+        request = {"sentences": asked, "phrases": {"phrases": [{"text": c, "bonus": 3.0}]}}
+        first, second = callers["grpc"]("Score", **request).scores
+        sums = [one.log10_prob + one.bonus for one in (first, second)]
+        return f"log10 P differs by {abs(sums[0] - sums[1]):.3f}, phrases included"
+
+    browser.until(
+        f"document.querySelector('#difference').innerText.endsWith({difference(texts)!r})"
+    )
+    assert "phrases +3.000" in browser.text("#total")
+    assert "perplexity" in browser.text("#other-total")
+    pictured(browser, tmp_path, "compared")
+    browser.run("document.querySelector('#other-words button').click()")
+    browser.until(f"document.querySelector('#other').value == '{c} {b}'")
+    browser.until("!document.querySelector('#other-total').innerText.includes('unknown')")
     assert not browser.problems
 
 
@@ -145,7 +179,7 @@ def test_the_page_fits_and_is_readable(
     )
     assert least >= 4.5
     # What a screen reader announces: each field and table has a name.
-    assert browser.run("[...document.querySelectorAll('input')].every(one => one.labels.length)")
+    assert browser.run("[...document.querySelectorAll('input, textarea')].every(one => one.labels.length)")
     assert browser.run(
         "[...document.querySelectorAll('table')].every(one => one.caption.innerText)"
     )

@@ -61,7 +61,7 @@ def test_the_page_takes_nothing_from_elsewhere(gateway: ThreadGateway) -> None:
     assert texts.keys() == {"/", "/page.js", "/page.css"}
     assert not re.search(r"https?:|//[a-z]|@import|url\(|innerHTML|style=", "".join(texts.values()))
     assert re.search(r"<html lang=", texts["/"])
-    for name in re.findall(r"<input id=\"(\w+)\"", texts["/"]):
+    for name in re.findall(r"<(?:input|textarea) id=\"(\w+)\"", texts["/"]):
         assert f'<label for="{name}">' in texts["/"]
 
 

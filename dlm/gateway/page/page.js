@@ -38,36 +38,85 @@ function answeredBy(source, shard) {
   return shard ? `shard ${shard - 1}` : "this gateway";
 }
 
-function unknownWord(word) {
+// A word that the vocabulary lacks; most models have only words in lower case.
+function unknownWord(word, id) {
   const cell = make("td", `${word} `, "unknown");
   cell.append(make("small", "(unknown)"));
+  if (word !== word.toLowerCase()) {
+    const button = make("button", "lower case");
+    button.type = "button";
+    button.addEventListener("click", () => {
+      at(id).value = at(id).value.toLowerCase();
+      shows(score);
+    });
+    cell.append(" ", button);
+  }
   return cell;
+}
+
+// A score, and a bar: full where the word is as unlikely as one in a million.
+function scoreCell(log10Prob) {
+  const cell = number(log10Prob.toFixed(3));
+  const bar = Object.assign(document.createElement("meter"), { min: 0, max: 6, value: Math.min(-log10Prob, 6) });
+  bar.ariaHidden = "true";
+  cell.append(bar);
+  return cell;
+}
+
+// The phrases of the page, as a request has them; none if there are no lines.
+function phrases() {
+  const lines = at("phrases").value.split("\n").filter((line) => line.trim());
+  const one = (line) => {
+    const [text, bonus] = line.split("=");
+    return { text: text.trim(), bonus: bonus === undefined ? 2 : Number(bonus) };
+  };
+  return lines.length ? { phrases: { phrases: lines.map(one) } } : {};
+}
+
+const tokensOf = (text) => [...text.split(/[ \t\r\n]+/).filter(Boolean), "</s>"];
+const signed = (value) => (value < 0 ? "" : "+") + value.toFixed(3);
+
+function showSentence(text, one, id, total, words) {
+  const tokens = tokensOf(text);
+  const log10Prob = Number(one.log10Prob);
+  const facts = [`log10 P ${log10Prob.toFixed(3)} for ${tokens.length} tokens`, `perplexity ${shown(10 ** (-log10Prob / tokens.length))}`];
+  if (one.oovs) facts.push(`${one.oovs} unknown`);
+  if (one.bonus) facts.push(`phrases ${signed(one.bonus)}`);
+  at(total).textContent = facts.join(", ");
+  at(words).replaceChildren(
+    ...tokens.map((word, i) =>
+      row(
+        one.oov[i] ? unknownWord(word, id) : word,
+        scoreCell(Number(one.log10Probs[i])),
+        `${one.matchedOrders[i]}-gram`,
+        answeredBy(one.sources[i], one.shards[i]),
+      ),
+    ),
+  );
 }
 
 let asked = 0; // an answer to an older sentence is not shown
 
 async function score() {
   const text = at("sentence").value;
+  const other = at("other").value.trim();
   const mine = ++asked;
+  const sentences = other ? [text, other] : [text];
   const [{ scores }, { words }] = await Promise.all([
-    ask("Score", { sentences: [text], withShards: true }),
+    ask("Score", { sentences, withShards: true, ...phrases() }),
     ask("NextWords", { text, count: 8 }),
   ]);
   if (mine !== asked) return;
-  const [one] = scores;
-  const tokens = [...text.split(/[ \t\r\n]+/).filter(Boolean), "</s>"];
-  const unknown = one.oovs ? `, ${one.oovs} unknown` : "";
-  at("total").textContent = `log10 P ${Number(one.log10Prob).toFixed(3)} for ${tokens.length} tokens${unknown}`;
-  at("words").replaceChildren(
-    ...tokens.map((word, i) =>
-      row(
-        one.oov[i] ? unknownWord(word) : word,
-        number(Number(one.log10Probs[i]).toFixed(3)),
-        `${one.matchedOrders[i]}-gram`,
-        answeredBy(one.sources[i], one.shards[i]),
-      ),
-    ),
-  );
+  showSentence(text, scores[0], "sentence", "total", "words");
+  at("other-side").hidden = !other;
+  at("difference").textContent = "";
+  if (other) {
+    showSentence(other, scores[1], "other", "other-total", "other-words");
+    const [first, second] = scores.map((one) => Number(one.log10Prob) + Number(one.bonus ?? 0));
+    const counted = scores.some((one) => one.bonus) ? ", phrases included" : "";
+    const which = first < second ? "The second is likelier" : "The first is likelier";
+    at("difference").textContent = first === second ? "Both are equally likely" : `${which}: log10 P differs by ${Math.abs(first - second).toFixed(3)}${counted}`;
+  }
   at("next").replaceChildren(
     ...words.map(({ word, log10Prob }) => {
       const button = make("button", `${word} `);
@@ -170,7 +219,7 @@ async function shows(work) {
 }
 
 let timer;
-for (const id of ["sentence", "token"]) {
+for (const id of ["sentence", "other", "phrases", "token"]) {
   at(id).addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(() => shows(score), WAIT_MS);
