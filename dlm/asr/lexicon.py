@@ -32,6 +32,7 @@ from dlm.units import counted
 
 WORDS = 60_000
 HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
+RIVAL_LOG10 = 2.0  # words of the same sound that are so much likelier are heard instead
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # timeout for all unigrams of a model
 Sounds = tuple[str, ...]  # IPA phonemes of a word
@@ -133,12 +134,37 @@ def model_lexicon(
         lost = wanted - int((phrases.symbols[numbers] > 0).sum())
         if lost:
             tell(f"no pronunciation for {counted(lost, 'word')} of the phrases; give them one")
+        if rivals := _rivals(phrases.symbols[numbers] > 0, log10_probs, spellings):
+            tell(
+                f"{counted(rivals, 'word')} of the phrases sound like words of the model that are "
+                f"{10**RIVAL_LOG10:g} times as likely, as mister does like mr: spell them as the "
+                "model does"
+            )
     return PhonemeLexicon(
         tuple(words),
         numbers,
         np.array(log10_probs, np.float32),
         tuple(spellings),
         None if phrases is None else phrases.lookahead(numbers),
+    )
+
+
+def _rivals(
+    listed: NDArray[np.bool_],
+    log10_probs: Sequence[float],
+    spellings: Sequence[tuple[int, tuple[int, ...]]],
+) -> int:
+    """How many listed words sound like a much likelier one that is not listed."""
+    likeliest: dict[tuple[int, ...], float] = {}
+    for place, way in spellings:
+        if not listed[place]:
+            likeliest[way] = max(log10_probs[place], likeliest.get(way, -np.inf))
+    return len(
+        {
+            place
+            for place, way in spellings
+            if listed[place] and likeliest.get(way, -np.inf) > log10_probs[place] + RIVAL_LOG10
+        }
     )
 
 

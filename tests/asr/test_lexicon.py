@@ -158,3 +158,15 @@ def test_words_of_phrases_are_in_the_lexicon_with_their_bonus(client: Client) ->
     assert "1 word " in told[-1]
     with pytest.raises(ConfigError, match="'ZZ'"):
         model_lexicon(client.utterance(phrases=phrases), LABELS, sounds={"zork": [("ZZ",)]})
+
+
+def test_a_phrase_whose_word_sounds_like_a_likelier_one_is_told(tmp_path: Path) -> None:
+    """Spelled otherwise than the model does, it would hardly be heard; no word is named."""
+    model = model_of(["mr", "there", "their"])
+    model.ngrams["<unk>",] = (-6.0, None)
+    with Client.local(build(model, tmp_path / "titles", 1).directory) as client:
+        lines: list[str] = []
+        for phrases in ({"mister": 2.0, "their": 2.0}, {"mr": 2.0}):
+            model_lexicon(client.utterance(phrases=phrases), LABELS, tell=lines.append)
+    (line,) = lines
+    assert line.startswith("1 word of the phrases")

@@ -179,7 +179,9 @@ def test_the_page_fits_and_is_readable(
     )
     assert least >= 4.5
     # What a screen reader announces: each field and table has a name.
-    assert browser.run("[...document.querySelectorAll('input, textarea')].every(one => one.labels.length)")
+    assert browser.run(
+        "[...document.querySelectorAll('input, textarea')].every(one => one.labels.length)"
+    )
     assert browser.run(
         "[...document.querySelectorAll('table')].every(one => one.caption.innerText)"
     )

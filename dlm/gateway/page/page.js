@@ -168,7 +168,7 @@ function showTraffic(traffic) {
   const sent = each("shards");
   const mean = sent.reduce((sum, count) => sum + count, 0) / sent.length;
   const cards = [
-    ["queries per second", looks.length > 1 ? shown(queries / seconds) : "–"],
+    ["queries/s", looks.length > 1 ? shown(queries / seconds) : "–"],
     ["p50 of a call", within(each("calls"), traffic.withinS, 0.5)],
     ["p99 of a call", within(each("calls"), traffic.withinS, 0.99)],
     ["local hits", share(since("localHits"))],
