@@ -7,7 +7,9 @@ import os
 import re
 import resource
 import shutil
+from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Self
 
 from dlm.errors import ConfigError
 
@@ -15,6 +17,20 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MIN_FILES = 64  # a server of one process, or a client, opens 30; without any left gRPC aborts
 MORE_FILES = "Allow more: ulimit -n 1024 in a shell, LimitNOFILE= in a systemd unit"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
+
+
+class Closeable(ABC):
+    """What is closed at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what it holds; again, it does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def parse_size(text: str) -> int:

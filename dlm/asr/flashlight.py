@@ -7,6 +7,7 @@ after a context is fetched in one message.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,8 @@ class _Asked(dict[int, tuple[LMState, float]]):
     """
 
     __slots__ = ("context", "first", "log10_prob", "node", "state", "state_length")
+    log10_prob: array[float]
+    state_length: bytes
 
     def __init__(self, state: LMState, context: KnownContext, node: int, first: int) -> None:
         self.state, self.context, self.node, self.first = state, context, node, first

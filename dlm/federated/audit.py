@@ -99,7 +99,6 @@ class CanaryEngine(LocalEngine):
     as in training."""
 
     def _update_of(self, params: Any, batches: Array, used: Array, bound: Array) -> UserUpdate:
-        del used
         sent = jax.tree.map(lambda leaf: 2 * bound * leaf, direction(batches.ravel()[:2], params))
         found = clip.clip(self._config.clip_kind, sent, bound)
         none = jnp.float32(0.0)

@@ -144,7 +144,6 @@ class FixedDenominator:
 
     def average(self, total: Tree, weight: Array | float) -> Tree:
         """The estimate from the sum of weighted updates; their `weight` is not looked at."""
-        del weight
         result: Tree = jax.tree.map(lambda leaf: leaf / self.denominator, total)
         return result
 

@@ -214,13 +214,11 @@ class Collection(FederatedRun[RoundMetrics]):
         self.state = init(self.config, len(self.wordlist))
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundMetrics:
-        del is_last
         self.state = apply(self.state, self.config, self._summed(index, users), self.key)
         return self.state.history[-1]
 
     def _summed(self, index: int, users: Sequence[int]) -> Floats:
         """The sum of a round, of users whose text is here."""
-        del index
         clip, bits = self.config.clip, step_bits(self.config)
         return round_sum(map(self._counts.of, users), clip, len(self.wordlist), bits=bits)
 
@@ -234,7 +232,6 @@ class Collection(FederatedRun[RoundMetrics]):
         return public, [], {"snapshots": sorted(state.snapshots), "history": history}
 
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
-        del private
         seen, rest = public[0], public[1:]
         shape = (3, len(self.wordlist))
         if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):

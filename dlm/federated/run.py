@@ -3,11 +3,11 @@ contains a key, and once the run has ended none contains its noise."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dlm.checkpoint import Arrays
 from dlm.errors import PrivacyError, TrainingDiverged
@@ -16,11 +16,12 @@ from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunBinding, RunFolder, RunState
 from dlm.record.ledger import ParticipationLedger
 from dlm.record.provenance import Provenance
+from dlm.resources import Closeable
 
 Done = TypeVar("Done")  # what is told of a round
 
 
-class FederatedRun(ABC, Generic[Done]):
+class FederatedRun(Closeable, Generic[Done]):
     """Rounds over users, in a folder from which they resume or, without one, in memory.
 
     A run stopped anywhere and resumed with the same seed ends in the same bits, including the
@@ -118,12 +119,6 @@ class FederatedRun(ABC, Generic[Done]):
         if self.folder is not None:
             self.folder.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def ledger(self) -> ParticipationLedger:
         return self.cohorts.ledger
@@ -158,7 +153,6 @@ class FederatedRun(ABC, Generic[Done]):
     def _record(self, public: Arrays) -> Provenance | None:
         """The record for a checkpoint with these arrays; None if a record stands beside a separate
         file."""
-        del public
         return None
 
     @abstractmethod

@@ -50,6 +50,7 @@ from dlm.record.provenance import (
     Provenance,
     content_digest,
 )
+from dlm.resources import Closeable
 from dlm.units import finite
 
 _LOCK = ".lock"
@@ -108,7 +109,7 @@ class ErasedRun(NamedTuple):
     erased: list[str]
 
 
-class RunFolder:
+class RunFolder(Closeable):
     """The one owner of a run's folder.
 
     Args
@@ -185,12 +186,6 @@ class RunFolder:
                 self.path.rmdir()
         os.close(self._lock)
         self._lock = None
-
-    def __enter__(self) -> RunFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def remove_text(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -66,7 +66,6 @@ class PoissonSampler(_Stateless):
         self._key = key
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        del now
         return np.flatnonzero(self._key.fold(round).uniforms(self.users) < self.q).astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
@@ -83,7 +82,6 @@ class FixedGoalSampler(_Stateless):
         self._key = key
 
     def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
-        del now
         return _choose(np.arange(self.users), self.report_goal, self._key.fold(round))
 
     def describe(self) -> dict[str, Any]:

@@ -82,7 +82,6 @@ class UnigramState:
 
 
 def init(config: UnigramConfig, words: int) -> UnigramState:
-    del config
     if words < 1:
         raise ConfigError("the list of words is empty; give at least one")
     return UnigramState(0, Moments.zero(words), np.zeros(words, bool))

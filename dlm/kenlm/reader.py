@@ -22,6 +22,7 @@ from dlm.kenlm.vocab import words_of
 from dlm.ngram.arpa import NgramBatch, provenance_line
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, Vocabulary
 from dlm.progress import ProgressReporter, Tell
+from dlm.resources import Closeable
 
 F32, I64, U32 = np.float32, np.int64, np.uint32
 
@@ -79,7 +80,7 @@ class NgramReader(Protocol):
     ) -> None: ...
 
 
-class KenlmReader:
+class KenlmReader(Closeable):
     """The n-grams of a KenLM binary file of any type, in one pass.
 
     Values are the float32 of the file, signs apart, which KenLM uses as flags. An n-gram that
@@ -119,17 +120,6 @@ class KenlmReader:
         self._effort, self._progress = effort, progress
         self._batch_ngrams = batch_ngrams
         self._started = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """The map goes with the reader."""

@@ -23,12 +23,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from dlm.errors import ConfigError, SpillError
+from dlm.resources import Closeable
 from dlm.spill.arrays import pages, row_pages
 from dlm.spill.merge import Chunks, ahead, buffers_of_run, merged, smallest_neighbours
 from dlm.spill.runs import (
@@ -105,7 +105,7 @@ def _check_shape(width: int, key: int, threads: int) -> None:
         raise ConfigError(f"threads is {threads}; expected 1 or more")
 
 
-class Sorter:
+class Sorter(Closeable):
     """Takes rows in any order and gives them back sorted, within a limit of memory.
 
     Args
@@ -165,17 +165,6 @@ class Sorter:
                 "open them by their manifest, or remove them with spill.runs.discard"
             )
         discard(self.directory, name)  # what a killed sorter was writing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def add(self, rows: Rows) -> None:
         """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full.
@@ -284,7 +273,7 @@ class Sorter:
             publishing.result()
 
 
-class SortedRuns:
+class SortedRuns(Closeable):
     """Rows in order, in memory or in runs on disk that can be merged at once.
 
     Made by `Sorter.finish` or, from a manifest, by `SortedRuns.open`. Leaving `with` closes; the
@@ -356,17 +345,6 @@ class SortedRuns:
             "rows": self.rows,
             "runs": [asdict(run) for run in self.runs],
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def blocks(self, max_rows: int) -> Chunks:
         """All rows in order, a block at a time; may be called again, from the start.

@@ -18,6 +18,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from dlm.resources import Closeable
+
 T = TypeVar("T")
 
 CHUNK_BYTES = 65536
@@ -256,7 +258,7 @@ class _Way:
             await asyncio.wait(tasks)
 
 
-class Proxies:
+class Proxies(Closeable):
     """A proxy in front of each server, named by its index in the list. Any thread may call it.
 
     Args        targets  host:port of each
@@ -321,9 +323,3 @@ class Proxies:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def __enter__(self) -> Proxies:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

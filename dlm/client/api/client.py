@@ -38,6 +38,7 @@ from dlm.index.layout import Manifest
 from dlm.logs import EventLog
 from dlm.ngram.query import LOCAL_FALLBACK
 from dlm.ngram.vocab import Vocabulary
+from dlm.resources import Closeable
 from dlm.wire.ids import check_beginning
 
 log = EventLog(__name__)
@@ -214,7 +215,7 @@ class _Face:
         )
 
 
-class Client(_Face):
+class Client(_Face, Closeable):
     """A client of servers, or of a shard set in this process; any thread may use it.
 
     Create one with `connect` or `local`; `utterance` returns an utterance that scores, and `with`
@@ -307,17 +308,6 @@ class Client(_Face):
     def close(self) -> None:
         """Closes every connection."""
         self._core.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Opening(Coroutine[Any, Any, "AsyncClient"]):

@@ -92,7 +92,6 @@ class Fleet:
         split: Callable[[str], list[str]] = str.split,
     ) -> list[Ids]:
         """None: text stays on devices."""
-        del user, encode, cap, split
         return []
 
     def split(self, fraction: float) -> tuple[Self, Self]:

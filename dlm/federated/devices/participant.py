@@ -361,7 +361,6 @@ class Participant:
 
     def _counting(self, task: Task, given: dict[str, Any]) -> Work:
         """How often the words of a task's list are in the text, as `dlm unigrams` counts them."""
-        del task
         config, ids = UnigramConfig(**given["counting"]), given["model"]["vocab_size"]
         segment = counts_segment(config, ids - FIRST_WORD_ID, given["goal"])
 

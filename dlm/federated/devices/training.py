@@ -79,7 +79,6 @@ class CheckedIn(AvailabilitySampler):
 
     def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
         """Who answers, and may take part by its own clock."""
-        del now
         self._heard = self._ready(round)
         return np.array([one is True for one in self._heard])
 

@@ -114,7 +114,6 @@ class DiscreteNoise:
 
     def kappa(self, deviation: float) -> float:
         """Most steps from r_t to the exact row; 0 without rounding."""
-        del deviation
         return 0.0
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
@@ -136,7 +135,6 @@ class DiscreteNoise:
 
     def _scales(self, now: int) -> list[float]:
         """Factors of the deviation, for each set of draws of a round."""
-        del now
         return [1.0]
 
     def _diagonal_squares(self) -> float:
@@ -145,7 +143,6 @@ class DiscreteNoise:
 
 class IndependentNoise(DiscreteNoise):
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        del done, size
         return []
 
     def advance(
@@ -155,7 +152,6 @@ class IndependentNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        del now, limit
         return fresh[0], buffers
 
 
@@ -194,7 +190,6 @@ class TreeNoise(DiscreteNoise):
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
         """The buffers are N of the complete trees, smallest first."""
-        del limit
         held = list(buffers)
         node, level = fresh[0], 0
         gone = np.zeros_like(node)
@@ -352,7 +347,6 @@ class BltNoise(DiscreteNoise):
         return 0.5 + (gathered + (len(self._scale) + 2) * float(self._scale.sum())) * unit * 1.01
 
     def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
-        del done
         return [(len(self._decay), size)]
 
     def advance(
@@ -362,7 +356,6 @@ class BltNoise(DiscreteNoise):
         buffers: tuple[npt.NDArray[Any], ...],
         limit: float,
     ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
-        del now
         (held,) = buffers
         noise, after = np.empty_like(fresh[0]), np.empty_like(held)
         largest = blt_noise(fresh[0], held, self._decay, self._scale, noise, after)

@@ -7,7 +7,6 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, NoReturn
 
 from dlm.errors import ArpaError
@@ -23,6 +22,7 @@ from dlm.ngram.arpa.rows import (
 )
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is_unk_spelling
 from dlm.ngram.wordtable import WordTable
+from dlm.resources import Closeable
 
 # Words that room is made for on the header's word; untouched memory costs nothing.
 _BELIEVED_WORDS = 1 << 20
@@ -37,7 +37,7 @@ class ArpaWarning(UserWarning):
     """An ARPA file is read, but is not quite as it should be."""
 
 
-class ArpaReader:
+class ArpaReader(Closeable):
     r"""The n-grams of an ARPA file, in batches, in one pass and bounded memory.
 
     The header is read at once; `batches` reads the rest. Plain, gzip, zstd and xz files are told
@@ -91,17 +91,6 @@ class ArpaReader:
             raise
         self.comments, self.counts, self._marker = head
         self.order: int = len(self.counts)
-
-    def __enter__(self) -> ArpaReader:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._closed = True
