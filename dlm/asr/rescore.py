@@ -16,9 +16,9 @@ Paper  DLM section 3.3: K hypotheses by W words at each position, batched by ser
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,40 @@ from numpy.typing import NDArray
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypotheses, NbestList
 from dlm.asr.settings import MIN_WEIGHT, SearchSettings
-from dlm.asr.state_table import StateTable
 from dlm.client import AsyncUtterance, Extension, States, Utterance
 from dlm.errors import QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, LOCAL_FALLBACK
 from dlm.units import LN_10
+
+
+class StateTable:
+    """The states of one model that occurred, each once, numbered from those of `first`, 1-D."""
+
+    def __init__(self, first: States) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._states = first[:0]
+        self.add(first)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, states: States) -> list[int]:
+        """The number of each state of an array, flattened; new ones get the next numbers."""
+        numbers, known = self._numbers, len(self._numbers)
+        found: list[int] = []
+        fresh: list[int] = []
+        for place, key in enumerate(states.keys()):
+            number = numbers.setdefault(key, len(numbers))
+            if number == known + len(fresh):
+                fresh.append(place)
+            found.append(number)
+        if fresh:
+            self._states = States.joined([self._states, states.reshape(-1)[fresh]])
+        return found
+
+    def take(self, numbers: Sequence[int] | NDArray[np.integer[Any]]) -> States:
+        taken: States = self._states[np.asarray(numbers, np.int64)]
+        return taken
 
 
 @dataclass(frozen=True)

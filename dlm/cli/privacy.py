@@ -2,16 +2,203 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
 from dlm.cli.help import GroupHelp, add_command
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.privacy_account import account
-from dlm.cli.privacy_audit import audit
 from dlm.cli.privacy_compose import compose
-from dlm.cli.privacy_erase import erase
-from dlm.cli.privacy_mechanism import mechanism
+from dlm.cli.privacy_options import (
+    DEFAULT_BUFFERS,
+    Bands,
+    Buffers,
+    Gap,
+    MadeFor,
+    MaxPart,
+    MinSep,
+    Plot,
+    Rounds,
+    Which,
+    blt_made_for,
+    gap_of,
+    only_of_some,
+    progress_line,
+)
 from dlm.cli.privacy_plan import plan
+from dlm.cli.privacy_plots import check_plot, plot_errors
 from dlm.cli.records import sign, verify
+from dlm.units import counted
+
+
+def audit(
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="TOML file with the settings of dlm federate."),
+    ],
+    canaries: Annotated[
+        int, typer.Option(help="Canary users, each present with probability 1/2.")
+    ] = 1_000,
+    parameters: Annotated[
+        int, typer.Option(help="Parameters of the model; at least 10 per canary.")
+    ] = 16_384,
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of all random draws.  [default: the system's randomness]"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="JSON file to write the results to."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Audit a run's noise with canary users.
+
+    Prints a lower bound on mu beside the upper bound from accounting. Each canary sends its own
+    direction through the code that handles users' updates, in the worst participation pattern; the
+    audit then looks for that direction in everything a run releases. The settings give the number
+    of rounds. No text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the
+    upper one, since the noise is then smaller than accounted for.
+
+    Examples:
+        dlm privacy audit run.toml
+        dlm privacy audit run.toml --canaries 200 --json
+    """
+    from dlm.cli.paths import check_reads, check_writes
+    from dlm.federated.audit import Auditor
+    from dlm.federated.keys import Key
+    from dlm.federated.settings import TrainingSettings
+    from dlm.files import write_whole
+
+    check_reads("CONFIG", config)
+    check_writes("--output", output)
+    settings = TrainingSettings.read(config)
+    made = Auditor(settings, canaries=canaries, parameters=parameters, progress=progress_line)
+    key = None if seed is None else Key.from_seed(seed)
+    found = made.run(key, confidence=confidence)
+    answer = found.to_dict()
+    if output is not None:
+        write_whole(output, (json.dumps(answer, indent=1) + "\n").encode())
+    if as_json:
+        print_json(answer)
+    else:
+        shown = ", ".join(map(str, found.pattern[:8]))
+        more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
+        print(f"{found.mechanism}, {counted(found.rounds, 'round')}, gap {found.gap}, "
+              f"at most {found.max_participations} participations")  # fmt: skip
+        print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
+        sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
+        print(f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})")
+        print(f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
+              f"{found.missed} missed, {found.false_alarms} false alarms")  # fmt: skip
+        print(f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
+              f"two canaries' directions have a cosine of about {found.cosine:.2g}")  # fmt: skip
+        if not found.holds:
+            print("THE NOISE IS SMALLER THAN ACCOUNTED FOR")
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+if TYPE_CHECKING:
+    from dlm.federated.noise.mechanism import Mechanism
+
+
+def mechanism(
+    mechanism: Which,
+    rounds: Rounds,
+    max_participations: MaxPart,
+    gap: Gap = None,
+    min_separation: MinSep = None,
+    buffers: Buffers = None,
+    bands: Bands = None,
+    error: Annotated[
+        str | None, typer.Option(help="Loss to optimise a BLT for: max or mean.  [default: max]")
+    ] = None,
+    made_for: MadeFor = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Compute the losses of a mechanism at equal privacy.
+
+    A loss is the error of prefix sums. Mechanisms that need optimising are optimised for this
+    participation, or for that of --made-for, and cached. --json has its parameters, too, such as
+    the decays and scales of a BLT.
+
+    Examples:
+        dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 \\
+            --max-participations 6 --buffers 2
+    """
+    from dlm.federated.account.answers import losses_of
+    from dlm.federated.noise.make import make_mechanism
+
+    check_plot(plot)
+    gap = gap_of(gap, min_separation)
+    only_of_some(
+        mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
+    )
+    error = "max" if error is None else error
+    made: Mechanism
+    if made_for is None:
+        made = make_mechanism(
+            mechanism.value, rounds=rounds, gap=gap, max_participations=max_participations,
+            buffers=DEFAULT_BUFFERS if buffers is None else buffers,
+            bands=bands, error=error, progress=progress_line,
+        )  # fmt: skip
+    else:
+        from dlm.federated.noise.blt import Blt
+
+        made = Blt(rounds, blt_made_for(made_for, buffers, error))
+    answer = losses_of(made, mechanism.value, gap=gap, max_participations=max_participations)
+    if plot is not None:
+        plot_errors(made, answer["sensitivity"], plot)
+    if as_json:
+        print_json(answer)
+        return
+    bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
+    print(
+        f"{mechanism.value}, {counted(rounds, 'round')}, gap {gap}, "
+        f"{counted(max_participations, 'participation')}"
+    )
+    print(f"RmsLoss      {answer['rms_loss']:.6g}")
+    print(f"MaxLoss      {answer['max_loss']:.6g}")
+    print(f"sensitivity  {answer['sensitivity']:.6g}{bound}")
+    print(f"buffers      {answer['buffers']} of the model's size")
+
+
+def erase(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run of `dlm federate`.")],
+    as_json: Json = False,
+) -> None:
+    """End a run: erase its noise, and the copy of users' text.
+
+    Whoever has the noise can subtract it from the releases. A run that finishes erases it by
+    itself; use this command for a run that you stopped. The model, its report and the ledger of who
+    took part stay, and the run cannot resume. The noise is overwritten, then removed; the text is
+    removed. Snapshots, backups, a journalling or copy-on-write file system and an SSD may keep what
+    was there.
+
+    Examples:
+        dlm privacy erase runs/first
+    """
+    from dlm.cli.paths import check_reads
+    from dlm.federated.run_folder import RunFolder
+
+    check_reads("DIR", run, folders=True)
+    with RunFolder(run) as folder:
+        done = folder.end()
+    if as_json:
+        print_json({"run": str(run), "rounds": done.rounds, "erased": done.erased})
+        return
+    print(f"erased: {', '.join(done.erased) or 'nothing, since there was neither'}")
+    print(
+        f"{run} ended after {counted(done.rounds, 'round')}: it holds no noise and no users' text"
+    )
+
 
 EXAMPLES = """\
 dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from dlm.client.api.client import Client
 from dlm.client.config.cluster_file import ClusterToml, Endpoint
 from dlm.client.config.credentials import check_files
@@ -21,7 +23,6 @@ from dlm.client.config.security import ClientSecurity
 from dlm.client.config.settings import ClientConfig
 from dlm.client.deliver.table import take_census
 from dlm.client.deliver.transport import GrpcConnection
-from dlm.cluster.comparing import compare, sample
 from dlm.cluster.rollout import (
     Actions,
     Compare,
@@ -41,9 +42,10 @@ from dlm.cluster.rollout import (
     step,
 )
 from dlm.cluster.status import ID_DIGITS, ClusterSnapshot, ClusterStatus
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, DlmError
 from dlm.files import locked
 from dlm.index.layout import MANIFEST, Manifest, read_manifest
+from dlm.ngram.vocab import as_text
 from dlm.resources import available_bytes
 from dlm.server.sets import read_sets, replaced_sets, write_sets
 from dlm.wire.ids import is_named
@@ -51,6 +53,61 @@ from dlm.wire.ids import is_named
 LOOK_S = 1.0
 TELL_S = 10.0
 CENSUS_S = 5.0
+
+
+SENTENCES, WORDS, CHOICES, TURNS = 32, 8, 16, 2
+SEED = 20191201
+
+
+def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list[str]:
+    """Sentences drawn from a served model: each word among the likeliest after those before."""
+    rng, utterance = np.random.default_rng(seed), client.utterance()
+    words = client.vocabulary.words
+    out = []
+    for _ in range(sentences):
+        state, said = utterance.begin(), []
+        for _ in range(WORDS):
+            likely = utterance.next_words(state, CHOICES)
+            word = likely[int(rng.integers(len(likely)))][0]
+            if word == client.vocabulary.end_id:
+                break
+            said.append(as_text(words[word]))
+            state = utterance.extend([state], [word]).states[0, 0]
+        out.append(" ".join(said))
+    return out
+
+
+def compare(old: Client, new: Client, files: Client | None, sentences: Sequence[str]) -> Comparison:
+    """Asks both models for each sentence, one after the other.
+
+    Of two turns, the shorter counts: a delay of this machine must not count as the servers'.
+    """
+    took: tuple[list[float], list[float]] = ([], [])
+    failed, wrong = [0, 0], 0
+    differences: list[float] = []
+    for sentence in sentences:
+        scores = []
+        for number, client in enumerate((old, new)):
+            lasted = []
+            try:
+                for _ in range(TURNS):
+                    begun = time.perf_counter()
+                    (found,) = client.utterance().score_sentences([sentence])
+                    lasted.append(1e3 * (time.perf_counter() - begun))
+            except DlmError:
+                failed[number] += 1
+                continue
+            took[number].append(min(lasted))
+            scores.append(found.token_log10_prob)
+            if number and files is not None:
+                (told,) = files.utterance().score_sentences([sentence])
+                wrong += not np.array_equal(told.token_log10_prob, found.token_log10_prob)
+        if len(scores) == 2 and len(scores[0]) == len(scores[1]):
+            differences += (scores[1] - scores[0]).tolist()
+    old_p99, new_p99 = (float(np.percentile(one, 99)) if one else 0.0 for one in took)
+    mean = float(np.mean(differences)) if differences else 0.0
+    largest = max(differences, key=abs, default=0.0)
+    return Comparison(len(sentences), failed[1], failed[0], wrong, old_p99, new_p99, mean, largest)
 
 
 @dataclass(frozen=True, slots=True)

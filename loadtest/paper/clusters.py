@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,6 @@ from dlm.client import States, Utterance
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from dlm.index.making import build_shard_set
-from loadtest.paper.busy import BusyCores
 from loadtest.paper.setup import Setup
 from loadtest.report.report import Report
 from loadtest.report.session import JOURNAL, measure
@@ -28,6 +30,44 @@ from loadtest.traces.trace import CALLS, EXTEND, Trace
 
 PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders per process
 DEADLINE_S = 30.0  # of a request: on a shared machine, a late answer still counts
+
+
+EVERY_S = 0.1
+IDLE = (3, 4)  # of the columns of /proc/stat: idle, and waiting for a disk
+COLUMNS = 8  # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
+
+
+class BusyCores:
+    """Samples /proc/stat several times per second, in a thread, until the end of the block."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[float, float]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loadtest-busy", daemon=True)
+
+    def __enter__(self) -> BusyCores:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self._looks.append((time.time(), _busy_s()))
+
+    def between(self, begin: float, end: float) -> float:
+        """Cores that were busy between two times of `time.time`, on average."""
+        times, busy = np.array(self._looks).T
+        first, last = np.interp([begin, end], times, busy)
+        return float(last - first) / (end - begin)
+
+
+def _busy_s() -> float:
+    line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    ticks = [int(field) for field in line.split()[1 : COLUMNS + 1]]
+    return sum(t for at, t in enumerate(ticks) if at not in IDLE) / os.sysconf("SC_CLK_TCK")
 
 
 def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:

@@ -179,7 +179,7 @@ def test_what_touches_no_user_is_done_again_to_the_same_bytes(
     more: tuple[str, ...] = ("--redo", "distill")
     for where in (
         "dlm.distill.sampled:fit",
-        "dlm.estimate.prune.files:prune",
+        "dlm.estimate.prune:prune",
         "dlm.index.making.shard_set:move",
     ):
         stopped = dlm(folder, "pipeline", "p.toml", *more, killed=(where, 1, "before"))

@@ -16,12 +16,31 @@ from dlm.asr.kenlm.opened import OpenedModel, opened
 from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
 from dlm.asr.kenlm.state import KenlmState
 from dlm.asr.kenlm.table import NULL, ModelTable
-from dlm.asr.kenlm.words import Words
 from dlm.asr.open import SCHEME
 from dlm.errors import DlmError
-from dlm.ngram.vocab import UNK_ID, as_bytes
+from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, as_text
 
 __all__ = ["KenlmLanguageModel", "KenlmModel"]
+
+
+class Words(Sequence[str]):
+    """The words of a vocabulary by id; not copied."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return len(self._vocabulary)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._vocabulary.words[at]
+        return as_text(found) if isinstance(found, bytes) else [as_text(word) for word in found]
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, (str, bytes)) and word in self._vocabulary
+
+    def __repr__(self) -> str:
+        return f"Words({len(self)})"
 
 
 class KenlmModel:

@@ -21,10 +21,9 @@ import grpc
 
 from dlm.client.config.credentials import Metadata
 from dlm.client.deliver.loop import LoopThread
-from dlm.client.deliver.stream import Stream
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.logs import EventLog
-from dlm.wire import codec
+from dlm.wire import codec, pairs
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_of
 
@@ -42,6 +41,61 @@ FROM_CORE = "Internal error from Core"  # from gRPC's asyncio API
 log = EventLog(__name__)
 
 Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
+
+
+class Stream:
+    """A call on the running loop, used by one task; `ended` is called when it has ended.
+
+    Cancel the call, not its task, except while it connects: gRPC reports an operation to the loop
+    even if nobody waits for it any longer.
+    """
+
+    def __init__(self, call: Any, ended: Callable[[], object]) -> None:
+        self.connected = False
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        if pairs.AVAILABLE:
+            # The public method makes a reference cycle, which keeps gRPC's threads.
+            call._cython_call.add_done_callback(ended)
+        else:
+            call.add_done_callback(lambda _: ended())
+
+    def done(self) -> bool:
+        return bool(self._call.done())
+
+    async def connect(self) -> None:
+        """Returns once messages can be sent, or the call has ended: then reading says why."""
+        with contextlib.suppress(grpc.RpcError):
+            await self._call.wait_for_connection()
+        self.connected = True
+
+    async def read(self) -> Any:
+        """The next message, or `grpc.aio.EOF`; raises the `grpc.RpcError` that the call ended
+        with."""
+        return await self._call.read()
+
+    async def ask(self, data: bytes) -> Any:
+        """Sends a message; returns and raises as `read`, which must not be waiting."""
+        if pairs.AVAILABLE:
+            call = self._call._cython_call
+            if (message := await pairs.send_and_receive(call, data, self._loop)) is not None:
+                return message
+        else:
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await self._call.write(data)
+        return await self._call.read()
+
+    async def end(self) -> None:
+        """Ends the call well, after the replies to all messages."""
+        await self._call.done_writing()
+        await self._call.read()
+
+    def cancel(self) -> None:
+        if not pairs.AVAILABLE:
+            self._call.cancel()
+        elif not self._call.done():
+            # The public method also cancels a task of gRPC's that has an operation.
+            self._call._cython_call.cancel("cancelled by dlm")
 
 
 def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
