@@ -1,14 +1,21 @@
-"""The reply to a decoder's step, as bytes made from arrays: objects cost more than scoring."""
+"""The reply to a decoder's step, as bytes made from arrays: objects cost more than scoring; and
+states with a checksum, by which damage is no other state."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Extension
+from dlm.errors import QueryError
 from dlm.wire._pb import lm_pb2 as pb
 
 LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
+SEAL_BYTES = 4
+# Odd, so that a changed bit always changes the sum.
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
@@ -23,7 +30,7 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
-        _rows("states", found.states.packed()) if states else b"",
+        _rows("states", sealed(found.states.packed())) if states else b"",
         _field("oov", found.oov.tobytes()),
         _field("sources", found.source.tobytes() if found.source.any() else b""),
         _field("model", model.encode()),
@@ -32,6 +39,33 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
         parts.append(_field("bonuses", found.bonus.astype("<f4", copy=False).tobytes()))
         parts.append(_field("phrases_id", found.states.model_info.phrases.encode()))
     return b"".join(parts)
+
+
+def sealed(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """States as callers get them: rows of `States.packed`, each followed by its checksum."""
+    count, size = rows.shape
+    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = rows
+    numbers = padded.view("<u8")
+    factors = _FACTOR * (2 * np.arange(numbers.shape[1], dtype=np.uint64) + 1)
+    sums = (numbers * factors).sum(axis=1, dtype=np.uint64) + _FACTOR
+    seals = (sums >> np.uint64(32)).astype("<u4").view(np.uint8).reshape(count, SEAL_BYTES)
+    return np.concatenate([rows, seals], axis=1)
+
+
+def opened(states: Sequence[bytes]) -> list[bytes]:
+    """What `sealed` was given, one of each; QueryError for bytes that it did not return."""
+    size = max(map(len, states), default=0)
+    wrong = np.array([len(one) != size or size <= SEAL_BYTES for one in states], bool)
+    if not wrong.any() and states:
+        rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
+        wrong = (sealed(rows[:, :-SEAL_BYTES]) != rows).any(axis=1)
+    if wrong.any():
+        raise QueryError(
+            f"states[{int(wrong.argmax())}] is not a state, or was changed on its way; expected "
+            "the bytes that a gateway returned"
+        )
+    return [one[:-SEAL_BYTES] for one in states]
 
 
 def _head(name: str, size: int) -> bytes:

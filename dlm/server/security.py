@@ -101,12 +101,14 @@ class ClientUsage:
 class Bearer:
     """Whose call it is, by the token that it carries, if one is needed.
 
-    models  what the token may ask for, as in `Tokens`; it changes with the tokens file
+    models      what the token may ask for, as in `Tokens`; it changes with the tokens file
+    connection  address and port from which it came
     """
 
     name: str | None = None
     digest: bytes | None = None
     models: tuple[str, ...] = ()
+    connection: str = ""
 
 
 _caller: ContextVar[ClientUsage | None] = ContextVar("dlm_caller", default=None)
@@ -121,6 +123,11 @@ def caller() -> ClientUsage | None:
 def token_name() -> str:
     """The name of the token of the current call; "" without."""
     return _bearer.get().name or ""
+
+
+def connection() -> str:
+    """Whence the current call came: address and port; "" outside of calls."""
+    return _bearer.get().connection
 
 
 def models_named() -> tuple[str, ...]:
@@ -294,7 +301,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
     @contextmanager
-    def http(self, headers: Iterable[tuple[str, str]], peer: str) -> Iterator[None]:
+    def http(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Iterator[None]:
         """A call by HTTP, from its head until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
@@ -309,7 +316,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._forget(client)
             self._count_limit(peer, client, refusal[0])
             raise Refusal(*refusal)
-        self._enter(client, "", known)
+        self._enter(client, "", known, f"{peer}:{port}")
         try:
             yield
         finally:
@@ -377,7 +384,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
-        self._enter(client, method, bearer)
+        self._enter(client, method, bearer, context.peer())
         try:
             return await work(requests, context)
         except asyncio.CancelledError:
@@ -391,7 +398,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _enter(self, client: ClientUsage, method: str, bearer: Bearer) -> None:
+    def _enter(self, client: ClientUsage, method: str, bearer: Bearer, peer: str) -> None:
+        bearer.connection = peer
         self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD
