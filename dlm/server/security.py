@@ -66,6 +66,10 @@ def channel_options(
         ("grpc.absolute_max_metadata_size", 16 << 10),
         # One connection may fill the server, but not queue far beyond it.
         ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
+        # What a stream sends before it is read. gRPC's own size grows to megabytes as it measures
+        # the network; this keeps five messages of 16,000 queries on their way.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 512 << 10),
         # Calls of all clients that wait for the event loop: above the first number gRPC silently
         # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
         ("grpc.server.max_pending_requests", 1 << 16),
