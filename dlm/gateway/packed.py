@@ -30,7 +30,7 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
-        _rows("states", sealed(found.states.packed())) if states else b"",
+        _states(found.states.packed()) if states else b"",
         _field("oov", found.oov.tobytes()),
         _field("sources", found.source.tobytes() if found.source.any() else b""),
         _field("model", model.encode()),
@@ -43,23 +43,29 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
 
 def sealed(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """States as callers get them: rows of `States.packed`, each followed by its checksum."""
-    count, size = rows.shape
-    padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
-    padded[:, :size] = rows
-    numbers = padded.view("<u8")
-    factors = _FACTOR * (2 * np.arange(numbers.shape[1], dtype=np.uint64) + 1)
-    sums = (numbers * factors).sum(axis=1, dtype=np.uint64) + _FACTOR
-    seals = (sums >> np.uint64(32)).astype("<u4").view(np.uint8).reshape(count, SEAL_BYTES)
-    return np.concatenate([rows, seals], axis=1)
+    return np.concatenate([rows, _seals(rows, rows.shape[1])], axis=1)
+
+
+def _seals(rows: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """The checksum of the first `size` bytes of each row, read as numbers of which the last two may
+    overlap: a padded copy of a large step's states takes as long as to score them."""
+    count = len(rows)
+    if not count:
+        return np.zeros((0, SEAL_BYTES), np.uint8)
+    sums = np.full(count, _FACTOR)
+    for number, at in enumerate([*range(0, size - 8, 8), size - 8], 1):
+        words = np.ndarray(count, "<u8", rows, at, rows.strides[:1])
+        sums += words * np.uint64(int(_FACTOR) * (2 * number + 1) % (1 << 64))
+    return (sums >> np.uint64(32)).astype("<u4").view(np.uint8).reshape(count, SEAL_BYTES)
 
 
 def opened(states: Sequence[bytes]) -> list[bytes]:
     """What `sealed` was given, one of each; QueryError for bytes that it did not return."""
     size = max(map(len, states), default=0)
-    wrong = np.array([len(one) != size or size <= SEAL_BYTES for one in states], bool)
+    wrong = np.array([len(one) != size or size < 8 + SEAL_BYTES for one in states], bool)
     if not wrong.any() and states:
         rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
-        wrong = (sealed(rows[:, :-SEAL_BYTES]) != rows).any(axis=1)
+        wrong = (_seals(rows, size - SEAL_BYTES) != rows[:, -SEAL_BYTES:]).any(axis=1)
     if wrong.any():
         raise QueryError(
             f"states[{int(wrong.argmax())}] is not a state, or was changed on its way; expected "
@@ -76,12 +82,15 @@ def _field(name: str, content: bytes) -> bytes:
     return _head(name, len(content)) + content if content else b""
 
 
-def _rows(name: str, rows: NDArray[np.uint8]) -> bytes:
-    """A repeated field of bytes, each a row of the array."""
-    head = np.frombuffer(_head(name, rows.shape[1]), np.uint8)
-    whole = np.empty((len(rows), len(head) + rows.shape[1]), np.uint8)
+def _states(rows: NDArray[np.uint8]) -> bytes:
+    """The field `states`, of `sealed` rows."""
+    count, size = rows.shape
+    head = np.frombuffer(_head("states", size + SEAL_BYTES), np.uint8)
+    end = len(head) + size
+    whole = np.empty((count, end + SEAL_BYTES), np.uint8)
     whole[:, : len(head)] = head
-    whole[:, len(head) :] = rows
+    whole[:, len(head) : end] = rows
+    whole[:, end:] = _seals(rows, size)
     return whole.tobytes()
 
 
