@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RESET, SETTINGS = 0, 1, 3, 4
+DATA, HEADERS, RESET, SETTINGS, PING = 0, 1, 3, 4, 6
 WINDOW_UPDATE = 8
 INITIAL_WINDOW_SIZE = 4
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
@@ -50,6 +50,8 @@ class Peer:
         self._next = 1
         self._read = b""
         self.ended: set[int] = set()
+        self.windows: list[int] = []  # that the server gave a stream, and changed it to
+        self.pings = 0
 
     def open_calls(self, method: str, count: int, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """Begins `count` calls: their headers, no message, and no end."""
@@ -100,6 +102,11 @@ class Peer:
             if len(self._read) < end:
                 return
             kind, flags, stream = self._read[3], self._read[4], self._read[5:9]
+            payload = self._read[9:end]
+            self.pings += kind == PING and not flags & ACK
+            for at in range(0, len(payload), 6) if kind == SETTINGS else ():
+                if int.from_bytes(payload[at : at + 2], "big") == INITIAL_WINDOW_SIZE:
+                    self.windows.append(int.from_bytes(payload[at + 2 : at + 6], "big"))
             if kind == RESET or (kind == HEADERS and flags & END_STREAM):
                 self.ended.add(int.from_bytes(stream, "big"))
             self._read = self._read[end:]

@@ -102,7 +102,12 @@ def token(
         if token_file is not None:
             _write(token_file, f"{new}\n".encode())
         if tokens is not None:
-            _write(tokens, present + line.encode())
+            try:
+                _write(tokens, present + line.encode())
+            except BaseException:
+                if token_file is not None:  # no server will ever take it
+                    token_file.unlink()
+                raise
     if as_json:
         print_json(
             {

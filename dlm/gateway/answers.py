@@ -25,10 +25,10 @@ from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError, StaleShardSet
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import GatewayMetrics
-from dlm.gateway.packed import extend_reply
+from dlm.gateway.packed import extend_reply, opened, sealed
 from dlm.gateway.phrase_store import PhraseStore
 from dlm.gateway.traffic import TrafficWriter
-from dlm.gateway.turns import Left, Turns
+from dlm.gateway.turns import GatewayTurns, Left
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
 from dlm.server.security import may_ask
@@ -61,7 +61,7 @@ class LanguageModel:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         traffic: TrafficWriter,
-        turns: Turns,
+        turns: GatewayTurns,
     ) -> None:
         self.client = client
         self._config = config
@@ -112,7 +112,7 @@ class LanguageModel:
             raise _malformed("words and word_ids are both given; expected one of them")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
         self._check_count(rows, "states")
-        self._check_queries(count if request.own_words else count * rows)
+        self._check_queries(queries_of(request))
         words: Any = list(request.words) or np.array(request.word_ids, np.uint32)
         if request.own_words:
             if count % rows:
@@ -171,7 +171,8 @@ class LanguageModel:
             texts = tuple(word.decode("utf-8", "replace") for word in words)
             bonus = score.bonus * LN_10
             total = Hypothesis(texts, one.acoustic, lm).total(scales) + bonus
-            if math.isnan(total) or total == math.inf:  # too large, or a scale of 0 of -inf
+            # Too large, or a scale of 0 of -inf; a sentence may have no probability.
+            if not math.isfinite(total) and (math.isfinite(lm) or total != -math.inf):
                 raise _malformed(
                     f"the total of hypothesis {index} is {total}; expected scales and acoustic "
                     "scores whose sum is a number"
@@ -193,7 +194,7 @@ class LanguageModel:
         """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
-        begin, null = utterance.states([utterance.begin(), utterance.null()]).to_bytes()
+        begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]).packed())
         reply = pb.ModelsReply()
         reply.models.add(
             model=info.model,
@@ -204,8 +205,8 @@ class LanguageModel:
             vocabulary_size=utterance.vocabulary_size,
             bos_id=words.begin_id,
             eos_id=words.end_id,
-            begin_state=begin,
-            null_state=null,
+            begin_state=begin.tobytes(),
+            null_state=null.tobytes(),
         )
         try:
             servers = self.client.cascade.servers
@@ -235,6 +236,8 @@ class LanguageModel:
     ) -> tuple[AsyncUtterance, States]:
         """The states of a request, and an utterance on their model with its phrases; all must be of
         one model."""
+        given = iter(opened([one for one in packed if one]))
+        packed = [one and next(given) for one in packed]
         first = next((one for one in packed if one), b"")
         utterance = self._utterance(first[1 : 1 + MODEL_BYTES])
         if request.HasField("phrases"):
@@ -300,6 +303,12 @@ class LanguageModel:
                 Reason.TOO_MANY_QUERIES,
                 f"the call asks for {queries} words; expected at most {most}. Make several calls",
             )
+
+
+def queries_of(request: pb.ExtendRequest) -> int:
+    """How many words it scores."""
+    count = len(request.words or request.word_ids)
+    return count if request.own_words else count * max(len(request.states), 1)
 
 
 def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:

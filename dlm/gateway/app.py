@@ -45,6 +45,7 @@ from dlm.server.restarts import BEAT_S
 from dlm.server.security import Credentials, Guard, allow_connections, channel_options
 from dlm.server.workers import Supervisor
 from dlm.signals import stop_signals
+from dlm.wire import pairs
 from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
@@ -182,7 +183,8 @@ class Gateway:
             shown = self._show()
             opening = asyncio.create_task(self._open())
             try:
-                last = await self._serve()
+                with pairs.few_wakes(self._loop):
+                    last = await self._serve()
                 await self._health.close()
                 if last is Event.DRAINED:
                     await server.stop(STOP_GRACE_S)

@@ -21,11 +21,11 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
-from dlm.gateway.answers import LanguageModel
+from dlm.gateway.answers import LanguageModel, queries_of
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
 from dlm.gateway.traffic import TrafficWriter
-from dlm.gateway.turns import Left, Turns, countdown
+from dlm.gateway.turns import QUERY_BYTES, SMALL_QUERIES, GatewayTurns, Left, countdown
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
 from dlm.server.refusals import Refusal, of_exception
@@ -60,8 +60,8 @@ class Dispatcher:
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
-        self.admission = Admission(config, metrics, time.monotonic)
-        self.turns = Turns()
+        self.turns = GatewayTurns()
+        self.admission = Admission(config, metrics, self.turns, time.monotonic)
         self._metrics = metrics
         self._answers: LanguageModel | None = None
         self._tracer = Tracer(__version__) if config.trace else None
@@ -79,11 +79,14 @@ class Dispatcher:
         left_s: float | None = None,
         metadata: Iterable[tuple[str, Any]] = (),
         held: ExitStack | None = None,
+        streamed: bool = False,
     ) -> bytes:
         """The reply to a message of `CALLS[call]`, both as bytes in the form of a door.
 
-        Args    left_s  seconds that its caller waits; None: not said
-                held    where the call counts as in flight until its reply is written
+        Args    left_s    seconds that its caller waits; None: not said
+                held      where the call counts as in flight until its reply is written
+                streamed  while it waits for its turn, its caller's next one is not read, so it does
+                          not count as in flight yet
         Raises  Refusal
         """
         began, result, queries = time.monotonic(), ABANDONED, 0
@@ -91,7 +94,7 @@ class Dispatcher:
         if self._tracer is not None:
             span = self._tracer.proceed("dlm.gateway", metadata, call=call, door=door)
         try:
-            reply, queries = await self._answer(call, data, form, left_s, held)
+            reply, queries = await self._answer(call, data, form, left_s, held, streamed)
             result = OK
             return reply
         except asyncio.CancelledError:
@@ -107,23 +110,43 @@ class Dispatcher:
                 span.end(result, queries=queries)
 
     async def _answer(
-        self, call: str, data: bytes, form: Form, left_s: float | None, held: ExitStack | None
+        self,
+        call: str,
+        data: bytes,
+        form: Form,
+        left_s: float | None,
+        held: ExitStack | None,
+        streamed: bool,
     ) -> tuple[bytes, int]:
         self.admission.require_ready()
-        overload = self.admission.overload()
-        if overload is not None:
-            raise overload
         most_s = self.config.deadline_s
         left = countdown(most_s if left_s is None else min(left_s, most_s))
         request_of, reply_of, method = CALLS[call]
-        self.admission.enter()
         with ExitStack() as answered:
             held = held or answered
-            held.callback(self.admission.leave)
-            async with self.turns.of(len(data), left()):
+            if not streamed:
+                self._enter(held)
+            work = len(data) // QUERY_BYTES
+            if work > SMALL_QUERIES:  # reading it is much work, too
+                answered.callback(await self.turns.within(left(), work))
                 request = await form.read(request_of, data, left)
-                reply, queries = await getattr(self._answers, method)(request, left, held)
-                return await form.write(reply_of, reply, left), queries
+            else:
+                try:
+                    request = await form.read(request_of, data, left)
+                    work = queries_of(request) if call == "Extend" else work
+                finally:  # refusals take turns, too
+                    answered.callback(await self.turns.within(left(), work))
+            if streamed:
+                self._enter(held)
+            reply, queries = await getattr(self._answers, method)(request, left, held)
+            return await form.write(reply_of, reply, left), queries
+
+    def _enter(self, held: ExitStack) -> None:
+        overload = self.admission.overload()
+        if overload is not None:
+            raise overload
+        self.admission.enter()
+        held.callback(self.admission.leave)
 
 
 def refusal_of(call: str, exc: Exception) -> Refusal:

@@ -16,7 +16,7 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -29,7 +29,7 @@ from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.gateway.metrics import GatewayMetrics
 from dlm.gateway.rpc import Plain
-from dlm.gateway.turns import LARGE, Left, T, Turns, countdown
+from dlm.gateway.turns import LARGE, GatewayTurns, Left, T, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
 from dlm.server.refusals import LOAD_REASONS, Refusal
@@ -144,7 +144,7 @@ class HttpDoor:
     # ----------------------------------------------------------------- requests
 
     async def answer(
-        self, request: Any, peer: str, body: Body, held: contextlib.ExitStack
+        self, request: Any, peer: tuple[str, int], body: Body, held: contextlib.ExitStack
     ) -> Answer:
         """The answer to a request whose body `body()` reads; `held` is closed once it is
         written."""
@@ -158,22 +158,24 @@ class HttpDoor:
                 "address or localhost in the header Host. Let a proxy send that, or use --tokens",
             )
         path = request.target.split(b"?", 1)[0].decode("latin-1")
-        if request.method in (b"GET", b"HEAD"):
+        service, _, call = path.removeprefix("/").partition("/")
+        is_call = service == SERVICE and call in CALLS
+        if request.method in (b"GET", b"HEAD") and not is_call:
             page = self._pages.get(path)
             return page or _plain_error(404, "unimplemented", "unknown path; try /openapi.json")
-        service, _, call = path.removeprefix("/").partition("/")
-        if service != SERVICE or call not in CALLS:
+        if not is_call:
             known = ", ".join(f"/{SERVICE}/{name}" for name in CALLS)
             return _plain_error(404, "unimplemented", f"unknown path; expected POST to {known}")
         if request.method != b"POST":
-            return _plain_error(405, "unimplemented", "expected the method POST")
+            answer = _plain_error(405, "unimplemented", "expected the method POST")
+            return replace(answer, headers=(("Allow", "POST"),))
         kind = fields.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, PROTO):
             return _plain_error(415, "invalid_argument", f"expected Content-Type: {JSON}")
         if fields.get("content-encoding", "identity") != "identity":
             return _plain_error(415, "unimplemented", "expected a body that is not compressed")
         try:
-            held.enter_context(self._guard.http(headers, peer))
+            held.enter_context(self._guard.http(headers, *peer))
             return await self._call(call, kind, headers, body, held)
         except Refusal as refusal:
             return _refused(refusal)
@@ -200,7 +202,7 @@ class HttpDoor:
 class Json:
     """Messages as JSON; see `Form`. Much of it is read and written in a thread."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: GatewayTurns) -> None:
         self._turns = turns
 
     async def read(self, kind: Any, data: bytes, left: Left) -> Any:
@@ -243,7 +245,7 @@ class _Connection:
         self._announced = 0  # bytes of the body, if the request says so
         writer.transport.set_write_buffer_limits(0)  # a drain waits until all is written
         peer = writer.get_extra_info("peername")
-        self._peer = str(peer[0]) if peer else ""
+        self._peer = (str(peer[0]), int(peer[1])) if peer else ("", 0)
 
     async def talk(self) -> None:
         wait_s = HEAD_S

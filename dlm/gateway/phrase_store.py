@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlm.client import Phrases
-from dlm.gateway.turns import Left, Turns
+from dlm.gateway.turns import GatewayTurns, Left
 from dlm.server.refusals import Refusal
 from dlm.server.security import token_name
 from dlm.wire.status import Reason
@@ -35,7 +35,7 @@ class PhraseStore:
     Args  max_bytes  of all lists together; one that is alone is kept even if it has more
     """
 
-    def __init__(self, max_bytes: int, turns: Turns) -> None:
+    def __init__(self, max_bytes: int, turns: GatewayTurns) -> None:
         self._max_bytes = max_bytes
         self._turns = turns
         # By the name of the token, and id; the last used is last.

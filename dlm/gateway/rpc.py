@@ -49,7 +49,7 @@ class RpcDoor:
         """Each step has the time of a call: the stream itself lives as long as its caller wants."""
         async for data in requests:
             try:
-                reply = await self._answer("Extend", data, context, None)
+                reply = await self._answer("Extend", data, context, None, streamed=True)
             except Refusal as refusal:
                 wait_ms = RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0
                 refused = pb.ExtendReply(
@@ -58,8 +58,10 @@ class RpcDoor:
                 reply = refused.SerializeToString()
             yield reply
 
-    async def _answer(self, call: str, data: bytes, context: Any, left_s: float | None) -> bytes:
+    async def _answer(
+        self, call: str, data: bytes, context: Any, left_s: float | None, streamed: bool = False
+    ) -> bytes:
         metadata = context.invocation_metadata() or ()
         return await self._calls.answer(
-            call, data, Plain(), door=DOOR, left_s=left_s, metadata=metadata
+            call, data, Plain(), door=DOOR, left_s=left_s, metadata=metadata, streamed=streamed
         )

@@ -4,48 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TypeAlias, TypeVar
 
+from dlm.server.admission import Release, Turns
 from dlm.server.refusals import Refusal
 from dlm.wire.status import Reason
 
 T = TypeVar("T")
 Left: TypeAlias = Callable[[], float]
-# Bytes of a call: it may take more than a few milliseconds. The client cuts its work into parts;
-# were many of them at work, a short call would wait for a part of each.
+# Bytes of a call: it may take more than a few milliseconds to read, let alone to answer.
 LARGE = 8 << 10
+QUERY_BYTES = 4  # of a call, to guess how many it asks before it is read
+# Of a small call. The client cuts the work of larger ones into parts; were many of them at work, a
+# short call would wait for a part of each.
+SMALL_QUERIES = LARGE // QUERY_BYTES
 LARGE_AT_ONCE = 2
 
 
-class Turns:
+class GatewayTurns(Turns):
     """Of the calls of one gateway; on the event loop."""
 
     def __init__(self) -> None:
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        super().__init__(SMALL_QUERIES, LARGE_AT_ONCE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlm-gateway")
 
-    def of(self, size: int, left_s: float) -> AbstractAsyncContextManager[None]:
-        """Holds a turn, if a call of `size` bytes needs one.
-
-        Args    left_s   seconds in which it must have come
-        Raises  Refusal  too late
-        """
-        return self._turn(left_s) if size > LARGE else nullcontext()
-
-    @asynccontextmanager
-    async def _turn(self, left_s: float) -> AsyncIterator[None]:
+    async def within(self, left_s: float, work: int) -> Release:
+        """`take`, but `Refusal` if the turn has not come in so many seconds."""
         try:
             async with asyncio.timeout(left_s):
-                await self._large.acquire()
+                return await self.take(work)
         except TimeoutError:
             raise _others_took_it() from None
-        try:
-            yield
-        finally:
-            self._large.release()
 
     async def aside(self, work: Callable[[], T], left_s: float) -> T:
         """What `work` returns, in a thread that does one at a time.

@@ -228,7 +228,8 @@ def read_layout(data: Data, path: str) -> Layout:
 
 def buckets_of(count: int, multiplier: float) -> int:
     """The buckets of a hash table for so many entries."""
-    wanted = float(np.float32(multiplier) * np.float32(count))
+    with np.errstate(over="ignore"):  # of a damaged header
+        wanted = float(np.float32(multiplier) * np.float32(count))
     return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
 
 

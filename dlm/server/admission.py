@@ -1,24 +1,184 @@
-"""Which messages a service accepts now: by its state, what is in flight, and its shard."""
+"""Which messages a service accepts now: by its state, what is in flight, its shard; and whose turn
+it is."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.refusals import Refusal
-from dlm.server.security import caller, may_ask
+from dlm.server.security import caller, connection, may_ask
 from dlm.wire import codec
 from dlm.wire.status import Reason
 
 Clock = Callable[[], float]
+Release: TypeAlias = Callable[[], None]
+# Work is counted in queries. What a message takes besides its queries, and how much is done before
+# the event loop looks at the network again: a millisecond.
+MESSAGE_WORK = 1024
+WORK_AT_ONCE = 4 * MESSAGE_WORK
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
     "one after models= to the token's line"
 )
+
+
+class Fair:
+    """What waits, in the order in which it would end if all who have something here were worked for
+    at the same time: little work of one does not wait for much of another, nor one for the many
+    items of another.
+
+    Paper  Demers, Keshav and Shenker 1989
+    """
+
+    def __init__(self) -> None:
+        self._items: list[tuple[float, int, int, str, Any]] = []
+        self._of: dict[str, tuple[float, int]] = {}  # when the last item would end; how many wait
+        self._now = 0.0  # work done for each
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, whose: str, work: int, item: Any) -> None:
+        last, count = self._of.get(whose, (self._now, 0))
+        ends = max(last, self._now) + work
+        self._of[whose] = ends, count + 1
+        self._number += 1
+        heapq.heappush(self._items, (ends, self._number, work, whose, item))
+
+    def take(self) -> Any:
+        """Removes the first item."""
+        _, _, work, whose, item = heapq.heappop(self._items)
+        self._now += work / len(self._of)
+        last, count = self._of.pop(whose)
+        if count > 1:
+            self._of[whose] = last, count - 1
+        return item
+
+
+class WaitingCalls:
+    """Calls that wait for their turn: clients share alike, and so do the connections of each."""
+
+    def __init__(self) -> None:
+        self._clients = Fair()
+        self._calls: dict[str, Fair] = {}  # by client
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def put(self, work: int) -> asyncio.Future[None]:
+        """Has a result when it is the turn of the current call."""
+        turn = asyncio.get_running_loop().create_future()
+        client = caller()
+        name = "" if client is None else client.name
+        self._clients.put(name, work, name)
+        self._calls.setdefault(name, Fair()).put(connection(), work, (turn, work))
+        return turn
+
+    def take(self) -> int:
+        """Gives the first call that still waits its turn; returns its work, 0 if there is none."""
+        while self._clients:
+            name = self._clients.take()
+            turn, work = self._calls[name].take()
+            if not self._calls[name]:
+                del self._calls[name]
+            if not turn.done():
+                turn.set_result(None)
+                return int(work)
+        return 0
+
+
+class Turns:
+    """Bounds the work between two looks of the event loop at the network, whoever and however many
+    ask for it. What must wait is not read further.
+
+    Args  most        queries of a message that counts as small; the others are large
+          at_once     large ones that may be worked on at the same time
+          threads     whether threads work on large ones
+          connection  large ones that the streams of one connection may have at work or unread
+    """
+
+    def __init__(
+        self, most: int, at_once: int, *, threads: bool = False, connection: int = 1
+    ) -> None:
+        self.most, self._free, self._threads = most, at_once, threads
+        self._connection = max(connection, 1)
+        self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._small, self._large = WaitingCalls(), WaitingCalls()
+        self._left = self._left_large = WORK_AT_ONCE  # until the loop has looked again
+        self._will_look = False
+
+    def room_of_connection(self) -> asyncio.Semaphore:
+        """Where the streams of the current call's connection hold their large messages."""
+        return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
+
+    async def take(self, work: int) -> Release:
+        """Returns when it is the turn of the current call, with what to call once it is done, or
+        more often.
+
+        Args  work  queries, or what takes as long
+        """
+        if work > self.most:
+            if self._large or not self._has_room():
+                turn = self._large.put(work)
+                try:
+                    await turn
+                except asyncio.CancelledError:
+                    if not turn.cancelled():  # it was its turn already
+                        self._end_large()
+                    raise
+            else:
+                self._begin_large(work)
+            held = ExitStack()
+            held.callback(self._end_large)
+            return held.close
+        if self._small or self._left <= 0:
+            await self._small.put(MESSAGE_WORK + work)
+        else:
+            self._begin(MESSAGE_WORK + work)
+        return _nothing
+
+    def _begin(self, work: int) -> None:
+        self._left -= work
+        self._look_soon()
+
+    def _has_room(self) -> bool:
+        return self._free > 0 and self._left_large > 0
+
+    def _begin_large(self, work: int) -> None:
+        self._free -= 1
+        self._left_large -= MESSAGE_WORK if self._threads else work
+        self._look_soon()
+
+    def _end_large(self) -> None:
+        self._free += 1
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if not self._will_look:
+            self._will_look = True
+            asyncio.get_running_loop().call_soon(self._looked)
+
+    def _looked(self) -> None:
+        self._left = self._left_large = WORK_AT_ONCE
+        self._will_look = False
+        while self._small and self._left > 0:
+            self._begin(self._small.take())
+        while self._large and self._has_room():
+            if work := self._large.take():
+                self._begin_large(work)
+
+
+def _nothing() -> None:
+    """After small work."""
 
 
 class InFlight(Protocol):
@@ -32,12 +192,14 @@ class Admission:
 
     Args        clock  seconds that never go back
     Attributes  refuses  while DRAINING: rejects new messages
+                turns    of all models of this process
                 load     messages that this process is working on, of all its models
     """
 
-    def __init__(self, config: Access, metrics: InFlight, clock: Clock) -> None:
+    def __init__(self, config: Access, metrics: InFlight, turns: Turns, clock: Clock) -> None:
         self.state = ServingState.WARMING
         self.refuses = False
+        self.turns = turns
         self.load: Callable[[], int] = lambda: metrics.in_flight
         self._config, self._metrics, self._clock = config, metrics, clock
         self._asked = float("-inf")  # when the last message came
@@ -107,12 +269,13 @@ class ShardAdmission(Admission):
         self,
         config: Access,
         metrics: InFlight,
+        turns: Turns,
         model: str,
         shard_set: bytes,
         shard: int,
         clock: Clock,
     ) -> None:
-        super().__init__(config, metrics, clock)
+        super().__init__(config, metrics, turns, clock)
         self.held: Callable[[], tuple[bytes, ...]] = lambda: (shard_set,)
         self._model, self._shard_set, self._shard = model, shard_set, shard
 

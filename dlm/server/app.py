@@ -61,6 +61,7 @@ from dlm.server.service import ShardService
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import Supervisor
 from dlm.signals import stop_signals
+from dlm.wire import pairs
 
 logger = EventLog(__name__)
 
@@ -252,7 +253,8 @@ class ShardServer:
                 await server.start()
                 self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
-                last = await self._serve()
+                with pairs.few_wakes(self._loop):
+                    last = await self._serve()
                 # A message about to be refused is in flight too, but nothing is cut off.
                 whole = self._drained or self.models.in_flight == 0
                 await self._health.close()

@@ -1,7 +1,8 @@
 """One Exchange: a stream of Scores and ContextBlocks, of any model on this port.
 
-Small messages are answered one after another as they are read, so a client that sends faster than
-it is served delays only its own stream. Large ones are answered in threads, out of order.
+Small messages are answered one after another, each in its turn, and the next is read after that:
+a client that sends faster than it is served delays only its own stream. Large ones are answered in
+threads, out of order.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from dlm.errors import ProtocolError
 from dlm.logs import EventLog
-from dlm.server.admission import Clock, ShardAdmission
+from dlm.server.admission import Clock, Release, ShardAdmission, Turns
 from dlm.server.answers import Answered, Answerer, Located
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
@@ -71,13 +73,15 @@ class ExchangeStream:
         self,
         find: Callable[[bytes], Model],
         metrics: Callable[[], ServerMetrics],
+        turns: Turns,
         context: Any,
         replies: Replies,
     ) -> None:
-        self._find, self._metrics = find, metrics
+        self._find, self._metrics, self._turns = find, metrics, turns
         self._context, self._replies = context, replies
         self._call, self._loop = pairs.call_of(context), asyncio.get_running_loop()
         self._lateness = Lateness()
+        self._room = turns.room_of_connection()
         self._large: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -107,16 +111,33 @@ class ExchangeStream:
 
         Nothing here may outlive it: an idle stream must not hold its last model.
         """
-        arrived, replies = time.perf_counter(), self._replies
-        replies.check()
+        self._replies.check()
         try:
             message = codec.parse(pb.ScoreRequest(), data)
         except ProtocolError:
             await self._break_off(len(data))
+        queries = len(message.words) // codec.WORD_BYTES
+        with ExitStack() as held:
+            if queries > self._turns.most:
+                await self._room.acquire()
+                held.callback(self._room.release)
+            release = held.callback(await self._turns.take(queries))
+            return await self._answer(message, queries, held, release)
+
+    async def _answer(
+        self, message: pb.ScoreRequest, queries: int, held: ExitStack, release: Release
+    ) -> bytes | None:
+        """See `_take`.
+
+        Args  held     closed when its reply is written
+              release  ends its turn
+        """
+        replies, arrived = self._replies, time.perf_counter()
         model = self._find(message.shard_set)
         admission = model.admission
         overload = admission.overload()
         if overload is not None:
+            release()
             # Bounded as any other: a client that does not read replies is not read either.
             await replies.put(self._refuse(model, message, overload), model.metrics.wrote)
             return None
@@ -128,17 +149,25 @@ class ExchangeStream:
                 located = model.answerer.locate(message)
                 posted = time.perf_counter()
                 small = located.size <= model.config.inline_queries
+                if not small:
+                    release()
+                    release = held.callback(await self._turns.take(located.size))
                 answered = model.answerer.list(located, late) if small else None
             else:
-                small = len(message.words) <= 4 * model.config.inline_queries
+                small = queries <= model.config.inline_queries
                 answered = model.answerer.score(message, late) if small else None
+        except asyncio.CancelledError:
+            admission.leave()
+            raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
+            release()
             await replies.put(self._refuse(model, message, exc), model.written)
             return None
         if answered is None:
-            large = self._answer_large(model, message, located, arrived, late, waited_s)
-            self._begin(large, model)
+            large = self._answer_large(model, message, located, arrived, late, waited_s, release)
+            self._begin(large, model, held.pop_all())
             return None
+        release()
         model.count(answered, arrived, waited_s, posted)
         if self._goes_with_next(answered.data, admission):
             admission.leave()
@@ -157,13 +186,14 @@ class ExchangeStream:
             and admission.state is ServingState.READY
         )
 
-    def _begin(self, large: Coroutine[Any, Any, None], model: Model) -> None:
+    def _begin(self, large: Coroutine[Any, Any, None], model: Model, held: ExitStack) -> None:
         task = asyncio.create_task(large)
         self._large.add(task)
 
         def finished(_: object) -> None:
             self._large.discard(task)
             model.admission.leave()
+            held.close()
             if not task.cancelled() and (error := task.exception()) is not None:
                 # Mostly a client that went away before its reply.
                 logger.info("server.reply.undelivered", extra={"error": type(error).__name__})
@@ -178,6 +208,7 @@ class ExchangeStream:
         arrived: float,
         late: float | None,
         waited_s: float,
+        release: Release,
     ) -> None:
         posted = time.perf_counter()
         try:
@@ -193,6 +224,8 @@ class ExchangeStream:
         else:
             model.count(answered, arrived, waited_s, posted)
             reply = answered.data
+        finally:
+            release()
         model.metrics.wrote(await self._replies.write(reply))
 
     def _admit(self, model: Model, message: pb.ScoreRequest) -> tuple[float | None, float]:

@@ -33,6 +33,7 @@ class Models:
     def __init__(self, services: Sequence[ShardService], *, changes: bool = False) -> None:
         self._changes = changes
         self.default = services[0]
+        self.turns = self.default.admission.turns
         self._by_set = {service.shard_set: service for service in services}
         if len(self._by_set) != len(services):
             for service in services:
@@ -45,6 +46,7 @@ class Models:
 
     def _tell(self) -> None:
         for service in self:
+            service.admission.turns = self.turns
             service.admission.held = lambda: tuple(one.shard_set for one in self._open())
             if len(self) > 1 or self._changes:
                 service.admission.load = lambda: self.in_flight
@@ -154,7 +156,7 @@ class Models:
         """Each message of the stream goes to the service that it names."""
         async with replies_to(context) as replies:
             counts = lambda: self.default.metrics  # noqa: E731
-            await ExchangeStream(self.find, counts, context, replies).run()
+            await ExchangeStream(self.find, counts, self.turns, context, replies).run()
 
     async def describe(self, data: bytes, context: Any) -> bytes:
         return await self._chosen(pb.DescribeRequest(), data).describe(data, context)

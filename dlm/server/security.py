@@ -66,6 +66,10 @@ def channel_options(
         ("grpc.absolute_max_metadata_size", 16 << 10),
         # One connection may fill the server, but not queue far beyond it.
         ("grpc.max_concurrent_streams", 2 * max_in_flight + 64),
+        # What a stream sends before it is read. gRPC's own size grows to megabytes as it measures
+        # the network; this keeps five messages of 16,000 queries on their way.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 512 << 10),
         # Calls of all clients that wait for the event loop: above the first number gRPC silently
         # cancels some at random. Its defaults, 1,000 and 3,000, are one peer's burst.
         ("grpc.server.max_pending_requests", 1 << 16),
@@ -101,12 +105,14 @@ class ClientUsage:
 class Bearer:
     """Whose call it is, by the token that it carries, if one is needed.
 
-    models  what the token may ask for, as in `Tokens`; it changes with the tokens file
+    models      what the token may ask for, as in `Tokens`; it changes with the tokens file
+    connection  address and port from which it came
     """
 
     name: str | None = None
     digest: bytes | None = None
     models: tuple[str, ...] = ()
+    connection: str = ""
 
 
 _caller: ContextVar[ClientUsage | None] = ContextVar("dlm_caller", default=None)
@@ -121,6 +127,11 @@ def caller() -> ClientUsage | None:
 def token_name() -> str:
     """The name of the token of the current call; "" without."""
     return _bearer.get().name or ""
+
+
+def connection() -> str:
+    """Whence the current call came: address and port; "" outside of calls."""
+    return _bearer.get().connection
 
 
 def models_named() -> tuple[str, ...]:
@@ -294,7 +305,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
     @contextmanager
-    def http(self, headers: Iterable[tuple[str, str]], peer: str) -> Iterator[None]:
+    def http(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Iterator[None]:
         """A call by HTTP, from its head until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
@@ -309,7 +320,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._forget(client)
             self._count_limit(peer, client, refusal[0])
             raise Refusal(*refusal)
-        self._enter(client, "", known)
+        self._enter(client, "", known, f"{peer}:{port}")
         try:
             yield
         finally:
@@ -377,7 +388,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
-        self._enter(client, method, bearer)
+        self._enter(client, method, bearer, context.peer())
         try:
             return await work(requests, context)
         except asyncio.CancelledError:
@@ -391,7 +402,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _enter(self, client: ClientUsage, method: str, bearer: Bearer) -> None:
+    def _enter(self, client: ClientUsage, method: str, bearer: Bearer, peer: str) -> None:
+        bearer.connection = peer
         self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dlm import __version__
-from dlm.server.admission import Clock, ShardAdmission
+from dlm.server.admission import Clock, ShardAdmission, Turns
 from dlm.server.answers import Answered, Answerer, OpenShard
 from dlm.server.config import ServerConfig
 from dlm.server.downloads import Downloads
@@ -54,8 +54,15 @@ class ShardService:
         self.shard_set = shard.manifest.shard_set_bytes
         self.metrics = ServerMetrics()
         self.process = process or Process()
+        # More than threads, so that none of them waits for the event loop.
+        turns = Turns(
+            config.inline_queries,
+            4 * config.threads,
+            threads=True,
+            connection=config.client_in_flight // 2,
+        )
         self.admission = ShardAdmission(
-            config, self.metrics, shard.manifest.model, self.shard_set, shard.index, clock
+            config, self.metrics, turns, shard.manifest.model, self.shard_set, shard.index, clock
         )
         self.answerer = Answerer(
             shard,
@@ -137,23 +144,31 @@ class ShardService:
         arrived = time.perf_counter()
         message = parse(pb.ScoreRequest(), data)
         message.ClearField("context_block")  # only Exchange carries those
-        if len(message.words) <= 4 * self.config.inline_queries:  # four bytes per word
-            answered = self.answerer.score(message, late)
-            self.count(answered, arrived)
-        else:
-            posted = time.perf_counter()
-            answered = await self.in_thread(self.answerer.score, message, late)
-            self.count(answered, arrived, posted=posted)
+        queries, posted = len(message.words) // codec.WORD_BYTES, None
+        release = await self.admission.turns.take(queries)
+        try:
+            if queries <= self.config.inline_queries:
+                answered = self.answerer.score(message, late)
+            else:
+                posted = time.perf_counter()
+                answered = await self.in_thread(self.answerer.score, message, late)
+        finally:
+            release()
+        self.count(answered, arrived, posted=posted)
         return answered.data
 
     async def _read_and_list(self, data: bytes, late: float | None) -> bytes:
         arrived = time.perf_counter()
         located = self.answerer.locate(data)
         posted = time.perf_counter()
-        if located.size <= self.config.inline_queries:
-            answered = self.answerer.list(located, late)
-        else:
-            answered = await self.in_thread(self.answerer.list, located, late)
+        release = await self.admission.turns.take(located.size)
+        try:
+            if located.size <= self.config.inline_queries:
+                answered = self.answerer.list(located, late)
+            else:
+                answered = await self.in_thread(self.answerer.list, located, late)
+        finally:
+            release()
         self.count(answered, arrived, posted=posted)
         return answered.data
 

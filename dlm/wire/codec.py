@@ -28,6 +28,7 @@ M = TypeVar("M", bound=Message)
 MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
+WORD_BYTES = 4
 CHUNK_BYTES = 1 << 20
 
 _U8 = np.dtype(np.uint8)

@@ -1,8 +1,7 @@
-"""One operation of gRPC that sends a message of a stream and receives the next one.
+"""What grpc.aio does for each operation, done less often; it has no public methods for that.
 
-grpc.aio reports each operation by a byte from its own thread to the loop. As one operation, a
-message and its reply wake the loop of a client once, not twice, and that of a server, too. grpc.aio
-has no public method for that.
+It reports each operation by a byte from its own thread to the loop. As one operation, a message of
+a stream and its reply wake the loop of a client once, not twice, and that of a server, too.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 from grpc._cython import cygrpc
@@ -18,6 +19,7 @@ _NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation",
 # False for a version of gRPC that is built otherwise.
 AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
+MOST_WAKES = 1024
 
 
 def call_of(context: Any) -> Any:
@@ -44,3 +46,41 @@ async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEven
     with contextlib.suppress(cygrpc.ExecuteBatchError):
         await cygrpc.execute_batch(call, both, loop)
     return receive.message()
+
+
+@contextlib.contextmanager
+def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Removes bytes by which gRPC wakes this loop, but for the last.
+
+    Of many operations at once gRPC reports all when the loop takes the first byte; each further one
+    wakes it for nothing. Some 280 fit their socket: beyond that gRPC's thread waits, and reads
+    nothing from the network either, until one is taken.
+    """
+    wakes = _wakes_of(loop)
+    if wakes is None:
+        yield
+        return
+
+    def take() -> None:
+        with contextlib.suppress(BlockingIOError):
+            waiting = wakes.recv(MOST_WAKES, socket.MSG_PEEK)
+            if len(waiting) > 1:
+                wakes.recv(len(waiting) - 1)
+
+    with wakes:
+        loop.add_reader(wakes, take)
+        try:
+            yield
+        finally:
+            loop.remove_reader(wakes)
+
+
+def _wakes_of(loop: asyncio.AbstractEventLoop) -> socket.socket | None:
+    """A copy of the socket by which gRPC wakes the loop; None for a version that is built
+    otherwise."""
+    for one in gc.get_objects():
+        if type(one).__name__ == "_BoundEventLoop":
+            found = gc.get_referents(one)
+            if loop in found:
+                return next((each.dup() for each in found if isinstance(each, socket.socket)), None)
+    return None

@@ -265,7 +265,7 @@ AT_START = """
 import builtins, os, runpy, signal
 real = builtins.__import__
 def interrupted(name, *rest, **named):
-    if name == "typer":
+    if name == os.environ["AT"]:
         os.kill(os.getpid(), signal.SIGINT)
     return real(name, *rest, **named)
 builtins.__import__ = interrupted
@@ -273,8 +273,9 @@ runpy.run_module("dlm", run_name="__main__")
 """
 
 
-def test_ctrl_c_while_the_command_starts_prints_no_traceback() -> None:
+@pytest.mark.parametrize(("at", "status"), [("dlm.signals", -signal.SIGINT), ("typer", 130)])
+def test_ctrl_c_while_the_command_starts_prints_no_traceback(at: str, status: int) -> None:
     """Its modules take longer to import than many commands to run."""
-    line = [sys.executable, "-c", AT_START]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    line, environ = [sys.executable, "-c", AT_START], os.environ | {"AT": at}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")

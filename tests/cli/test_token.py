@@ -80,7 +80,8 @@ def test_a_file_with_as_many_tokens_as_servers_take_is_not_extended(
 
 
 def test_a_full_disk_is_told_with_the_file_that_was_not_written(tmp_path: Path) -> None:
-    """Of two: the client's fits below the limit, the servers' does not, and stays as it was."""
+    """Of two: the client's fits below the limit, but not the servers', which stays as it was: then
+    neither is written."""
     tokens, mine = tmp_path / "tokens", tmp_path / "mine"
     mine_too = tmp_path / "mine-too"
     arguments = ("token", "bob", "--tokens", str(tokens), "--token-file")
@@ -94,7 +95,7 @@ def test_a_full_disk_is_told_with_the_file_that_was_not_written(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert isinstance(done.exception, OSError)
     assert done.exception.filename == str(tokens)
-    assert (tokens.read_bytes(), mine_too.exists()) == (before, True)
+    assert (tokens.read_bytes(), mine_too.exists()) == (before, False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of root's is made by root alone")

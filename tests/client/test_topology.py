@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import pytest
 from cluster import ModelFiles
 from dlm.client import Client
 from dlm.client.config.cluster_file import (
+    MOST_BYTES,
     ClusterFile,
     ClusterToml,
     Endpoint,
@@ -150,6 +152,18 @@ def test_what_grpc_can_connect_to_is_taken(tmp_path: Path, address: str) -> None
     path = tmp_path / "cluster.toml"
     path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
     assert ClusterToml(path).servers() == [Endpoint(address)]
+
+
+@pytest.mark.parametrize("what", ["pipe", "large file"])
+def test_what_is_no_list_of_servers_is_refused_unread(tmp_path: Path, what: str) -> None:
+    """A pipe without a writer would be waited for, and a large file read for seconds."""
+    path = tmp_path / "cluster.toml"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("# it goes on\n" * MOST_BYTES)
+    with pytest.raises(ConfigError, match=re.escape(str(path))):
+        ClusterToml(path)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ from client.questions import random_sentences
 from cluster import ModelFiles, ThreadServer, build, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.config.rollout import Rollout, edited
+from dlm.gateway.packed import sealed
 from dlm.index.search.shard import Shard
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
 from models import random_model
+
+OTHER_MODEL = sealed(np.frombuffer(b"\x01" + bytes(21), np.uint8)[None])[0].tobytes()
 
 every_door = pytest.mark.parametrize("door", DOORS)
 
@@ -179,7 +182,7 @@ def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:
     wanted = [
         {"word_ids": [3]},
         {"word_ids": [99_999]},
-        {"states": [b"\x01" + bytes(30)]},
+        {"states": [OTHER_MODEL]},
         {"word_ids": [4]},
     ]
     replies = list(callers["grpc"].stream(pb.ExtendRequest(**one) for one in wanted))
@@ -199,13 +202,18 @@ def test_a_stream_goes_on_after_a_refusal(callers: dict[str, Caller]) -> None:
         ("Extend", {"states": [b""] * 4096, "word_ids": range(5)}, "TOO_MANY_QUERIES"),
         ("Extend", {"states": [b""] * 5000}, "TOO_MANY_QUERIES"),
         ("NextWords", {"count": 4_000_000}, "TOO_MANY_QUERIES"),
-        ("NextWords", {"state": b"\x01" + bytes(30)}, "WRONG_SHARD_SET"),
+        ("Extend", {"states": [b"\xff"], "word_ids": [3]}, "MALFORMED"),
+        ("NextWords", {"state": b"\x01" + bytes(30)}, "MALFORMED"),
+        ("NextWords", {"state": OTHER_MODEL}, "WRONG_SHARD_SET"),
         ("Rescore", {"lm_scale": float("nan")}, "MALFORMED"),
         ("Rescore", {"hypotheses": [pb.Hypothesis(acoustic=float("inf"))]}, "MALFORMED"),
-        (
-            "Rescore",
-            {"hypotheses": [pb.Hypothesis(acoustic=1e308)], "acoustic_scale": 10.0},
-            "MALFORMED",
+        *(
+            (
+                "Rescore",
+                {"hypotheses": [pb.Hypothesis(acoustic=acoustic)], "acoustic_scale": 10.0},
+                "MALFORMED",
+            )
+            for acoustic in (1e308, -1e308)
         ),
     ],
 )
@@ -221,14 +229,12 @@ def test_what_breaks_a_rule_is_refused_with_its_reason(
 
 
 def test_a_changed_state_is_refused(callers: dict[str, Caller]) -> None:
-    """Cut, longer, with too many words, an id the model lacks, or an id where none is."""
+    """Cut, longer, with a bit of another word or model; and what never was a state."""
     state = callers["grpc"]("Models").models[0].begin_state
-    changed = [
-        state[:-1],
-        state + b"\0",
-        state[:9] + b"\xff" + state[10:],
-        state[:-4] + b"\xff" * 4,
-        state[:10] + b"\1" + state[11:],
+    changed = [state[:-1], state + b"\0", b"\xff", b"no state", bytes(len(state))]
+    changed += [
+        state[:at] + bytes([state[at] ^ 1]) + state[at + 1 :]
+        for at in (0, 1, 9, 10, len(state) - 1)
     ]
     for one in changed:
         with pytest.raises(Refused) as refused:
@@ -249,7 +255,7 @@ def test_a_state_of_the_next_model_of_a_roll_out_is_taken(
     config = ClientConfig(deadline_s=20.0, cache_dir=tmp_path)
     with Client.connect(path, config, model=other.manifest.model) as client:
         utterance = client.utterance()
-        (state,) = utterance.states([utterance.begin()]).to_bytes()
+        state = sealed(utterance.states([utterance.begin()]).packed())[0].tobytes()
     try:
         with ThreadGateway(lambda: AsyncClient.connect(path, config)) as gateway:
             caller = Caller(gateway, "grpc")

@@ -131,6 +131,7 @@ def test_a_connection_takes_request_after_request(connect: Any) -> None:
         ("/dlm.v1.LanguageModel/__init__", "POST", [], 404),
         ("/dlm.v1.LanguageModel/ExtendStream", "POST", [], 404),
         ("/dlm.v1.Shard/Score", "POST", [], 404),
+        (SCORE, "GET", [], 405),
         (SCORE, "PUT", [], 405),
         (SCORE, "OPTIONS", ["Origin: http://elsewhere.example"], 405),
         (SCORE, "POST", ["Content-Type: text/plain"], 415),
@@ -152,6 +153,7 @@ def test_only_known_paths_are_answered(
     found, said, body = raw.reply()
     assert found == status
     assert "access-control-allow-origin" not in said
+    assert said.get("allow") == ("post" if status == 405 else None)
     assert status == 200 or json.loads(body)["message"]
 
 

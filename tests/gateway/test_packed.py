@@ -7,7 +7,8 @@ import pytest
 
 from dlm.client import Extension
 from dlm.client.api.states import States, model_info_of
-from dlm.gateway.packed import extend_reply
+from dlm.errors import QueryError
+from dlm.gateway.packed import extend_reply, opened, sealed
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.wire._pb import lm_pb2 as pb
 
@@ -30,9 +31,22 @@ def test_a_packed_reply_is_the_message(shape: tuple[int, int], width: int, sourc
     assert reply == pb.ExtendReply(
         log10_probs=log10_prob.ravel().tolist(),
         matched_orders=found.matched_order.ravel().tolist(),
-        states=states.to_bytes(),
+        states=[row.tobytes() for row in sealed(states.packed())],
         oov=oov.ravel().tolist(),
         sources=[source] * log10_prob.size if source else [],
         model=MODEL,
     )
     assert not pb.ExtendReply.FromString(extend_reply(found, MODEL, states=False)).states
+
+
+@pytest.mark.parametrize("size", [14, 26, 37])
+def test_no_changed_bit_of_a_state_passes(size: int) -> None:
+    """Of its content or of its checksum; the others of a call pass as they are."""
+    rows = np.random.default_rng(size).integers(0, 256, (2, size)).astype(np.uint8)
+    good = [row.tobytes() for row in sealed(rows)]
+    assert opened(good) == [row.tobytes() for row in rows]
+    for bit in range(8 * len(good[0])):
+        changed = bytearray(good[1])
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(QueryError, match=r"states\[1\]"):
+            opened([good[0], bytes(changed)])

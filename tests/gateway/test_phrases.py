@@ -15,8 +15,9 @@ from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
 from dlm.gateway import phrase_store
 from dlm.gateway.config import MIB
+from dlm.gateway.packed import opened
 from dlm.gateway.phrase_store import PhraseStore
-from dlm.gateway.turns import Turns, countdown
+from dlm.gateway.turns import GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
@@ -56,7 +57,7 @@ def test_a_beam_with_phrases_is_the_clients(
                 np.array(reply.log10_probs, np.float32).tobytes() == expected.log10_prob.tobytes()
             )
             assert np.array(reply.bonuses, np.float32).tobytes() == expected.bonus.tobytes()
-            assert list(reply.states) == expected.states.to_bytes()
+            assert opened(reply.states) == expected.states.to_bytes()
             states = expected.states.reshape(-1)[:40]
             given = {"phrases": pb.Phrases(id=reply.phrases_id), "states": reply.states[:40]}
         best = callers[door]("NextWords", phrases=given["phrases"], state=reply.states[0])
@@ -157,7 +158,7 @@ class Store(PhraseStore):
     """One of 1 MiB, asked for lists of made-up phrases."""
 
     def __init__(self) -> None:
-        super().__init__(MIB, Turns())
+        super().__init__(MIB, GatewayTurns())
 
     async def use(
         self, phrases: pb.Phrases, held: ExitStack, left_s: float = WAIT_S

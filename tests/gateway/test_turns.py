@@ -1,4 +1,4 @@
-"""dlm.gateway.turns: long work waits for its turn, short calls do not wait for it."""
+"""dlm.gateway.turns: what a call waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -8,36 +8,22 @@ import threading
 import pytest
 
 from cluster import WAIT_S
-from dlm.gateway.turns import LARGE, LARGE_AT_ONCE, Turns, countdown
+from dlm.gateway.turns import LARGE_AT_ONCE, SMALL_QUERIES, GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.wire.status import Reason
 
 
-def test_few_large_calls_are_at_work_at_once() -> None:
-    """The others wait until one has ended, or their time is over; a short one waits for none."""
+def test_a_call_whose_turn_does_not_come_in_time_is_late() -> None:
+    """And holds nothing up."""
 
     async def ask() -> None:
-        turns = Turns()
-        most = asyncio.Event()
-        at_work: list[int] = []
-
-        async def large(number: int) -> None:
-            async with turns.of(LARGE + 1, WAIT_S):
-                at_work.append(number)
-                await most.wait()
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(3 * LARGE_AT_ONCE):
-                group.create_task(large(number))
-            await asyncio.sleep(0)  # they begin
-            with pytest.raises(Refusal) as refused:
-                async with turns.of(LARGE + 1, 0.01):
-                    pass
-            assert refused.value.reason is Reason.LATE
-            assert len(at_work) == LARGE_AT_ONCE
-            async with turns.of(LARGE, 0.0):
-                most.set()
-        assert at_work == list(range(3 * LARGE_AT_ONCE))
+        turns = GatewayTurns()
+        held = [await turns.within(WAIT_S, SMALL_QUERIES + 1) for _ in range(LARGE_AT_ONCE)]
+        with pytest.raises(Refusal) as refused:
+            await turns.within(0.01, SMALL_QUERIES + 1)
+        assert refused.value.reason is Reason.LATE
+        held[0]()
+        await turns.within(WAIT_S, SMALL_QUERIES + 1)
 
     asyncio.run(ask())
 
@@ -52,7 +38,7 @@ def test_work_aside_leaves_the_loop_to_others() -> None:
         return number
 
     async def ask() -> None:
-        turns = Turns()
+        turns = GatewayTurns()
         first = asyncio.create_task(turns.aside(lambda: work(1), WAIT_S))
         await asyncio.sleep(0)  # it begins
         with pytest.raises(Refusal) as refused:

@@ -15,7 +15,7 @@ import pytest
 from dlm.errors import ConfigError, DlmError, KenlmFormatError
 from dlm.kenlm.export import export_ngrams
 from dlm.kenlm.invert import Effort, needed_bytes
-from dlm.kenlm.layout import is_kenlm_file, open_file
+from dlm.kenlm.layout import REFERENCE, is_kenlm_file, open_file
 from dlm.kenlm.open import open_ngrams
 from dlm.kenlm.reader import KenlmReader
 from dlm.ngram.arpa.provenance import provenance_facts
@@ -169,6 +169,12 @@ def not_a_number(data: bytearray, path: Path) -> None:
     data[at + 4 : at + 8] = struct.pack("<f", float("nan"))
 
 
+def huge_multiplier(data: bytearray, path: Path) -> None:
+    """More buckets than a float32 can say."""
+    at = len(REFERENCE) + 4
+    data[at : at + 4] = struct.pack("<f", 3e38)
+
+
 def falling_pointer(data: bytearray, path: Path) -> None:
     """A word whose 2-grams begin before those of the word before it."""
     _, layout = open_file(path)
@@ -197,6 +203,7 @@ def ones(data: bytearray, path: Path) -> None:
     [
         ("demo.probing.binary", another_key, "2-grams"),
         ("demo.rest.binary", another_flag, "2-grams"),
+        ("demo.probing.binary", huge_multiplier, "1-grams"),
         ("demo.probing.binary", not_a_number, "1-grams"),
         ("demo.trie.binary", not_a_number, "1-grams"),
         ("demo.trie.binary", falling_pointer, "2-grams"),

@@ -223,6 +223,18 @@ def test_a_client_that_reads_nothing_stops_counting_as_load(
     assert reason_of(caught.value) is Reason.LATE
 
 
+def test_what_a_stream_may_send_unread_does_not_grow(sharded, gated) -> None:
+    """The server does not measure the network, by pings, to take more."""
+    _, server, _ = gated()
+    asked = sharded.questions.ask(np.random.default_rng(8), 0)
+    peer = Peer(server.address)
+    peer.ask("/dlm.v1.Shard/Exchange", asked.data + codec.exchange_tail(1, 0, 0))
+    while not peer.ended:
+        peer.read()
+    assert (peer.windows, peer.pings) == ([512 << 10], 0)
+    peer.close()
+
+
 def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated) -> None:
     """Three in threads when bytes come that are no message: abandoned, and one refusal."""
     shard, server, caller = gated(inline_queries=0, threads=4)
