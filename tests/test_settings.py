@@ -123,7 +123,7 @@ LIGHT = [
     "dlm.federated.piece_settings",
     "dlm.federated.unigram_settings",
     "dlm.index.settings",
-    "dlm.pipeline.settings",
+    "dlm.pipeline.tables",
     "dlm.server.config",
 ]
 

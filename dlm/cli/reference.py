@@ -91,8 +91,8 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
         "`[unigrams]`, `max_participations` is 1 unless `poisson` is given, and with noise, "
         "`delta` is 1e-6.",
         {
-            "[run]": "dlm.pipeline.settings:FolderSettings",
-            "[inputs]": "dlm.pipeline.settings:InputSettings",
+            "[run]": "dlm.pipeline.tables:FolderSettings",
+            "[inputs]": "dlm.pipeline.tables:InputSettings",
             "[unigrams]": "dlm.federated.unigram_settings:CollectionSettings",
             "[pieces]": "dlm.federated.piece_settings:PieceSettings",
             "[estimate]": "dlm.estimate.settings:EstimateOptions",

@@ -5,98 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlm import config
-from dlm.config import about, check, setting
 from dlm.distill.settings import DistillSettings
 from dlm.errors import ConfigError, DlmError
 from dlm.estimate.goal import PruneSettings
 from dlm.estimate.settings import EstimateOptions
 from dlm.federated.piece_settings import PieceSettings
 from dlm.federated.settings import TrainingSettings
-from dlm.federated.unigram_settings import MISSING, TOKENIZER_NAMES, CollectionSettings
+from dlm.federated.unigram_settings import CollectionSettings
 from dlm.federated.words import PIECES_SUFFIX
 from dlm.index.settings import ShardSettings
+from dlm.pipeline.tables import FolderSettings, InputSettings
 from dlm.record.sidecar import sidecar
-from dlm.resources import parse_size
-
-
-@dataclass(frozen=True)
-class FolderSettings:
-    """[run]"""
-
-    folder: Path = field(
-        metadata=about("Where everything is written; if it has a run, that resumes.")
-    )
-    seed: int | None = setting(
-        None,
-        "With a seed, stages that use users' text are a simulation: not private.",
-        low=0,
-    )
-    memory: str | None = setting(
-        None, "Limit for each stage that has one, such as 4G; by default the free memory."
-    )
-    threads: int = setting(2, "Number of threads.", low=1)
-
-    def __post_init__(self) -> None:
-        check("run", self)
-        _ = self.memory_bytes
-
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else parse_size(self.memory)
-
-
-@dataclass(frozen=True)
-class InputSettings:
-    """[inputs]"""
-
-    users: Path = field(metadata=about("Users' text: .parquet or TSV, plain, .zst or .gz."))
-    held_out: Path | None = setting(
-        None,
-        "Text of other users, who agreed to be measured without noise; the final model's "
-        "perplexity on it is reported.",
-    )
-    wordlist: Path | None = setting(
-        None, "List of words to count in users' text; this or `vocabulary` is given."
-    )
-    vocabulary: Path | None = setting(
-        None,
-        "The words of the network: a list, or counts with their record; or wordpieces, FILE.model.",
-    )
-    text: Path | None = setting(
-        None,
-        "Public text, one sentence per line, whose n-grams the model will have; this or `topology` "
-        "is given.",
-    )
-    topology: Path | None = setting(None, "An ARPA file with these n-grams.")
-    public: str = setting(
-        "",
-        "Who says that no user's text is in `wordlist`, `vocabulary`, `text`, `topology` and "
-        "[federate.pretrain] `text`; for those without a record.",
-    )
-    user_column: str = setting("user_id", "Column of user ids, in `users` and `held_out`.")
-    text_column: str = setting("utterance", "Column of text, in `users` and `held_out`.")
-    missing: str = setting(
-        "refuse", "What to do with rows without id and users without text.", one_of=MISSING
-    )
-    tokenizer: str = setting(
-        "words", "How users' text is split into words.", one_of=TOKENIZER_NAMES
-    )
-
-    def __post_init__(self) -> None:
-        check("inputs", self)
-        for a, b in (("wordlist", "vocabulary"), ("text", "topology")):
-            if (getattr(self, a) is None) == (getattr(self, b) is None):
-                raise ConfigError(f"[inputs] needs exactly one of {a} and {b}")
-
-    def files(self) -> dict[str, Path]:
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: path for name, path in found.items() if isinstance(path, Path)}
-
 
 # Settings that the pipeline sets itself, by table, and where they come from.
 SET_HERE = {
