@@ -15,6 +15,7 @@ from typing import Any
 
 from dlm.errors import ConfigError
 from dlm.files import write_whole
+from loadtest.report.provenance import read_document
 from loadtest.report.report import Report
 from loadtest.report.table import LATE_MS
 
@@ -252,23 +253,14 @@ def build_capacity(
 def read_capacity(path: Path) -> dict[str, Any]:
     """A capacity.json, or the folder that it lies in; ConfigError if it is not one."""
     path = path / FILE if path.is_dir() else path
+    found = read_document(path, FORMAT, VERSION)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = found["format"], found["version"]
         [Point(**one) for one in found["points"]]
-    except FileNotFoundError:
+    except (TypeError, KeyError) as exc:
         raise ConfigError(
-            f"{path} does not exist; `python -m loadtest capacity` writes it"
-        ) from None
-    except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(
-            f"{path} is not a capacity report; `python -m loadtest capacity` writes one"
+            f"{path} lacks its points; `python -m loadtest capacity` writes a new one"
         ) from exc
-    if (kind, version) != (FORMAT, VERSION):
-        raise ConfigError(
-            f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"
-        )
-    return dict(found)
+    return found
 
 
 def points_to_go_on_with(

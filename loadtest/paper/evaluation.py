@@ -15,7 +15,7 @@ from dlm.index.layout import read_manifest
 from loadtest.paper.page import page_of
 from loadtest.paper.result import Result, result_of
 from loadtest.paper.setup import Setup
-from loadtest.report.provenance import provenance
+from loadtest.report.provenance import provenance, read_document
 
 FORMAT, VERSION = "dlm paper evaluation", 1
 RESULTS = "results.json"
@@ -131,15 +131,4 @@ def _public(facts: dict[str, Any]) -> dict[str, Any]:
 
 def read_results(path: Path) -> dict[str, Any]:
     """Reads a results.json; ConfigError if it has another format."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = found["format"], found["version"]
-    except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(
-            f"{path} is not the results.json of an evaluation; use another --output"
-        ) from exc
-    if (kind, version) != (FORMAT, VERSION):
-        raise ConfigError(
-            f"{path} is {kind!r}, version {version!r}; expected {FORMAT!r}, version {VERSION}"
-        )
-    return dict(found)
+    return read_document(path, FORMAT, VERSION)

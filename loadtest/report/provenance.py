@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -11,7 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from dlm import __version__
+from dlm.errors import ConfigError
 from loadtest.children import ROOT
+
+
+def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """A JSON file of ours; ConfigError if it has another format."""
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        name = f"{found['format']!r} of version {found['version']!r}"
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; expected a {kind}") from None
+    except (ValueError, TypeError, KeyError) as exc:
+        raise ConfigError(f"{path} is not a {kind}; name another file or folder") from exc
+    if (found["format"], found["version"]) != (kind, version):
+        raise ConfigError(f"{path} is {name}; expected {kind!r} of version {version}")
+    return found
 
 
 def provenance(seed: int) -> dict[str, Any]:

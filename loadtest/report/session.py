@@ -14,7 +14,7 @@ from typing import Any
 from dlm.errors import ConfigError
 from dlm.files import temporary_folder, write_whole
 from loadtest.report.page import page_of
-from loadtest.report.provenance import provenance
+from loadtest.report.provenance import provenance, read_document
 from loadtest.report.report import Report, build
 from loadtest.report.table import csv_of
 from loadtest.run.driver import Run, RunSettings
@@ -156,17 +156,4 @@ def read_report(path: Path) -> dict[str, Any]:
         if not (path / "report.json").exists() and (path / JOURNAL).exists():
             return build(records_of(path / JOURNAL))
         path = path / "report.json"
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; expected a report.json or its folder")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = found["format"], found["version"]
-    except (ValueError, TypeError, KeyError) as exc:
-        raise ConfigError(
-            f"{path} is not a report of a load test; give a report.json or its folder"
-        ) from exc
-    if (kind, version) != (FORMAT, VERSION):
-        raise ConfigError(
-            f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"
-        )
-    return dict(found)
+    return read_document(path, FORMAT, VERSION)
