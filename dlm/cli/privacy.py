@@ -12,15 +12,19 @@ from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.privacy_account import account
-from dlm.cli.privacy_compose import compose
 from dlm.cli.privacy_options import (
+    AS_PUBLISHED,
+    AS_REPORTED,
     DEFAULT_BUFFERS,
+    SIMULATED,
     Bands,
     Buffers,
+    Delta,
     Gap,
     MadeFor,
     MaxPart,
     MinSep,
+    Name,
     Plot,
     Rounds,
     Which,
@@ -29,10 +33,192 @@ from dlm.cli.privacy_options import (
     only_of_some,
     progress_line,
 )
-from dlm.cli.privacy_plan import plan
-from dlm.cli.privacy_plots import check_plot, plot_errors
+from dlm.cli.privacy_plots import check_plot, plot_errors, plot_plan
 from dlm.cli.records import sign, verify
 from dlm.units import counted
+
+
+def compose(
+    reports: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="REPORT...", help="privacy.json or folder of each run, or its counts file."
+        ),
+    ],
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Delta of the guarantee.  [default: that of the reports, if they agree]"),
+    ] = None,
+    disjoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="I,J",
+            help="Two runs without common users, by position, such as 1,2. May be repeated.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compose the guarantees of several runs, for every user.
+
+    Each user counts as being in all runs. Among runs that share no user (--disjoint), the worst one
+    counts, not the sum. --disjoint covers only the users whose text the runs themselves read.
+    Whatever a run inherits, such as the counts behind its vocabulary, counts for every user, unless
+    the report of those counts is given too. Runs that share a ledger are not disjoint. If any run
+    has no guarantee, the composition has none, and the command exits with 1.
+
+    Examples:
+        dlm privacy compose first/privacy.json second/privacy.json
+        dlm privacy compose a.json b.json --disjoint 1,2 --delta 1e-10
+    """
+    import dataclasses
+
+    from dlm.cli.paths import check_reads
+    from dlm.federated.account.runs import compose_runs, read_run
+    from dlm.federated.run_files import REPORTS, refuse_secrets_left
+
+    for one in reports:
+        refuse_secrets_left(one if one.is_dir() else one.parent)
+    reports = [one / REPORTS[1] if one.is_dir() else _beside(one) for one in reports]
+    for report in reports:
+        check_reads("REPORT", report)
+    runs = [read_run(report) for report in reports]
+    found = compose_runs(runs, delta=delta, disjoint=[_pair(given) for given in disjoint or ()])
+    guarantee = found.guarantee
+    if as_json:
+        each = [{"report": run.name, "statement": run.record.statement()} for run in runs]
+        print_json({"runs": each, **dataclasses.asdict(found)})
+    else:
+        for place, run in enumerate(runs, 1):
+            print(f"{place}  {run.name}: {run.record.statement()}")
+        if guarantee is not None:
+            print(f"together: {guarantee.statement()} for each {runs[0].record.unit}.")
+        else:
+            print("together: NO GUARANTEE.")
+            if found.simulated is not None:
+                print(f"figures of a simulation, which are not a guarantee: "
+                      f"{found.simulated.statement()}")  # fmt: skip
+        if found.worst and len(found.worst) < len(runs):
+            print(
+                f"the least protected users are in runs "
+                f"{', '.join(str(p + 1) for p in found.worst)}"
+            )
+        for note in found.notes:
+            print(f"note: {note}")
+    if guarantee is None:
+        raise typer.Exit(1)
+
+
+def _beside(given: Path) -> Path:
+    """The report of a file of `dlm unigrams`; else what was given."""
+    from dlm.record.counts_file import REPORT_JSON
+
+    report = Path(f"{given}{REPORT_JSON}")
+    return report if report.exists() else given
+
+
+def _pair(given: str) -> tuple[int, int]:
+    """Positions from 0, of "1,2"."""
+    from dlm.errors import ConfigError
+
+    try:
+        first, second = (int(part) - 1 for part in given.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--disjoint is {given!r}; expected the positions of two runs, such as 1,2"
+        ) from None
+    return first, second
+
+
+def plan(
+    population: Annotated[int, typer.Option(help="Number of users who can take part.")],
+    rounds: Rounds,
+    delta: Delta = 1e-10,
+    target_rho: Annotated[float | None, typer.Option(help="Target zCDP rho.")] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Or target epsilon, as a run reports it.")
+    ] = None,
+    simulated_goal: Annotated[
+        int, typer.Option(help="Users per round of a simulation that learned well.")
+    ] = 500,
+    simulated_noise: Annotated[
+        float | None,
+        typer.Option(help="Noise multiplier of that simulation.  [default: tree 0.54, blt 0.568]"),
+    ] = None,
+    largest_goal: Annotated[int, typer.Option(help="Maximum users per round.")] = 6_500,
+    round_minutes: Annotated[
+        float | None, typer.Option(help="Minutes per round, to compute the timer.")
+    ] = None,
+    mechanism: Which = Name.tree,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Find what to run for a target: report goal, noise and timer.
+
+    The method is GDP section 2.5. A mechanism is compared with itself: a tree, independent noise,
+    or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are excluded, since
+    their bands, and so the noise they tolerate, change with the gap. If no report goal meets the
+    target, the command says so first and exits with 1.
+
+    Examples:
+        dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 \\
+            --round-minutes 4
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.account.answers import planned_sensitivity
+    from dlm.federated.account.plan import make_plan
+    from dlm.federated.account.zcdp import rho_for_epsilon
+
+    check_plot(plot)
+    if (target_rho is None) == (target_epsilon is None):
+        raise ConfigError("give exactly one target: --target-rho or --target-epsilon")
+    if target_rho is None:
+        assert target_epsilon is not None
+        target_rho = rho_for_epsilon(target_epsilon, delta)
+    if simulated_noise is None:
+        if mechanism not in SIMULATED:
+            raise ConfigError(
+                f"--simulated-noise is missing; there is no default for {mechanism.value}"
+            )
+        simulated_noise = SIMULATED[mechanism]
+    made = make_plan(
+        population=population,
+        rounds=rounds,
+        target_rho=target_rho,
+        delta=delta,
+        simulated_goal=simulated_goal,
+        simulated_noise=simulated_noise,
+        largest_goal=largest_goal,
+        sensitivity=planned_sensitivity(mechanism.value),
+        round_minutes=round_minutes,
+    )
+    if plot is not None:
+        plot_plan(made, plot)
+    if as_json:
+        import dataclasses
+
+        print_json({"mechanism": mechanism.value, **dataclasses.asdict(made)})
+        if not made.keeps_utility:
+            raise typer.Exit(1)
+        return
+    chosen = made.chosen
+    if not made.keeps_utility:
+        print("NOT MET: the target needs more noise than a simulation that learned well had. No "
+              "simulation shows that a run with this plan learns")  # fmt: skip
+    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
+    print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
+    print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
+    print(f"separation    gap {chosen.gap} (MinS {chosen.min_separation}), at most "
+          f"{chosen.max_participations} participations")  # fmt: skip
+    if made.timer_hours is not None:
+        print(f"timer         {made.timer_hours:g} hours")
+    what = "guarantee   " if made.keeps_utility else "would cost  "
+    print(f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}, "
+          f"{AS_REPORTED}")  # fmt: skip
+    print(f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_PUBLISHED}")
+    for note in made.notes:
+        print(f"note: {note}")
+    if not made.keeps_utility:
+        raise typer.Exit(1)
 
 
 def audit(
