@@ -206,7 +206,7 @@ class DlmLM(LM):  # type: ignore[misc]
         if self._symbols is not None and (asked.node or self._symbols[index]):
             node = self._automaton.step(asked.node, self._symbols[index])
             log10_prob += self._unit * self._automaton.added(asked.node, node)
-        if self._recombine:
+        if self._recombine and index != END:  # all sentences that end would be one
             child = self._interned.setdefault((after, node) if node else after, child)
         if child not in self._states:
             self._states[child] = asked.first + index

@@ -32,7 +32,7 @@ from dlm.units import counted
 
 WORDS = 60_000
 HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
-RIVAL_LOG10 = 2.0  # words of the same sound that are so much likelier are heard instead
+RIVAL_LOG10 = 1.0  # words of the same sound that are so much likelier are heard instead
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # timeout for all unigrams of a model
 Sounds = tuple[str, ...]  # IPA phonemes of a word
@@ -136,9 +136,9 @@ def model_lexicon(
             tell(f"no pronunciation for {counted(lost, 'word')} of the phrases; give them one")
         if rivals := _rivals(phrases.symbols[numbers] > 0, log10_probs, spellings):
             tell(
-                f"{counted(rivals, 'word')} of the phrases sound like words of the model that are "
-                f"{10**RIVAL_LOG10:g} times as likely, as mister does like mr: spell them as the "
-                "model does"
+                f"{counted(rivals, 'word')} of the phrases sound like words that are over "
+                f"{10**RIVAL_LOG10:g} times as likely in the model, which are heard instead: spell "
+                "phrases as the model does (a model that writes mr hears mister as mr)"
             )
     return PhonemeLexicon(
         tuple(words),

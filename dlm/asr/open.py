@@ -52,7 +52,6 @@ FORMS = (
     "cluster.toml, the folder of a shard set, an ARPA file, a KenLM binary file, or dlm://HOST:PORT"
 )
 _POINTER = re.compile(r"dlm://(?P<place>[^?]+)(?:\?model=(?P<model>[0-9a-f]{6,}))?")
-_IS_URL = re.compile(r"^(.*/)?[a-z][a-z0-9+.-]+:/")  # as a path, it has lost a slash
 _IS_PATH = ("/", "./", "../", "~/")
 _SET = r".+-[0-9a-f]{16}-[0-9a-f]{16}"
 WAITING = "another process is sharding this file; waiting for it"
@@ -135,6 +134,10 @@ def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
     if not text:
         raise ConfigError(f"the model name is an empty string; expected {FORMS}")
     path = Path(text)
+    if "://" in text and not path.exists():
+        raise ConfigError(
+            f"{text} is an address, and dlm downloads no models; download it, and give its path"
+        )
     if _is_pointer(path):
         return _pointed(_read_pointer(path), path.parent, str(path))
     return _of_path(path)
@@ -148,10 +151,6 @@ def _of_path(path: Path) -> ModelSource:
             return ModelSource(ARPA, path)
         found = "is a folder without a manifest" if any(path.iterdir()) else "is an empty folder"
         raise ConfigError(f"{path} {found}; expected {FORMS}. `dlm shard` makes shard sets")
-    if not path.exists() and _IS_URL.search(str(path)):
-        raise ConfigError(
-            f"{path} is an address of another kind; expected {FORMS}. Download the model first"
-        )
     if not path.exists():
         raise ConfigError(f"no such file or folder: {path}; expected {FORMS}")
     if not path.is_file():

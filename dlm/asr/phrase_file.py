@@ -76,4 +76,4 @@ def known_words(phrases: Phrases, client: Client) -> str:
     found = client.utterance(phrases=phrases).phrases
     new = 0 if found is None else len(found.new)
     listed, words = counted(len(phrases), "phrase"), counted(len(phrases.words), "word")
-    return f"{listed}; the model lacks {new:,} of their {words}"
+    return f"{listed} of {words}; the model lacks {new:,} of the words"

@@ -108,10 +108,11 @@ def read_spellings(path: Path, split: Callable[[str], list[str]] = spoken_words)
             continue
         match = _RULE.fullmatch(rule)
         spelling = tuple(split(match[1])) if match else ()
-        if match is None or not spelling:
+        if match is None or not spelling or "=>" in match[2]:
             raise TextError(
-                f"{path}, line {number}: expected SPELLING => OTHER, without alternatives or "
-                "neighbours"
+                f"{path}, line {number}: expected SPELLING => OTHER, such as `mr => mister`; "
+                "comments begin with ;;, and alternatives {a / b} or neighbours [x] __ [y] are "
+                "not supported"
             )
         other = split(match[2])
         if found.setdefault(spelling, other) != other:

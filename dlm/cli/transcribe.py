@@ -155,8 +155,11 @@ def transcribe(
                 continue
             name = file if as_json or len(audio) > 1 else None
             for segment in _printed(transcriber.transcribe(samples), file, name, as_json=as_json):
-                progress.step(round(segment.end_s - segment.start_s))
                 in_fallback += segment.bigram_fallback
+                if as_json:  # else a line is open, whose words show the progress
+                    progress.step(round(segment.end_s - segment.start_s))
+            if not as_json:
+                progress.step(len(samples) // SAMPLE_RATE)
             heard_s += len(samples) / SAMPLE_RATE
         tell(f"{heard_s:,.1f} s of audio in {time.monotonic() - began:,.1f} s")
         if in_fallback:

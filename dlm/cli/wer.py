@@ -65,7 +65,8 @@ def wer(
             "--map",
             metavar="FILE",
             help="Spellings that count as equal: a line `mr => mister` for each, as in NIST's "
-            "global mapping files. They are replaced in all transcripts.",
+            "global mapping files; with no word after =>, it is dropped. They are replaced in "
+            "all transcripts.",
         ),
     ] = None,
     as_json: Json = False,

@@ -273,7 +273,7 @@ class SecureAggregator:
                 np.concatenate([leaf[i].ravel().astype(np.float64) for leaf in leaves])
                 * total.unit,
                 signs,
-                key.fold("device", total.place + total.reports + i),
+                self._rounding(key, total.place + total.reports + i),
             )
             for i in range(count)
         )
@@ -284,6 +284,10 @@ class SecureAggregator:
         return dataclasses.replace(
             total, total=found, signs=signs, reports=total.reports + count, path=key.path
         )
+
+    def _rounding(self, key: Key, place: int) -> Key:
+        """What rounds the update of a place in the round."""
+        return key.fold("device", place)
 
     def summed(self, total: _Running, vector: Encoded, reports: int, key: Key) -> _Running:
         """As `add`, of reports that a protocol added up; raises as `check_reports`."""

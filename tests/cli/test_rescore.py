@@ -152,7 +152,7 @@ def test_a_file_of_phrases_chooses_a_hypothesis(
     for name, some in (("plain", []), ("named", ["--phrases", tmp_path / "names.tsv"])):
         done = dlm_rescore(tmp_path / "in.jsonl", *some, *more, tmp_path / f"{name}.jsonl")
         assert succeeded(done)
-        assert ("2 phrases; the model lacks 1 of their 3 words" in done.stderr) == bool(some)
+        assert ("2 phrases of 3 words; the model lacks 1 of the words" in done.stderr) == bool(some)
         assert "sellers" not in done.stderr + done.stdout
         (found,) = read_nbest(tmp_path / f"{name}.jsonl")
         lm.append({one.words: one.lm for one in found.hypotheses})

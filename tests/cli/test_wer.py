@@ -68,6 +68,7 @@ def test_exact_words_differ_in_case_and_punctuation(run: Run, folder: Path) -> N
         (";; NIST's form\n* name x\n[a dog a] => [a dog] / [ ] __ [ ]\ncat => \n", 2),
         ("a => b\na => a dog\n", None),
         ("a => {b / c}\n", None),
+        ("a => b => c\n", None),
         ("a => b / x __ [ ]\n", None),
         ("* only a heading\n", None),
     ],

@@ -402,7 +402,7 @@ def test_the_time_of_a_download_counts_from_its_last_progress(
     sources = [(0, server)]
     with contextlib.nullcontext() if enough == 100 else pytest.raises(DeadlineExceeded):
         fetch(files.manifest, sources, cache, TIMEOUT_S, clock=lambda: now[0], sleep=sleep)
-    assert lines[0] == "fetching 1- and 2-grams"
+    assert "1- and 2-grams" in lines[0] and str(cache) in lines[0]
     assert (now[0] > 5 * TIMEOUT_S) == (enough == 100)
 
 

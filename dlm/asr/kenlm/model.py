@@ -16,7 +16,6 @@ from dlm.asr.kenlm.opened import OpenedModel, opened
 from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
 from dlm.asr.kenlm.state import KenlmState
 from dlm.asr.kenlm.table import NULL, ModelTable
-from dlm.asr.open import SCHEME
 from dlm.errors import DlmError
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, as_text
 
@@ -69,7 +68,7 @@ class KenlmModel:
         if not isinstance(config, KenlmConfig):
             raise TypeError(f"config is a {type(config).__name__}; expected a dlm.asr.kenlm.Config")
         named = _bytes_of(path)
-        self.path = named if named.startswith(SCHEME.encode()) else os.path.abspath(named)  # noqa: PTH100
+        self.path = named if b"://" in named else os.path.abspath(named)  # noqa: PTH100
         self._config = config
         try:
             self._opened: OpenedModel = opened(

@@ -152,7 +152,9 @@ class _Download:
         _make_room(home.parent, part, manifest)
         part.mkdir(exist_ok=True)
         if self._bytes >= SHOWN_BYTES:
-            self._progress.stage("fetching 1- and 2-grams", self._bytes >> 20, "MiB")
+            size = self._bytes >> 20
+            name = f"fetching {size:,} MiB of 1- and 2-grams, once, into {home.parent}"
+            self._progress.stage(name, size, "MiB")
         for kind in FILES:
             self._fetch_in_time(kind, part)
         with (part / layout.MANIFEST).open("wb") as out:

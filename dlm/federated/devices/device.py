@@ -155,7 +155,7 @@ def mask(
         raise PrivacyError(
             f"{len(others) + 1} devices shared their secrets; expected {terms.threshold} or more"
         )
-    _check_inputs(terms.segments, inputs)
+    check_inputs(terms.segments, inputs)
     total = [np.array(one, np.int64) for one in inputs]
     add_mask(total, state.own_seed, terms.segments, 1)
     for other in others:
@@ -223,7 +223,7 @@ def open_shares(state: DeviceState, consents: Consents) -> tuple[DeviceState, Op
     return state, OpenedShares(vanished, own)
 
 
-def _check_inputs(segments: Sequence[InputSegment], inputs: Sequence[Vector]) -> None:
+def check_inputs(segments: Sequence[InputSegment], inputs: Sequence[Vector]) -> None:
     for segment, one in zip(segments, inputs, strict=True):
         if one.shape != (segment.size,) or one.min() < 0 or one.max() >= segment.modulus:
             raise PrivacyError(

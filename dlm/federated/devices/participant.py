@@ -53,6 +53,8 @@ logger = EventLog(__name__)
 # user's weight in steps of 2^-30.
 STATISTICS = InputSegment(2, 1 << 62)
 WEIGHT_STEPS = 1 << 30
+MOST_NAME = 200
+MOST_STEPS = 1000  # epochs, rows of a batch, tokens of an unroll: else a task could last for ever
 LEFT_OUT = "left-out"  # the step that tells a device that the round goes on without its input
 
 
@@ -68,7 +70,7 @@ class Task:
                    alpha), to count words `counting` (`UnigramConfig`), `goal`
     vocabulary     the words or wordpieces
     parameters     float32, little-endian, one for each leaf of the network
-    key            of the round's rotation and rounding
+    key            of the round's rotation
     """
 
     run: str
@@ -146,11 +148,16 @@ class _InRound:
 class _Captured(SecureAggregator):
     """The aggregator of one device, at its place of the round: its encoded update stays as it is.
 
-    So a device computes as `LocalEngine` does, bit for bit.
+    So a device computes as `LocalEngine` does. But it draws its rounding itself: if the server
+    knew the key, it could undo the rounding, and read one device's numbers from a sum.
     """
 
     place = 0
+    rounding: Key
     encoded: Vector
+
+    def _rounding(self, key: Key, place: int) -> Key:
+        return self.rounding
 
     def zero(self, template: Any, bound: float | None = None) -> Any:
         return replace(super().zero(template, bound), place=self.place)
@@ -206,6 +213,7 @@ class Participant:
         signer  its registered key; None without
         draw    random bytes
         order   of the text in a round
+        rounding  the key that rounds the update of a task
     """
 
     def __init__(
@@ -217,9 +225,11 @@ class Participant:
         signer: Signer | None,
         draw: Draw,
         order: Callable[[], np.random.Generator] = np.random.default_rng,
+        rounding: Callable[[Task], Key] = lambda task: Key.from_system(),
     ) -> None:
         self._text, self._clocks, self._signer, self._draw = text, clocks, signer, draw
         self._allowed, self._registered, self._order = allowed, registered, order
+        self._rounding = rounding
         self._in_round: _InRound | None = None
         self._engines: dict[str, tuple[LocalEngine, _Captured]] = {}
 
@@ -234,7 +244,12 @@ class Participant:
             if request.step == "task":
                 said = self._begin(from_bytes(Task, request.content))
             else:
-                said = self._go_on(request)
+                try:
+                    said = self._go_on(request)
+                except Exception:
+                    # Its next try would count as a participation again.
+                    self._in_round = None
+                    raise
         except DlmError as exc:
             return to_bytes(DeviceAnswer(f"{type(exc).__name__}: {exc}", b""))
         except Exception as exc:  # noqa: BLE001 - the device outlives whatever a server sends
@@ -273,6 +288,10 @@ class Participant:
         verifying, registered = task.verifying, self._registered
         if not all(map(math.isfinite, (task.bound, task.tracked))):
             raise ProtocolError("a clip norm of the task is not finite")
+        if len(task.run) > MOST_NAME:
+            raise ProtocolError(
+                f"the run's name has {len(task.run)} characters; expected at most {MOST_NAME}"
+            )
         if (registered is None) != (verifying is None):
             raise PrivacyError(
                 "the task has registered keys and this device none, or the reverse; give this "
@@ -311,9 +330,9 @@ class Participant:
         elif request.step == "delivery":
             delivery = from_bytes(SharesDelivery, content)
             now.state.after(device.MASKED)  # else nothing is counted or computed
-            # Before anything leaves: an input counts even if its reply is lost.
-            self._clocks.set(now.task.run, now.clock)
             state, said = device.mask(now.state, delivery, self._inputs(now))  # type: ignore[assignment]
+            # Before it leaves: an input counts even if its reply is lost.
+            self._clocks.set(now.task.run, now.clock)
         elif request.step == "survivors":
             state, said = device.consent(now.state, from_bytes(Survivors, content))  # type: ignore[assignment]
         elif request.step == "consents":
@@ -327,7 +346,9 @@ class Participant:
         """What the device hands in: of no text if anything goes wrong with its own, since an error
         would tell the server what the user wrote."""
         try:
-            return now.compute(now.read())
+            inputs = now.compute(now.read())
+            device.check_inputs(now.task.segments, inputs)
+            return inputs
         except Exception as exc:  # noqa: BLE001 - see above
             logger.warning("federated.update.emptied", extra={"error": type(exc).__name__})
             return now.compute([])
@@ -335,6 +356,11 @@ class Participant:
     def _training(self, task: Task, given: dict[str, Any]) -> Work:
         """An update of the network of a task."""
         model, local = rnn.RnnConfig(**given["model"]), LocalConfig(**given["local"])
+        if max(local.epochs, local.unroll, local.batch_size) > MOST_STEPS:
+            raise PrivacyError(
+                f"the task has {local.epochs} epochs, batches of {local.batch_size} and an unroll "
+                f"of {local.unroll}; a device computes at most {MOST_STEPS} of each"
+            )
         params = params_of(model, task.parameters)
         if task.settings not in self._engines:  # one: its functions are compiled once
             captured = _Captured(**given["aggregator"])
@@ -345,7 +371,7 @@ class Participant:
         def update(text: Sequence[Ids]) -> tuple[Vector, ...]:
             check_ids(text, model.vocab_size)
             work: UserWork = work_of(text, local, self._order())
-            captured.place = task.me - 1
+            captured.place, captured.rounding = task.me - 1, self._rounding(task)
             sums = engine.sums(
                 params,
                 [work],

@@ -43,7 +43,7 @@ function unknownWord(word, id) {
   const cell = make("td", `${word} `, "unknown");
   cell.append(make("small", "(unknown)"));
   if (word !== word.toLowerCase()) {
-    const button = make("button", "lower case");
+    const button = make("button", "all lower case");
     button.type = "button";
     button.addEventListener("click", () => {
       at(id).value = at(id).value.toLowerCase();
@@ -66,22 +66,22 @@ function scoreCell(log10Prob) {
 // The phrases of the page, as a request has them; none if there are no lines.
 function phrases() {
   const lines = at("phrases").value.split("\n").filter((line) => line.trim());
-  const one = (line) => {
-    const [text, bonus] = line.split("=");
-    return { text: text.trim(), bonus: bonus === undefined ? 2 : Number(bonus) };
+  const one = (line, at) => {
+    const [text, bonus = "2", ...more] = line.split(/[=\t]/);
+    if (more.length || !bonus.trim() || !Number.isFinite(Number(bonus))) throw new Error(`Phrase ${at + 1}: its bonus is not a number.`);
+    return { text: text.trim(), bonus: Number(bonus) };
   };
   return lines.length ? { phrases: { phrases: lines.map(one) } } : {};
 }
 
 const tokensOf = (text) => [...text.split(/[ \t\r\n]+/).filter(Boolean), "</s>"];
-const signed = (value) => (value < 0 ? "" : "+") + value.toFixed(3);
 
 function showSentence(text, one, id, total, words) {
   const tokens = tokensOf(text);
   const log10Prob = Number(one.log10Prob);
-  const facts = [`log10 P ${log10Prob.toFixed(3)} for ${tokens.length} tokens`, `perplexity ${shown(10 ** (-log10Prob / tokens.length))}`];
+  const facts = [`log10 P ${log10Prob.toFixed(3)} for ${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, `perplexity ${shown(10 ** (-log10Prob / tokens.length))}`];
   if (one.oovs) facts.push(`${one.oovs} unknown`);
-  if (one.bonus) facts.push(`phrases ${signed(one.bonus)}`);
+  if (one.bonus) facts.push(`with phrases ${(log10Prob + Number(one.bonus)).toFixed(3)}`);
   at(total).textContent = facts.join(", ");
   at(words).replaceChildren(
     ...tokens.map((word, i) =>

@@ -37,7 +37,7 @@ from dlm.federated.devices.participant import (  # noqa: E402
     segments_of,
 )
 from dlm.federated.devices.primitives import Vector  # noqa: E402
-from dlm.federated.devices.protocol import MaskedInput  # noqa: E402
+from dlm.federated.devices.protocol import MaskedInput, SharesDelivery  # noqa: E402
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
@@ -366,3 +366,53 @@ def test_the_guarantee_of_a_sum_needs_all_its_devices_to_follow_the_protocol(
     moved = float(np.linalg.norm(there - gone))
     assert (moved > 10) == lies
     assert (moved <= encoding.sensitivity_factor) == (not lies)
+
+
+def test_a_server_does_not_know_how_a_device_rounds(tmp_path: Path) -> None:
+    """It knows the rotation and may choose a coarse grid: with the rounding, it could tell from the
+    sum which numbers of one device were rounded up."""
+    task = training()
+    totals = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        totals.append(asked(Fleet(tmp_path / folder), to_all(task)).total[0])
+    assert np.any(totals[0] != totals[1])
+    encoding = aggregator().encoding(rnn.network_size(MODEL))
+    signs = encoding.signs(Key.given(task.key))
+    first, second = (encoding.decode(one, len(NUMBERS), signs) for one in totals)
+    np.testing.assert_allclose(first, second, atol=len(NUMBERS) * 4 / 1000.0)
+
+
+@pytest.mark.parametrize("goal", [0, len(NUMBERS)])
+def test_no_error_tells_which_device_says_a_word(tmp_path: Path, goal: int) -> None:
+    """Also where a server asks for sums that no count fits into: all answer alike."""
+    task = counting()
+    settings = {**json.loads(task.settings), "goal": goal}
+    segment = counts_segment(UnigramConfig(100.0, 1), len(WORDS), goal)
+    task = replace(task, settings=json.dumps(settings), segments=(segment,))
+    found = asked(Fleet(tmp_path, silent=(2,)), to_all(task))
+    assert not found.refused
+    assert found.inputs == len(NUMBERS)
+
+
+@pytest.mark.promise("devices_refuse")
+def test_a_step_that_fails_ends_the_round_and_counts_once_at_most(tmp_path: Path) -> None:
+    """Otherwise a server could use up a device's participations within one round."""
+    fleet = Fleet(tmp_path, OwnerLimits(rest_s=0.0, max_participations=3))
+    assert not fleet.ask(1, "task", replace(counting(), me=1)).error
+    for _ in range(5):
+        assert fleet.ask(1, "delivery", SharesDelivery({})).error
+    assert not asked(fleet, to_all(counting("another"))).refused
+
+
+@pytest.mark.parametrize("change", ["epochs", "unroll", "batch_size", "run"])
+def test_a_task_without_end_is_refused(tmp_path: Path, change: str) -> None:
+    """A device answers one server at a time."""
+    task = training()
+    settings = json.loads(task.settings)
+    if change == "run":
+        task = replace(task, run="r" * 900_000)
+    else:
+        settings["local"][change] = 500_000_000
+    answer = Fleet(tmp_path).ask(1, "task", replace(task, me=1, settings=json.dumps(settings)))
+    assert answer.error

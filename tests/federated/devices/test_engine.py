@@ -36,7 +36,14 @@ from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.local import LocalConfig, work_of  # noqa: E402
 from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.tokens import Ids  # noqa: E402
-from federated.devices.toy_device import DEVICES, VOCABULARY, order, signer_of, text_of  # noqa: E402
+from federated.devices.toy_device import (  # noqa: E402
+    DEVICES,
+    VOCABULARY,
+    order,
+    rounding,
+    signer_of,
+    text_of,
+)
 
 MODEL = rnn.RnnConfig(VOCABULARY, 4, 4)
 LOCAL = LocalConfig(batch_size=2, unroll=4, shuffle=False)
@@ -243,6 +250,7 @@ def test_a_server_cannot_tell_what_a_user_wrote_by_what_fails(tmp_path: Path) ->
                 None,
                 os.urandom,
                 order,
+                rounding,
             )
             for place, read in enumerate(texts)
         }

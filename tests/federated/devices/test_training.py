@@ -24,7 +24,7 @@ from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.unigram_settings import CollectionSettings
 from federated.compiling import quickly
-from federated.devices.toy_device import DEVICES, VOCABULARY, signer_of, text_of
+from federated.devices.toy_device import DEVICES, VOCABULARY, rounding, signer_of, text_of
 
 SETTINGS = """
 [run]
@@ -68,6 +68,7 @@ class InProcess:
                 keys,
                 signer_of(seed),
                 os.urandom,
+                rounding=rounding,
             )
             for seed in range(DEVICES)
         }

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from dlm.federated.devices.clocks import Clocks
-from dlm.federated.devices.participant import Participant
+from dlm.federated.devices.participant import Participant, Task
 from dlm.federated.devices.primitives import Signer
 from dlm.federated.devices.settings import OwnerLimits
 from dlm.federated.devices.sockets import DeviceSocket
+from dlm.federated.keys import Key
 from dlm.federated.tokens import Ids
 
 VOCABULARY = 12
@@ -35,6 +36,11 @@ def order() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+def rounding(task: Task) -> Key:
+    """As in a simulation, which it is compared with; a device draws its own."""
+    return Key.given(task.key).fold("device", task.me - 1)
+
+
 if __name__ == "__main__":
     place, clocks, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     registered = frozenset(signer_of(one).public for one in range(DEVICES))
@@ -47,6 +53,7 @@ if __name__ == "__main__":
         signer_of(seed),
         os.urandom,
         order,
+        rounding,
     )
     served = DeviceSocket(place, device.answer)
     print("ready", flush=True)
