@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 Tell = Callable[[str], None]
 
 COMPILING = "compiling kernels (first run of this command)"
+COUNT_S = 5.0  # between two lines that count compiled kernels
 
 
 class ProgressReporter:
@@ -70,8 +71,8 @@ class CompilingNotice:
     dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. No lock: a fork in
     another thread must not leave one taken.
 
-    tell      where lines of this process go, those of others too
-    every_s   between two lines that count the kernels compiled so far; None: only one line
+    tell      where lines of this process go, those of downloads too
+    every_s   between two lines that count the kernels compiled so far
     spent_s   seconds since `use` in which kernels compiled, except hidden ones
     """
 
@@ -79,7 +80,7 @@ class CompilingNotice:
         self,
         tell: Tell,
         *,
-        every_s: float | None = None,
+        every_s: float = COUNT_S,
         silent_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,13 +90,18 @@ class CompilingNotice:
         self._hidden = 0
         self.use(tell, every_s=every_s)
 
-    def use(self, tell: Tell, *, every_s: float | None = None) -> None:
+    def use(self, tell: Tell, *, every_s: float = COUNT_S) -> None:
         """Sends lines to `tell` from now on, as if nothing was compiled so far."""
         self.tell, self._every_s = tell, every_s
-        self._compiled = 0
+        self._compiled, self._ahead = 0, ""
         self.spent_s, self._began_s = 0.0, self._clock()
         self._due = [True]  # until the first line; the thread that pops it reports
         self._told_s = self._began_s
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether no command has said where its lines go."""
+        return self.tell is _log
 
     def begin(self) -> None:
         self._depth += 1
@@ -116,11 +122,20 @@ class CompilingNotice:
             self.spent_s += self._clock() - self._began_s
 
     @contextmanager
-    def compiling(self, kernels: int) -> Iterator[None]:
+    def compiling(self, kernels: int) -> Iterator[Callable[[int, int], None]]:
+        """Counts kernels that are compiled ahead: what it yields is called with how many are done
+        and to do."""
+
+        def count(done: int, of: int) -> None:
+            self._ahead = f": {done} of {of}"
+            self._look()
+
+        self._ahead = f": 0 of {kernels}"
         self.begin()
         try:
-            yield
+            yield count
         finally:
+            self._ahead = ""
             self.end(kernels)
 
     def _look(self) -> None:
@@ -133,10 +148,10 @@ class CompilingNotice:
             with suppress(IndexError):  # another thread was quicker
                 self._due.pop()
                 self._told_s = now
-                self.tell(COMPILING)
-        elif self._every_s is not None and now - self._told_s >= self._every_s:
+                self.tell(COMPILING + self._ahead)
+        elif now - self._told_s >= self._every_s:
             self._told_s = now
-            self.tell(f"{COMPILING}: {self._compiled} so far")
+            self.tell(COMPILING + (self._ahead or f": {self._compiled} so far"))
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
@@ -152,7 +167,9 @@ class CompilingNotice:
 
 def _log(line: str) -> None:
     # No name and fields: if logging is not configured, Python prints the message as it is.
-    logging.getLogger("dlm.jit").warning("dlm: %s", line, extra={"event": "jit.waiting"})
+    event = "jit.compiling" if line.startswith(COMPILING) else "client.download.progress"
+    extra = {"event": event, "progress": line}
+    logging.getLogger("dlm.jit").warning("dlm: %s", line, extra=extra)
 
 
 # The notice of this process. A library only logs it; commands print it.

@@ -127,7 +127,7 @@ def test_the_notice_is_given_while_one_kernel_takes_long() -> None:
 
 
 def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
-    """Something else reported them; what is compiled later is no news."""
+    """Something else reported them; what is compiled soon after is no news."""
     said: list[str] = []
     clock = Clock()
     notice = CompilingNotice(said.append, clock=clock)
@@ -136,12 +136,27 @@ def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
         clock.now += 60
         notice.end()
     with notice.compiling(3):
-        clock.now += 60
+        clock.now += 4
     assert said == []
-    notice.use(said.append)
-    with notice.compiling(3):
-        clock.now += 60
-    assert said == [COMPILING]
+
+
+def test_kernels_that_are_compiled_ahead_are_counted_by_the_notice() -> None:
+    """In its first line and in every later one: a gateway's and a client's, too."""
+    said: list[str] = []
+    clock = Clock()
+    notice = CompilingNotice(said.append, every_s=5, clock=clock)
+    with notice.compiling(9) as count:
+        for done in range(1, 4):
+            clock.now += 4
+            count(done, 9)
+    notice.begin()
+    clock.now += 60
+    notice.end()
+    assert said == [
+        f"{COMPILING}: 1 of 9",
+        f"{COMPILING}: 3 of 9",
+        f"{COMPILING}: 9 so far",
+    ]
 
 
 def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:

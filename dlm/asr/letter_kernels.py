@@ -255,7 +255,8 @@ def prune(  # type: ignore[no-untyped-def]
             if slots[slot] != EMPTY:
                 continue
             slots[slot] = count
-        beams[count] = found[row]
+        for column in range(found.shape[1]):
+            beams[count, column] = found[row, column]
         logits[count] = found_logits[row]
         count += 1
     return count

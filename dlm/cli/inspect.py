@@ -369,15 +369,20 @@ class Reading(NamedTuple):
     folder: Path | None
     force: bool
 
+    @property
+    def memory_bytes(self) -> int:
+        from dlm.resources import available_bytes, parse_size
+
+        return available_bytes() if self.memory is None else parse_size(self.memory)
+
     def open(self, path: Path, tell: Callable[[str], None]) -> NgramReader:
         """The n-grams of a file."""
         from dlm.kenlm.open import open_ngrams
-        from dlm.resources import available_bytes, parse_size
 
         return open_ngrams(
             path,
             vocab=self.vocab,
-            memory_bytes=available_bytes() if self.memory is None else parse_size(self.memory),
+            memory_bytes=self.memory_bytes,
             folder=self.folder,
             force=self.force,
             progress=tell,
@@ -389,17 +394,21 @@ def _export_probing(
 ) -> None:
     """Writes a model as a KenLM probing file."""
     from dlm.index.check.decode import decode
-    from dlm.index.layout import MANIFEST
+    from dlm.index.layout import MANIFEST, read_manifest
     from dlm.index.ngrams import read_raw
-    from dlm.kenlm.write import write_probing
+    from dlm.kenlm.write import check_memory, write_probing
     from dlm.record.provenance import is_record_line
 
     if (model / MANIFEST).exists():
+        check_memory(model, read_manifest(model).counts, reading.memory_bytes)
+        tell(f"reading {model}")
         decoded = decode(model)
         vocabulary, orders = decoded.vocabulary, decoded.orders
         comments = decoded.manifest.provenance.get("comments", [])
     else:
         with reading.open(model, tell) as reader:
+            check_memory(model, reader.counts, reading.memory_bytes)
+            tell(f"reading {model}")
             orders, comments = read_raw(reader), reader.comments
             vocabulary = reader.vocabulary
     write_probing(output, vocabulary, orders, progress=tell)
@@ -433,7 +442,8 @@ def export(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory limit for a KenLM file, such as 2G.  [default: the free memory]",
+            help="Memory limit for a KenLM file, to read or write, such as 2G.  "
+            "[default: the free memory]",
         ),
     ] = None,
     tmp: Tmp = None,
@@ -482,7 +492,8 @@ def export(
             "with --output FILE"
         )
     is_file = is_kenlm_file(directory)
-    if not is_file and (vocab is not None or memory is not None or tmp is not None):
+    of_files = (vocab, tmp, None if to == "probing" else memory)
+    if not is_file and of_files != (None, None, None):
         raise ConfigError(
             f"--vocab, --memory and --tmp apply to a KenLM file, but {directory} is not one; "
             "leave them out"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from dlm.progress import compiling_notice
 
-COUNT_S = 5.0  # between two lines that count compiled kernels
 SILENT_S = 1.0  # after which a command on a terminal reports that it is working
 
 _waiting: list[threading.Timer] = []
@@ -48,5 +47,5 @@ def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str],
             # In one write: threads that report at the same time would mix lines and their ends.
             sys.stderr.write(f"{stamp}{line}\n")
 
-    compiling_notice.use(tell, every_s=COUNT_S)
+    compiling_notice.use(tell)
     return tell

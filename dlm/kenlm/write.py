@@ -11,6 +11,7 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,12 @@ from dlm.kenlm.layout import FIXED, REFERENCE, ModelType, buckets_of
 from dlm.ngram.arpa import SectionColumns
 from dlm.ngram.arpa.writer import WordBytes
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.units import size_text
 
 F32, U32, I64 = np.float32, np.uint32, np.int64
 
 MULTIPLIER = 1.5  # buckets per n-gram: KenLM's default
+NEEDED_BYTES = 130  # per n-gram, of which reading and writing take the most
 _SIGN = U32(1 << 31)
 _SPARE = 1.1  # buckets per entry, at least
 
@@ -46,7 +49,6 @@ class _Order:
     backoff: NDArray[np.float32]
     listed: int
     is_suffix: NDArray[np.bool_]
-    by_key: NDArray[np.int64]
 
     @classmethod
     def of(
@@ -61,15 +63,34 @@ class _Order:
         weight = np.zeros(len(ids), F32) if backoff is None else backoff.copy()
         weight[weight == 0] = F32(-0.0)
         suffix = np.zeros(len(ids), np.bool_)
-        return cls(ids, keys, prob.copy(), weight, listed, suffix, np.argsort(keys))
+        return cls(ids, keys, prob.copy(), weight, listed, suffix)
+
+    @cached_property
+    def by_key(self) -> NDArray[np.int64]:
+        """Rows by rising key; of the longest n-grams nobody asks."""
+        return np.argsort(self.keys)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of each key, -1 where there is none."""
         if not len(self.keys):
             return np.full(len(keys), -1, I64)
-        at = np.searchsorted(self.keys, keys, sorter=self.by_key)
-        rows = self.by_key[np.minimum(at, len(self.keys) - 1)]
+        asked = np.argsort(keys)  # one search after another then reads what is beside
+        at = np.searchsorted(self.keys[self.by_key], keys[asked])
+        rows = np.empty(len(keys), I64)
+        rows[asked] = self.by_key[np.minimum(at, len(self.keys) - 1)]
         return np.where(self.keys[rows] == keys, rows, -1)
+
+
+def check_memory(model: Path, counts: Sequence[int], memory_bytes: int) -> None:
+    """ConfigError if a model of so many n-grams takes more memory than that to be read and written
+    as a probing file."""
+    needed = NEEDED_BYTES * sum(counts)
+    if needed > memory_bytes:
+        raise ConfigError(
+            f"{model} has {sum(counts):,} n-grams; to write them as a probing file takes some "
+            f"{size_text(needed)} of memory, but the limit is {size_text(memory_bytes)}. Raise "
+            "--memory on a larger machine, or give the model's ARPA file to KenLM's build_binary"
+        )
 
 
 def write_probing(
@@ -91,7 +112,7 @@ def write_probing(
                      blanks in an order without n-grams; a word with a zero byte
         OSError
     Cost
-        memory: some 100 bytes per n-gram
+        memory: some 100 bytes per n-gram; see `check_memory`
     """
     if len(sections) < 2:
         raise ConfigError(
@@ -113,8 +134,10 @@ def write_probing(
     orders = [_Order.of(np.arange(words, dtype=U32)[:, None], *unigrams, words)]
     orders += [_Order.of(*section, len(section[0])) for section in sections[1:]]
     for k in range(len(orders) - 1, 1, -1):
+        progress(f"looking for the suffixes of {len(orders[k].keys):,} {k + 1}-grams")
         orders[k - 1] = _closed(orders[k - 1], orders[k])
     for shorter, order in itertools.pairwise(orders):
+        progress(f"linking {len(order.keys):,} {order.ids.shape[1]}-grams")
         _link(shorter, order)
     if not vocabulary.unk_in_model:
         orders[0].backoff[0] = 0.0
@@ -152,6 +175,7 @@ def write_probing(
             bits = np.abs(order.prob).view(U32) | np.where(order.is_suffix, U32(0), _SIGN)
             values = [bits] if k == len(orders) else [bits, order.backoff.view(U32)]
             buckets = buckets_of(order.listed, multiplier)
+            progress(f"writing {len(order.keys):,} {k}-grams")
             file.write(_table(order.keys, np.stack(values, 1), buckets, f"{k}-word n-grams").data)
         file.write(b"\0".join([b"<unk>", *vocabulary.words[1:], b""]))
     return blanks

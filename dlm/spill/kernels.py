@@ -186,7 +186,9 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
     room = len(out)
     if runs == 1:
         copied = min(room - filled, end[0] - place[0])
-        out[filled : filled + copied] = rows[place[0] : place[0] + copied]
+        for i in range(copied):
+            for j in range(width):
+                out[filled + i, j] = rows[place[0] + i, j]
         place[0] += copied
         return filled + copied, np.int64(0 if place[0] == end[0] else -1)
     winner = np.int64(-1)

@@ -67,9 +67,8 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
         return done.stderr
 
     said = re.findall(r"compiling kernels \(first run of this command\): (\d+) of (\d+)", run())
-    (_, some), (done, of) = said  # no terminal: when it is due, and at the end
-    assert some == done == of
-    ahead = int(of)
+    (ahead,) = {int(of) for _, of in said}  # when it is due, and every few seconds
+    assert all(int(done) < ahead for done, _ in said)
     assert ahead > 20
     folder = tmp_path / "kernels"
     script = (
@@ -117,12 +116,8 @@ def test_a_server_says_in_its_log_that_it_compiles(tmp_path: Path) -> None:
 
 
 def test_progress_is_silent_where_all_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """And where it takes less than a second."""
+    """No kernel is missing."""
     compiling.compile_kernels(())
-    progress = compiling._Progress()
-    progress.tell(0, 2)
-    progress.tell(2, 2)
-    progress.end()
     assert capsys.readouterr().err == ""
 
 

@@ -146,3 +146,20 @@ def test_export_writes_a_probing_file(home: Path, run: Run, tmp_path: Path) -> N
     listed = ("--format", "probing", "--vocab", "words.txt", "-o", "x")
     assert run("export", "demo.arpa", *listed, cwd=home).returncode == 1
     assert run("export", "demo.arpa", "--format", "trie", "-o", "x", cwd=home).returncode == 1
+
+
+def test_a_model_that_exceeds_the_memory_is_not_exported_as_a_probing_file(
+    home: Path, run: Run, tmp_path: Path
+) -> None:
+    """Whatever holds it; before its n-grams are read. The error names their number."""
+    assert run("shard", "demo.arpa", "--output", tmp_path / "set", cwd=home).returncode == 0
+    probing = ("--format", "probing", "-o", tmp_path / "out.binary")
+    for model in ("demo.arpa", tmp_path / "set", "demo.array.binary"):
+        done = run("export", model, *probing, "--memory", "100K", cwd=home)
+        assert done.returncode == 1
+        assert b" 825 n-grams" in done.stderr
+        assert not (tmp_path / "out.binary").exists()
+        assert (
+            run("export", model, *probing, "--memory", "110K", "--force", cwd=home).returncode == 0
+        )
+        (tmp_path / "out.binary").unlink()
