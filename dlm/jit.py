@@ -22,20 +22,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import llvmlite
 import numba
 import numpy as np
 from numba.core import config
 from numba.core.caching import NullCache
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler, CompileResult, DefaultPassBuilder, compile_result
+from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
-from numba.core.typed_passes import AnnotateTypes
 
 from dlm.files import claim, evict, locked, scratch_file, scratch_folder, write_whole
 from dlm.progress import compiling_notice
@@ -79,91 +77,7 @@ def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    options = {"nogil": True, "no_cfunc_wrapper": True, "pipeline_class": _Compiler} | options
-    return numba.njit(**options)(function)
-
-
-class _Code(JITCodeLibrary):  # type: ignore[misc]
-    """numba's, but for declarations, for which making the passes takes as long as for a body."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-        for function in ll_module.functions:
-            if not function.is_declaration:
-                passes, builder = self._codegen._function_pass_manager()
-                passes.run(function, builder)
-
-
-class _InlinedCode(_Code):
-    """The code of an inlined function, which becomes machine code only in the kernels around it."""
-
-    @property
-    def codegen(self) -> Any:  # numba tells it where the function's environment is
-        return self
-
-    def set_env(self, name: str, environment: Any) -> None:
-        """Nothing: the kernels tell it, see `save_overload`."""
-
-    def get_pointer_to_function(self, name: str) -> int:
-        self._ensure_finalized()
-        return 0
-
-    def serialize_using_object_code(self) -> tuple[str, str, bytes]:
-        return self.name, _INLINED, self._get_module_for_linking().as_bitcode()
-
-    def read(self, bitcode: bytes) -> None:
-        self._final_module = llvmlite.binding.parse_bitcode(bitcode)
-        self._finalized = True
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-
-_INLINED = "inlined"
-
-
-class _Typing:
-    """numba's types of expressions, which it works out anew at each place: here they are kept."""
-
-    _kept: ClassVar[dict[tuple[Any, ...], Any]] = {}
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def resolve_function_type(self, function: Any, arguments: Any, named: Any) -> Any:
-        is_known = isinstance(function, numba.types.Function) and not named
-        found = self._kept.get((function, arguments)) if is_known else None
-        if found is None:
-            found = self._context.resolve_function_type(function, arguments, named)
-            if is_known and found is not None and found.return_type.is_precise():
-                self._kept[function, arguments] = found
-        return found
-
-
-class _Compiler(Compiler):  # type: ignore[misc]
-    """numba's compiler, without the annotated source that nobody reads."""
-
-    code = _Code
-
-    def define_pipelines(self) -> Any:
-        state = self.state
-        state.library = self.code(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.library.enable_object_caching()
-        state.typingctx = _Typing(state.typingctx)
-        passes = DefaultPassBuilder.define_nopython_pipeline(state)
-        passes.passes = [one for one in passes.passes if one[0] is not AnnotateTypes]
-        return [passes]
-
-
-class _InlinedCompiler(_Compiler):
-    code = _InlinedCode
+    return numba.njit(**{"nogil": True, "no_cfunc_wrapper": True, **options})(function)
 
 
 def _declared(dispatcher: Any, text: str) -> Any:
@@ -248,9 +162,7 @@ def inlined(function: Callable[..., Any]) -> Any:
 
     It is not compiled to be callable from Python, which saves a third of the time for a small one.
     """
-    dispatcher = _compiled(
-        function, forceinline=True, no_cpython_wrapper=True, pipeline_class=_InlinedCompiler
-    )
+    dispatcher = _compiled(function, forceinline=True, no_cpython_wrapper=True)
 
     def add_overload(result: Any) -> None:
         """Without numba's table of what Python calls, where it would have no address."""
@@ -294,14 +206,13 @@ class _Kernels(NullCache):  # type: ignore[misc]
             with contextlib.suppress(FileNotFoundError):
                 data = (folder / name).read_bytes()
                 if _digest(data[_DIGEST_BYTES:]) == data[:_DIGEST_BYTES].hex():
-                    return _rebuilt(target_context, *pickle.loads(data[_DIGEST_BYTES:]))
+                    parts = pickle.loads(data[_DIGEST_BYTES:])
+                    return CompileResult._rebuild(target_context, *parts)
         compiling_notice.begin()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         compiling_notice.end()
-        for environment in data._find_referenced_environments():
-            data.library.codegen.set_env(environment.env_name, environment)
         if data.lifted or data.library.has_dynamic_globals:
             return  # bound to this process
         content = dumps(data._reduce())
@@ -309,24 +220,6 @@ class _Kernels(NullCache):  # type: ignore[misc]
         # A full disk, or a folder that was removed: the process goes on with what it compiled.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
-
-
-def _rebuilt(context: Any, code: Any, function: Any, env: Any, signature: Any, *rest: Any) -> Any:
-    name, kind, data = code
-    if kind != _INLINED:
-        return CompileResult._rebuild(context, code, function, env, signature, *rest)
-    library = _InlinedCode(context.codegen(), name)
-    library.read(data)
-    return compile_result(
-        target_context=context,
-        library=library,
-        environment=env,
-        entry_point=context.get_executable(library, function, env),
-        fndesc=function,
-        signature=signature,
-        objectmode=False,
-        referenced_envs=rest[-1],
-    )
 
 
 def _digest(data: bytes) -> str:

@@ -140,58 +140,6 @@ def test_an_inlined_function_runs_as_written_in_python_also_once_a_kernel_took_i
         third("a")  # type: ignore[arg-type]
 
 
-# An inlined function that refuses what its arguments say, and two kernels that take it in.
-OWN = """
-from dlm.jit import inlined, kernel
-
-
-@inlined
-def half(x):
-    if x % 2:
-        raise ValueError("odd", x)
-    return x // 2
-
-
-@kernel("int64")
-def quarter(x):
-    return half(half(x))
-
-
-@kernel("int64")
-def eighth(x):
-    return half(quarter(x))
-"""
-CALL = """
-import sys
-import own
-print(getattr(own, sys.argv[1])(16), sum(own.half.stats.cache_hits.values()))
-try:
-    getattr(own, sys.argv[1])(2)
-except ValueError as exc:
-    print(*exc.args)
-"""
-
-
-@pytest.mark.slow
-def test_an_inlined_function_is_kept_for_the_kernels_of_other_processes(tmp_path: Path) -> None:
-    """Those that compiled it, that take it in as it was kept, and that load a kernel around it have
-    the same answers and errors."""
-    (tmp_path / "own.py").write_text(OWN)
-    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-
-    def call(name: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", CALL, name],
-            env=environ, cwd=tmp_path, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return done.stdout.splitlines()
-
-    assert call("quarter") == ["4 0", "odd 1"]
-    assert call("quarter") == ["4 0", "odd 1"]
-    assert call("eighth") == ["2 1", "odd 1"]
-    assert call("eighth") == ["2 0", "odd 1"]
-
-
 # Compiles three kernels ahead; prints what was told, and which of them this process compiled.
 AHEAD = """
 import os
