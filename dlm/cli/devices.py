@@ -12,6 +12,7 @@ import typer
 from dlm.cli.federate import round_teller
 from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.options import Json, Quiet, RunSettings, option
+from dlm.cli.paths import check_reads, check_writes
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
 from dlm.cli.unigrams import (
@@ -157,7 +158,6 @@ def device(
     """
     import os
 
-    from dlm.cli.paths import check_reads
     from dlm.federated.devices.fleet import Fleet, check_name
     from dlm.federated.devices.primitives import Signer
 
@@ -235,7 +235,6 @@ def server(
     Examples:
         dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
     """
-    from dlm.cli.paths import check_reads, check_writes
 
     reached = _way(sockets, superlink, root_certificates)
     stage_printer(quiet=quiet, timed=False)("importing jax")
@@ -279,7 +278,6 @@ def _way(
 
         return nullcontext(LocalSockets(sockets))
     if superlink is not None and sockets is None:
-        from dlm.cli.paths import check_reads
         from dlm.federated.devices.flower import flower_nodes
 
         if root_certificates is not None:
@@ -341,7 +339,6 @@ def unigrams(
             --noise-multiplier 1.0 --delta 1e-3 --public-attested-by ACME \\
             --output counts.tsv
     """
-    from dlm.cli.paths import check_reads, check_writes
 
     reached = _way(sockets, superlink, root_certificates)
     settings = CollectionSettings(

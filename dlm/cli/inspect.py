@@ -13,8 +13,10 @@ import typer
 
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Quiet, Tmp
+from dlm.cli.paths import check_folder, check_reads, check_writes
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
+from dlm.errors import ConfigError, DlmError
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -84,7 +86,6 @@ def privacy(manifest: Manifest, directory: Path, public_key: Path | None = None)
     follow from its noise; the last is checked only where the extra `train` is installed. With a
     key, nor if a file is not the signed one.
     """
-    from dlm.errors import ConfigError, DlmError
     from dlm.index.layout import MANIFEST
     from dlm.record.lookup import FileSnapshot, record_of_file
     from dlm.record.provenance import is_record_line
@@ -236,7 +237,6 @@ def info(
         dlm info shards/model --public-key key.pub
         dlm info shards/model --helm --workers 4 > values.yaml
     """
-    from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.kenlm.layout import is_kenlm_file
 
@@ -289,8 +289,6 @@ def verify(
         dlm verify shards/model --arpa model.arpa.zst
         dlm verify shards/model --shard 0 --shard 1
     """
-    from dlm.cli.paths import check_reads
-    from dlm.errors import ConfigError
     from dlm.index.check.verify import verify as run
     from dlm.index.check.verify import verify_files
     from dlm.kenlm.layout import is_kenlm_file
@@ -346,7 +344,6 @@ def verify(
 
 def _refuse_quantised(directory: Path, arpa: Path) -> None:
     """Values of a quantised set differ from those of its ARPA file on purpose."""
-    from dlm.errors import ConfigError, DlmError
     from dlm.index.layout import read_manifest
 
     try:
@@ -469,8 +466,6 @@ def export(
         dlm export model.binary --output recovered.arpa.zst
         dlm export shards/model --format probing --output exported.binary
     """
-    from dlm.cli.paths import check_folder, check_writes
-    from dlm.errors import ConfigError
     from dlm.index.check.decode import export_arpa
     from dlm.kenlm.export import export_ngrams
     from dlm.kenlm.layout import is_kenlm_file

@@ -21,6 +21,7 @@ from dlm.cli.options import (
 )
 from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import open_text
+from dlm.errors import ConfigError
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -81,7 +82,6 @@ def merge(
         dlm merge model.arpa.zst model5.arpa --tune heldout.txt -o mixed.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, unite
     from dlm.estimate.merge.mixture import needed_bytes
@@ -222,7 +222,6 @@ def _tuned(
 
 
 def _numbers(text: str) -> list[float]:
-    from dlm.errors import ConfigError
 
     try:
         return [float(part) for part in text.split(",")]

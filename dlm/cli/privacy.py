@@ -11,6 +11,7 @@ import typer
 from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.cli.paths import check_reads, check_writes
 from dlm.cli.privacy_account import account
 from dlm.cli.privacy_options import (
     AS_PUBLISHED,
@@ -35,6 +36,7 @@ from dlm.cli.privacy_options import (
 )
 from dlm.cli.privacy_plots import check_plot, plot_errors, plot_plan
 from dlm.cli.records import sign, verify
+from dlm.errors import ConfigError
 from dlm.units import counted
 
 
@@ -72,7 +74,6 @@ def compose(
     """
     import dataclasses
 
-    from dlm.cli.paths import check_reads
     from dlm.federated.account.runs import compose_runs, read_run
     from dlm.federated.run_files import REPORTS, refuse_secrets_left
 
@@ -118,7 +119,6 @@ def _beside(given: Path) -> Path:
 
 def _pair(given: str) -> tuple[int, int]:
     """Positions from 0, of "1,2"."""
-    from dlm.errors import ConfigError
 
     try:
         first, second = (int(part) - 1 for part in given.split(","))
@@ -163,7 +163,6 @@ def plan(
         dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 \\
             --round-minutes 4
     """
-    from dlm.errors import ConfigError
     from dlm.federated.account.answers import planned_sensitivity
     from dlm.federated.account.plan import make_plan
     from dlm.federated.account.zcdp import rho_for_epsilon
@@ -255,7 +254,6 @@ def audit(
         dlm privacy audit run.toml
         dlm privacy audit run.toml --canaries 200 --json
     """
-    from dlm.cli.paths import check_reads, check_writes
     from dlm.federated.audit import Auditor
     from dlm.federated.keys import Key
     from dlm.federated.settings import TrainingSettings
@@ -371,7 +369,6 @@ def erase(
     Examples:
         dlm privacy erase runs/first
     """
-    from dlm.cli.paths import check_reads
     from dlm.federated.run_folder import RunFolder
 
     check_reads("DIR", run, folders=True)

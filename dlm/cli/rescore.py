@@ -14,13 +14,13 @@ from dlm.asr.settings import SearchSettings
 from dlm.cli.json_output import print_json_line
 from dlm.cli.options import PhraseList, Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
+from dlm.errors import ConfigError, LatticeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dlm.asr.nbest import Hypotheses
     from dlm.asr.rescore_many import RescoredUtterance
-    from dlm.errors import LatticeError
 
 # Per position of an utterance; queries without an answer by then are scored by shorter n-grams.
 DEADLINE_S = 2.0
@@ -132,7 +132,6 @@ def rescore(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client import ClientConfig
     from dlm.client.deliver.warm import KERNELS
-    from dlm.errors import ConfigError
     from dlm.progress import ProgressReporter
 
     for name, value in (("jobs", jobs), ("nbest", nbest)):

@@ -21,6 +21,7 @@ from dlm.cli.options import (
     option,
 )
 from dlm.cluster.rollout import Rules
+from dlm.errors import ConfigError, DlmError
 
 
 def rollout(
@@ -103,7 +104,6 @@ def rollout(
     )
     from dlm.cluster.rollout import shown
     from dlm.config import resolve
-    from dlm.errors import ConfigError, DlmError
     from dlm.index.layout import read_manifest
     from dlm.server.sets import sets_file_of
 
@@ -167,7 +167,6 @@ def rollout(
 
 
 def _share(text: str) -> float:
-    from dlm.errors import ConfigError
 
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

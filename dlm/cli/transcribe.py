@@ -14,6 +14,7 @@ from dlm.asr.settings import BeamSettings
 from dlm.cli.json_output import print_json_line
 from dlm.cli.options import PhraseList, Quiet, ServedModel, option
 from dlm.cli.progress import stage_printer
+from dlm.errors import AudioError, ConfigError, DlmError
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def transcribe(
     from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
     from dlm.client.deliver.warm import KERNELS
-    from dlm.errors import AudioError, ConfigError
     from dlm.progress import ProgressReporter
 
     settings = BeamSettings(
@@ -175,7 +175,6 @@ def _printed(
 
     Args  name  printed before the words
     """
-    from dlm.errors import DlmError
 
     at_s, whole = 0.0, False
     before = "" if name is None else f"{name}\t"

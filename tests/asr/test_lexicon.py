@@ -12,7 +12,7 @@ pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 pytest.importorskip("pocketsphinx", reason="pip install -e '.[asr]'")
 
 from cluster import build
-from dlm.asr import letters
+from dlm.asr import lexicon
 from dlm.asr.acoustic import AcousticModel
 from dlm.asr.lexicon import HOMOPHONES, model_lexicon, read_dictionary, read_table
 from dlm.client import Client
@@ -98,7 +98,7 @@ def test_a_letters_to_sounds_word_is_pronounced_once(
     told: list[str] = []
     first = model_lexicon(client.utterance(), LABELS, tell=told.append)
     assert told == ["pronouncing 1 word, once"]
-    monkeypatch.setattr(letters, "letters_to_sounds", None)
+    monkeypatch.setattr(lexicon, "letters_to_sounds", None)
     again = model_lexicon(client.utterance(), LABELS, tell=told.append)
     assert again.spellings == first.spellings
     assert len(told) == 1
