@@ -15,18 +15,18 @@ from dlm.client import AsyncClient, Phrases
 from dlm.client.deliver import loop
 from dlm.client.deliver.warm import KERNELS
 from dlm.errors import ConfigError
+from dlm.gateway import kernels
 from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import Dispatcher
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.http import HttpDoor
+from dlm.gateway.http import HttpDoor, pages
 from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
-from dlm.gateway.pages import pages
 from dlm.gateway.rpc import RpcDoor
 from dlm.gateway.traffic import Traffic
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.server.config import address_of
-from dlm.server.exposition import worker_exposition
+from dlm.server.exposition import load_page, worker_exposition
 from dlm.server.health import (
     HEALTH_SERVICE,
     Action,
@@ -36,14 +36,11 @@ from dlm.server.health import (
     step,
 )
 from dlm.server.http import HttpServer, tcp_socket
-from dlm.server.load import load_page
 from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound, reserved
-from dlm.server.process import Process
-from dlm.server.ready import Notice, OnReady
-from dlm.server.restarts import BEAT_S
+from dlm.server.process import Notice, OnReady, Process
 from dlm.server.security import Credentials, Guard, allow_connections, channel_options
-from dlm.server.workers import Supervisor
+from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
 from dlm.wire import pairs
 from dlm.wire.certificates import read_certificates
@@ -85,7 +82,7 @@ def serve(
     """
     allow_connections()
     credentials = Credentials(config)
-    compile_ahead(KERNELS)
+    compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: Gateway(config, opening, notice, credentials), stop_signals())

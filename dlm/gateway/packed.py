@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import Extension
+from dlm.client import Extension, States
 from dlm.errors import QueryError
+from dlm.gateway import kernels
+from dlm.gateway.kernels import CHECKSUM_BYTES
 from dlm.wire._pb import lm_pb2 as pb
 
 LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
-SEAL_BYTES = 4
-# Odd, so that a changed bit always changes the sum.
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
@@ -30,7 +29,7 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
-        _states(found.states.packed()) if states else b"",
+        _states(found.states) if states else b"",
         _field("oov", found.oov.tobytes()),
         _field("sources", found.source.tobytes() if found.source.any() else b""),
         _field("model", model.encode()),
@@ -41,37 +40,29 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     return b"".join(parts)
 
 
-def sealed(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """States as callers get them: rows of `States.packed`, each followed by its checksum."""
-    return np.concatenate([rows, _seals(rows, rows.shape[1])], axis=1)
-
-
-def _seals(rows: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """The checksum of the first `size` bytes of each row, read as numbers of which the last two may
-    overlap: a padded copy of a large step's states takes as long as to score them."""
-    count = len(rows)
-    if not count:
-        return np.zeros((0, SEAL_BYTES), np.uint8)
-    sums = np.full(count, _FACTOR)
-    for number, at in enumerate([*range(0, size - 8, 8), size - 8], 1):
-        words = np.ndarray(count, "<u8", rows, at, rows.strides[:1])
-        sums += words * np.uint64(int(_FACTOR) * (2 * number + 1) % (1 << 64))
-    return (sums >> np.uint64(32)).astype("<u4").view(np.uint8).reshape(count, SEAL_BYTES)
+def sealed(rows: NDArray[np.uint8], head: bytes = b"") -> NDArray[np.uint8]:
+    """States as callers get them: rows of `States.packed`, each between `head` and its checksum."""
+    count, size = rows.shape
+    out = np.empty((count, len(head) + size + CHECKSUM_BYTES), np.uint8)
+    kernels.write_states(np.frombuffer(head, np.uint8), rows, out)
+    return out
 
 
 def opened(states: Sequence[bytes]) -> list[bytes]:
     """What `sealed` was given, one of each; QueryError for bytes that it did not return."""
-    size = max(map(len, states), default=0)
-    wrong = np.array([len(one) != size or size < 8 + SEAL_BYTES for one in states], bool)
-    if not wrong.any() and states:
+    if not states:
+        return []
+    size = max(*map(len, states), CHECKSUM_BYTES + 1)
+    wrong = next((at for at, one in enumerate(states) if len(one) < size), -1)
+    if wrong < 0:
         rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
-        wrong = (_seals(rows, size - SEAL_BYTES) != rows[:, -SEAL_BYTES:]).any(axis=1)
-    if wrong.any():
+        wrong = kernels.changed_state(rows)
+    if wrong >= 0:
         raise QueryError(
-            f"states[{int(wrong.argmax())}] is not a state, or was changed on its way; expected "
-            "the bytes that a gateway returned"
+            f"states[{wrong}] is not a state, or was changed on its way; expected the bytes that a "
+            "gateway returned"
         )
-    return [one[:-SEAL_BYTES] for one in states]
+    return [one[:-CHECKSUM_BYTES] for one in states]
 
 
 def _head(name: str, size: int) -> bytes:
@@ -82,16 +73,10 @@ def _field(name: str, content: bytes) -> bytes:
     return _head(name, len(content)) + content if content else b""
 
 
-def _states(rows: NDArray[np.uint8]) -> bytes:
-    """The field `states`, of `sealed` rows."""
-    count, size = rows.shape
-    head = np.frombuffer(_head("states", size + SEAL_BYTES), np.uint8)
-    end = len(head) + size
-    whole = np.empty((count, end + SEAL_BYTES), np.uint8)
-    whole[:, : len(head)] = head
-    whole[:, len(head) : end] = rows
-    whole[:, end:] = _seals(rows, size)
-    return whole.tobytes()
+def _states(states: States) -> bytes:
+    """The field `states`, each with its checksum."""
+    rows = states.packed()
+    return sealed(rows, _head("states", rows.shape[1] + CHECKSUM_BYTES)).tobytes()
 
 
 def _varint(number: int) -> bytes:

@@ -25,11 +25,10 @@ from dlm.logs import EventLog
 from dlm.memory_options import MemoryOptions
 from dlm.server.admission import Clock
 from dlm.server.answers import OpenShard
-from dlm.server.collector import Served, ServerCollector, process_labels
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
 from dlm.server.downloads import open_files
-from dlm.server.exposition import starting_exposition, worker_exposition
+from dlm.server.exposition import load_page, starting_exposition, worker_exposition
 from dlm.server.health import (
     HEALTH_SERVICE,
     SHARD_SERVICE,
@@ -39,10 +38,8 @@ from dlm.server.health import (
     ServingState,
     step,
 )
-from dlm.server.heap import Heap
 from dlm.server.http import HttpServer, tcp_socket
-from dlm.server.load import load_page
-from dlm.server.models import Models
+from dlm.server.metrics import Served, ServerCollector, process_labels
 from dlm.server.opening import (
     Opened,
     check_files,
@@ -53,13 +50,11 @@ from dlm.server.opening import (
 )
 from dlm.server.poller import grpc
 from dlm.server.port import cannot_be_bound
-from dlm.server.process import Process
-from dlm.server.ready import Notice, OnReady, Ready
-from dlm.server.restarts import BEAT_S
+from dlm.server.process import Heap, Notice, OnReady, Process, Ready
 from dlm.server.security import Credentials, Guard, allow_connections, channel_options
-from dlm.server.service import ShardService
+from dlm.server.service import Models, ShardService
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
-from dlm.server.workers import Supervisor
+from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
 from dlm.wire import pairs
 

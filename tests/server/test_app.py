@@ -19,11 +19,9 @@ from dlm.server.app import ShardServer, serve
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.server.opening import open_shard, warm_up_messages
-from dlm.server.process import Process
-from dlm.server.ready import Notice
+from dlm.server.process import Notice, Process
 from dlm.server.service import ShardService
-from dlm.server.sets import ToldSets
-from dlm.server.trouble import SharedText
+from dlm.server.sets import SharedText, ToldSets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
