@@ -226,8 +226,13 @@ class Admission:
     async def idle(self) -> None:
         await self._idle.wait()
 
-    def asked_within(self, seconds: float) -> bool:
-        return self._clock() - self._asked < seconds
+    @property
+    def in_flight(self) -> int:
+        return self._metrics.in_flight
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether a message came less than `quiet_s` ago."""
+        return self._clock() - self._asked < quiet_s
 
     # ------------------------------------------------------------------ refusals
 

@@ -375,7 +375,7 @@ class Models:
         if self.in_flight:
             return True
         streams = sum(service.metrics.streams for service in self)
-        return streams > 0 and any(service.admission.asked_within(quiet_s) for service in self)
+        return streams > 0 and any(service.admission.is_wanted(quiet_s) for service in self)
 
     @property
     def in_flight(self) -> int:
