@@ -25,9 +25,8 @@ from dlm.client.api.splitting import split_words
 from dlm.client.api.states import MODEL_BYTES
 from dlm.errors import ConfigError, StaleShardSet
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import GatewayMetrics
+from dlm.gateway.metrics import GatewayMetrics, TrafficWriter
 from dlm.gateway.packed import extend_reply, opened, sealed
-from dlm.gateway.traffic import TrafficWriter
 from dlm.gateway.turns import GatewayTurns, Left
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal

@@ -19,9 +19,8 @@ from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import Dispatcher
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.http import HttpDoor, pages
-from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
+from dlm.gateway.metrics import GatewayCollector, GatewayMetrics, Traffic
 from dlm.gateway.rpc import RpcDoor
-from dlm.gateway.traffic import Traffic
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.server.config import address_of

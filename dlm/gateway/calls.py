@@ -23,8 +23,7 @@ from dlm.errors import (
 )
 from dlm.gateway.answers import LanguageModel, queries_of
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
-from dlm.gateway.traffic import TrafficWriter
+from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics, TrafficWriter
 from dlm.gateway.turns import QUERY_BYTES, SMALL_QUERIES, GatewayTurns, Left, countdown
 from dlm.logs import EventLog
 from dlm.server.admission import Admission

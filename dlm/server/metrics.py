@@ -258,28 +258,27 @@ class ServerCollector(Collector):
         for labels, s in labelled:
             shards.add_metric(labels, s.shards)
         yield shards
-        memory = _family("memory_bytes")
-        restarts = _family("worker_restarts_total")
-        open_files = _family("open_files")
-        max_files = _family("max_files")
-        trouble = _family("not_ready")
-        rejected = _family("sets_rejected")
-        info = _family("info")
-        for labels, _ in labelled[:1]:
-            memory.add_metric(labels, self._process.memory.bytes())
-            restarts.add_metric(labels, self._process.restarts)
+        yield from self._of_process([labels for labels, _ in labelled[:1]])
+
+    def _of_process(self, whose: Sequence[tuple[str, ...]]) -> Iterator[Metric]:
+        process = self._process
+        for name, number in (
+            ("memory_bytes", process.memory.bytes()),
+            ("worker_restarts_total", process.restarts),
+            ("open_files", process.open_files.count()),
+            ("max_files", process.open_files.limit),
+            ("sets_rejected", bool(process.rejected.read())),
+        ):
+            plain = _family(name)
+            for labels in whose:
+                plain.add_metric(labels, number)
+            yield plain
+        trouble, info = _family("not_ready"), _family("info")
+        for labels in whose:
             info.add_metric((*labels, __version__), 1)
-            rejected.add_metric(labels, bool(self._process.rejected.read()))
-            open_files.add_metric(labels, self._process.open_files.count())
-            max_files.add_metric(labels, self._process.open_files.limit)
-            for cause, text in self._process.trouble().items():
+            for cause, text in process.trouble().items():
                 trouble.add_metric((*labels, cause.value), bool(text))
-        yield memory
-        yield restarts
-        yield open_files
-        yield max_files
         yield trouble
-        yield rejected
         yield info
 
 

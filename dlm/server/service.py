@@ -149,29 +149,29 @@ class ShardService:
         arrived = time.perf_counter()
         message = parse(pb.ScoreRequest(), data)
         message.ClearField("context_block")  # only Exchange carries those
-        queries, posted = len(message.words) // codec.WORD_BYTES, None
-        release = await self.admission.turns.take(queries)
-        try:
-            if queries <= self.config.inline_queries:
-                answered = self.answerer.score(message, late)
-            else:
-                posted = time.perf_counter()
-                answered = await self.in_thread(self.answerer.score, message, late)
-        finally:
-            release()
-        self.count(answered, arrived, posted=posted)
-        return answered.data
+        queries = len(message.words) // codec.WORD_BYTES
+        return await self._in_turn(self.answerer.score, message, queries, late, arrived)
 
     async def _read_and_list(self, data: bytes, late: float | None) -> bytes:
         arrived = time.perf_counter()
         located = self.answerer.locate(data)
+        return await self._in_turn(self.answerer.list, located, located.size, late, arrived)
+
+    async def _in_turn(
+        self,
+        work: Callable[[Any, float | None], Answered],
+        asked: Any,
+        queries: int,
+        late: float | None,
+        arrived: float,
+    ) -> bytes:
         posted = time.perf_counter()
-        release = await self.admission.turns.take(located.size)
+        release = await self.admission.turns.take(queries)
         try:
-            if located.size <= self.config.inline_queries:
-                answered = self.answerer.list(located, late)
+            if queries <= self.config.inline_queries:
+                answered = work(asked, late)
             else:
-                answered = await self.in_thread(self.answerer.list, located, late)
+                answered = await self.in_thread(work, asked, late)
         finally:
             release()
         self.count(answered, arrived, posted=posted)
