@@ -1,6 +1,6 @@
-"""What all processes of a gateway have answered, in memory that they share.
+"""What a gateway counts, and how that is shown: to Prometheus, and as the traffic of all processes.
 
-Each writes a row of its own, once a second, so any of them can show the sum.
+No text, word, id or address is ever a label: only the closed sets of calls, doors and results.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from dlm.wire.status import Reason
 
 OK = "ok"
 ABANDONED = "abandoned"
+
+
+MAX_SHARDS = 1024  # shown; later ones are not
+_NUMBERS, _CALLS = 3, len(SECONDS) + 1
+_WIDTH = _NUMBERS + _CALLS + MAX_SHARDS
 # Every family that a gateway shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_gateway_calls_total": Family(
@@ -138,13 +143,12 @@ def _family(name: str) -> Any:
     return family(FAMILIES, f"dlm_gateway_{name}")
 
 
-MAX_SHARDS = 1024  # shown; later ones are not
-_NUMBERS, _CALLS = 3, len(SECONDS) + 1
-_WIDTH = _NUMBERS + _CALLS + MAX_SHARDS
-
-
 class Traffic:
-    """Counts of `workers` processes; make it before they are forked."""
+    """What all `workers` processes have answered, in memory that they share; make it before they
+    are forked.
+
+    Each writes a row of its own, once a second, so any of them can show the sum.
+    """
 
     def __init__(self, workers: int = 1) -> None:
         size = workers * _WIDTH

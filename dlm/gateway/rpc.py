@@ -10,7 +10,7 @@ from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import CALLS, Dispatcher
 from dlm.gateway.turns import Left
 from dlm.server.poller import grpc
-from dlm.server.refusals import LOAD_REASONS, RETRY_AFTER_MS, Refusal, parse
+from dlm.server.refusals import Refusal, parse
 from dlm.wire._pb import lm_pb2 as pb
 
 DOOR = "grpc"
@@ -51,9 +51,10 @@ class RpcDoor:
             try:
                 reply = await self._answer("Extend", data, context, None, streamed=True)
             except Refusal as refusal:
-                wait_ms = RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0
                 refused = pb.ExtendReply(
-                    reason=refusal.reason.value, message=refusal.message, retry_after_ms=wait_ms
+                    reason=refusal.reason.value,
+                    message=refusal.message,
+                    retry_after_ms=refusal.retry_ms,
                 )
                 reply = refused.SerializeToString()
             yield reply

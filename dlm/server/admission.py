@@ -7,6 +7,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -64,36 +65,54 @@ class Fair:
         return item
 
 
-class WaitingCalls:
-    """Calls that wait for their turn: clients share alike, and so do the connections of each."""
+class Lane:
+    """Messages of one size. Those that must wait take turns: clients share alike, and so do the
+    connections of each.
 
-    def __init__(self) -> None:
+    Args        free       how many more may be worked on at the same time
+                threads    whether threads work on them
+    """
+
+    def __init__(self, free: float, *, threads: bool = False) -> None:
+        self.free, self._threads = free, threads
+        self._left = WORK_AT_ONCE  # until the loop has looked again
         self._clients = Fair()
-        self._calls: dict[str, Fair] = {}  # by client
+        self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
 
-    def __len__(self) -> int:
-        return len(self._clients)
+    def begins(self, work: int) -> bool:
+        """Begins this, if nothing waits and there is room."""
+        if self._clients or not self._has_room():
+            return False
+        self._begin(work)
+        return True
 
-    def put(self, work: int) -> asyncio.Future[None]:
+    def wait(self, work: int) -> asyncio.Future[None]:
         """Has a result when it is the turn of the current call."""
         turn = asyncio.get_running_loop().create_future()
         client = caller()
         name = "" if client is None else client.name
-        self._clients.put(name, work, name)
-        self._calls.setdefault(name, Fair()).put(connection(), work, (turn, work))
+        calls = self._calls.setdefault(name, Fair())
+        calls.put(connection(), work, (turn, work))
+        self._clients.put(name, work, calls)
         return turn
 
-    def take(self) -> int:
-        """Gives the first call that still waits its turn; returns its work, 0 if there is none."""
-        while self._clients:
-            name = self._clients.take()
-            turn, work = self._calls[name].take()
-            if not self._calls[name]:
-                del self._calls[name]
+    def go_on(self) -> bool:
+        """The loop has looked: gives turns to what waits, as long as there is room. Returns whether
+        something began."""
+        self._left = WORK_AT_ONCE
+        while self._clients and self._has_room():
+            turn, work = self._clients.take().take()
             if not turn.done():
                 turn.set_result(None)
-                return int(work)
-        return 0
+                self._begin(work)
+        return self._left < WORK_AT_ONCE
+
+    def _has_room(self) -> bool:
+        return self.free > 0 and self._left > 0
+
+    def _begin(self, work: int) -> None:
+        self.free -= 1
+        self._left -= MESSAGE_WORK if self._threads else work
 
 
 class Turns:
@@ -109,11 +128,9 @@ class Turns:
     def __init__(
         self, most: int, at_once: int, *, threads: bool = False, connection: int = 1
     ) -> None:
-        self.most, self._free, self._threads = most, at_once, threads
-        self._connection = max(connection, 1)
+        self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._small, self._large = WaitingCalls(), WaitingCalls()
-        self._left = self._left_large = WORK_AT_ONCE  # until the loop has looked again
+        self._small, self._large = Lane(inf), Lane(at_once, threads=threads)
         self._will_look = False
 
     def room_of_connection(self) -> asyncio.Semaphore:
@@ -126,40 +143,25 @@ class Turns:
 
         Args  work  queries, or what takes as long
         """
-        if work > self.most:
-            if self._large or not self._has_room():
-                turn = self._large.put(work)
-                try:
-                    await turn
-                except asyncio.CancelledError:
-                    if not turn.cancelled():  # it was its turn already
-                        self._end_large()
-                    raise
-            else:
-                self._begin_large(work)
-            held = ExitStack()
-            held.callback(self._end_large)
-            return held.close
-        if self._small or self._left <= 0:
-            await self._small.put(MESSAGE_WORK + work)
-        else:
-            self._begin(MESSAGE_WORK + work)
-        return _nothing
-
-    def _begin(self, work: int) -> None:
-        self._left -= work
+        lane = self._large if work > self.most else self._small
+        work += MESSAGE_WORK
         self._look_soon()
+        if not lane.begins(work):
+            turn = lane.wait(work)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it was its turn already
+                    self._end(lane)
+                raise
+        if lane is self._small:
+            return _nothing
+        held = ExitStack()
+        held.callback(self._end, lane)
+        return held.close
 
-    def _has_room(self) -> bool:
-        return self._free > 0 and self._left_large > 0
-
-    def _begin_large(self, work: int) -> None:
-        self._free -= 1
-        self._left_large -= MESSAGE_WORK if self._threads else work
-        self._look_soon()
-
-    def _end_large(self) -> None:
-        self._free += 1
+    def _end(self, lane: Lane) -> None:
+        lane.free += 1
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -168,13 +170,9 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._looked)
 
     def _looked(self) -> None:
-        self._left = self._left_large = WORK_AT_ONCE
         self._will_look = False
-        while self._small and self._left > 0:
-            self._begin(self._small.take())
-        while self._large and self._has_room():
-            if work := self._large.take():
-                self._begin_large(work)
+        if self._small.go_on() | self._large.go_on():
+            self._look_soon()
 
 
 def _nothing() -> None:
