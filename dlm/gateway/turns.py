@@ -33,8 +33,7 @@ class GatewayTurns(Turns):
     async def within(self, left_s: float, work: int) -> Release:
         """`take`, but `Refusal` if the turn has not come in so many seconds."""
         try:
-            async with asyncio.timeout(left_s):
-                return await self.take(work)
+            return await self.take(work, left_s)
         except TimeoutError:
             raise _others_took_it() from None
 

@@ -21,9 +21,9 @@ from dlm.wire.status import Reason
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
 # Work is counted in queries. What a message takes besides its queries, and how much is done before
-# the event loop looks at the network again: a millisecond.
+# the event loop looks at the network again: a millisecond or two.
 MESSAGE_WORK = 1024
-WORK_AT_ONCE = 4 * MESSAGE_WORK
+WORK_AT_ONCE = 16 * MESSAGE_WORK
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
@@ -137,11 +137,12 @@ class Turns:
         """Where the streams of the current call's connection hold their large messages."""
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
 
-    async def take(self, work: int) -> Release:
+    async def take(self, work: int, within_s: float | None = None) -> Release:
         """Returns when it is the turn of the current call, with what to call once it is done, or
         more often.
 
-        Args  work  queries, or what takes as long
+        Args    work  queries, or what takes as long
+        Raises  TimeoutError  its turn has not come in so many seconds
         """
         lane = self._large if work > self.most else self._small
         work += MESSAGE_WORK
@@ -149,7 +150,8 @@ class Turns:
         if not lane.begins(work):
             turn = lane.wait(work)
             try:
-                await turn
+                async with asyncio.timeout(within_s):
+                    await turn
             except asyncio.CancelledError:
                 if not turn.cancelled():  # it was its turn already
                     self._end(lane)
