@@ -149,13 +149,13 @@ class Turns:
         self._look_soon()
         if not lane.begins(work):
             turn = lane.wait(work)
-            try:
-                async with asyncio.timeout(within_s):
+            async with asyncio.timeout(within_s):
+                try:
                     await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it was its turn already
-                    self._end(lane)
-                raise
+                except asyncio.CancelledError:
+                    if not turn.cancelled():  # it was its turn already
+                        self._end(lane)
+                    raise
         if lane is self._small:
             return _nothing
         held = ExitStack()
