@@ -16,11 +16,10 @@ from dlm.client.deliver.warm import KERNELS
 from dlm.errors import ConfigError
 from dlm.gateway import kernels
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import Dispatcher
+from dlm.gateway.calls import Dispatcher, RpcDoor
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.http import HttpDoor, pages
 from dlm.gateway.metrics import GatewayCollector, GatewayMetrics, Traffic
-from dlm.gateway.rpc import RpcDoor
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.server.config import address_of

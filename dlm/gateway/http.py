@@ -27,9 +27,8 @@ import h11
 from google.protobuf import json_format
 
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import CALLS, Dispatcher
+from dlm.gateway.calls import CALLS, Dispatcher, Plain
 from dlm.gateway.metrics import GatewayMetrics
-from dlm.gateway.rpc import Plain
 from dlm.gateway.turns import LARGE, GatewayTurns, Left, T, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback

@@ -31,14 +31,13 @@ from dlm.server.admission import Clock
 from dlm.server.answers import OpenShard
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
-from dlm.server.downloads import open_files
 from dlm.server.exposition import load_page, starting_exposition
 from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector, process_labels
 from dlm.server.process import Heap, Notice, OnReady, Process, Ready
 from dlm.server.security import Credentials, allow_connections
-from dlm.server.service import Models, ShardService
+from dlm.server.service import Models, ShardService, open_files
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals

@@ -14,7 +14,7 @@ from client.questions import random_sentences
 from cluster import ModelFiles, ThreadServer, build, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.config.rollout import Rollout, edited
-from dlm.gateway.packed import sealed
+from dlm.gateway.answers import sealed
 from dlm.index.search.shard import Shard
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb

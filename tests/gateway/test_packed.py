@@ -1,4 +1,4 @@
-"""dlm.gateway.packed: the bytes are those of the message."""
+"""dlm.gateway.answers: the bytes are those of the message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from dlm.client import Extension
 from dlm.client.api.states import States, model_info_of
 from dlm.errors import QueryError
-from dlm.gateway.packed import extend_reply, opened, sealed
+from dlm.gateway.answers import extend_reply, opened, sealed
 from dlm.ngram.query import BIGRAM_FALLBACK
 from dlm.wire._pb import lm_pb2 as pb
 

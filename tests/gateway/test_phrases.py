@@ -14,9 +14,8 @@ import pytest
 from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
 from dlm.gateway import answers
-from dlm.gateway.answers import PhraseStore
+from dlm.gateway.answers import PhraseStore, opened
 from dlm.gateway.config import MIB
-from dlm.gateway.packed import opened
 from dlm.gateway.turns import GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
