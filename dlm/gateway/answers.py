@@ -22,7 +22,7 @@ from dlm.asr.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, Extension, Phrases, States
 from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words
-from dlm.client.api.states import MODEL_BYTES
+from dlm.client.api.states import MODEL_BYTES, state_head
 from dlm.errors import ConfigError, QueryError, StaleShardSet
 from dlm.gateway import kernels
 from dlm.gateway.config import GatewayConfig
@@ -198,7 +198,7 @@ class LanguageModel:
         """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
-        begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]).packed())
+        begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]))
         reply = pb.ModelsReply()
         reply.models.add(
             model=info.model,
@@ -429,7 +429,7 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     parts = [
         _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
         _field("matched_orders", found.matched_order.tobytes()),
-        _states(found.states) if states else b"",
+        sealed(found.states, "states").data if states else b"",
         _field("oov", found.oov.tobytes()),
         _field("sources", found.source.tobytes() if found.source.any() else b""),
         _field("model", model.encode()),
@@ -440,11 +440,27 @@ def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
     return b"".join(parts)
 
 
-def sealed(rows: NDArray[np.uint8], head: bytes = b"") -> NDArray[np.uint8]:
-    """States as callers get them: rows of `States.packed`, each between `head` and its checksum."""
-    count, size = rows.shape
-    out = np.empty((count, len(head) + size + CHECKSUM_BYTES), np.uint8)
-    kernels.write_states(np.frombuffer(head, np.uint8), rows, out)
+def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
+    """Rows of the bytes of `States.to_bytes`, each followed by its checksum, as callers get them;
+    and after the head of a field, if one is named."""
+    flat = states.reshape(-1)
+    head, at = state_head(flat.model_info)
+    count, width = flat._contexts.shape
+    size = at + 1 + 4 * width + CHECKSUM_BYTES
+    start = _head(field, size) if field else b""
+    nodes = np.zeros((count, 0), np.uint8)
+    if flat._nodes is not None:
+        nodes = np.ascontiguousarray(flat._nodes, "<i4").view(np.uint8).reshape(count, 4)
+    contexts = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
+    out = np.empty((count, len(start) + size), np.uint8)
+    kernels.write_states(
+        np.frombuffer(start + head, np.uint8),
+        len(start),
+        nodes,
+        np.ascontiguousarray(flat._lengths),
+        contexts,
+        out,
+    )
     return out
 
 
@@ -471,12 +487,6 @@ def _head(name: str, size: int) -> bytes:
 
 def _field(name: str, content: bytes) -> bytes:
     return _head(name, len(content)) + content if content else b""
-
-
-def _states(states: States) -> bytes:
-    """The field `states`, each with its checksum."""
-    rows = states.packed()
-    return sealed(rows, _head("states", rows.shape[1] + CHECKSUM_BYTES)).tobytes()
 
 
 def _varint(number: int) -> bytes:

@@ -24,30 +24,37 @@ def _powers(count):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _checksum(rows, i, powers):  # type: ignore[no-untyped-def]
-    """Of the first bytes of row `i`, as many as there are powers."""
+def _checksum(rows, i, begin, powers):  # type: ignore[no-untyped-def]
+    """Of the bytes of row `i` from `begin`, as many as there are powers."""
     total = _FACTOR
     for b in range(len(powers)):
-        total = np.uint32(total + np.uint32(np.uint32(rows[i, b]) * powers[b]))
+        total = np.uint32(total + np.uint32(np.uint32(rows[i, begin + b]) * powers[b]))
     return total
 
 
-@kernel("uint8[:], uint8[:, :], out uint8[:, :]", nogil=False)
-def write_states(head, rows, out):  # type: ignore[no-untyped-def]
-    """Writes each row between `head` and its checksum.
+@kernel("uint8[:], int64, uint8[:, :], uint8[:], uint8[:, :], out uint8[:, :]", nogil=False)
+def write_states(start, begin, nodes, lengths, contexts, out):  # type: ignore[no-untyped-def]
+    """Writes each state after `start`, of which `begin` bytes are not the state's, and before its
+    checksum.
 
-    Shapes  head (H,), rows (N, S), out (N, H + S + CHECKSUM_BYTES)
+    Shapes  start (S,), nodes (N, 4) or (N, 0), lengths (N,), contexts (N, W),
+            out (N, S + 4 or 0 + 1 + W + CHECKSUM_BYTES)
     """
-    before, size = len(head), rows.shape[1]
-    powers = _powers(size)
-    for i in range(len(rows)):
-        for b in range(before):
-            out[i, b] = head[b]
-        for b in range(size):
-            out[i, before + b] = rows[i, b]
-        total = _checksum(rows, i, powers)
+    node_at, node_size, width = len(start), nodes.shape[1], contexts.shape[1]
+    length_at = node_at + node_size
+    end = length_at + 1 + width
+    powers = _powers(end - begin)
+    for i in range(len(out)):
+        for b in range(node_at):
+            out[i, b] = start[b]
+        for b in range(node_size):
+            out[i, node_at + b] = nodes[i, b]
+        out[i, length_at] = lengths[i]
+        for b in range(width):
+            out[i, length_at + 1 + b] = contexts[i, b]
+        total = _checksum(out, i, begin, powers)
         for b in range(CHECKSUM_BYTES):
-            out[i, before + size + b] = np.uint8(total >> np.uint32(8 * b))
+            out[i, end + b] = np.uint8(total >> np.uint32(8 * b))
 
 
 @kernel("uint8[:, :]", nogil=False)
@@ -59,7 +66,7 @@ def changed_state(rows):  # type: ignore[no-untyped-def]
     size = rows.shape[1] - CHECKSUM_BYTES
     powers = _powers(size)
     for i in range(len(rows)):
-        total = _checksum(rows, i, powers)
+        total = _checksum(rows, i, 0, powers)
         for b in range(CHECKSUM_BYTES):
             if rows[i, size + b] != np.uint8(total >> np.uint32(8 * b)):
                 return i
