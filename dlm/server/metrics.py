@@ -243,11 +243,17 @@ class ServerCollector(Collector):
         labelled = [(s.labels(self._process.worker), s) for s in served]
         yield from _requests(labelled)
         yield from _histograms(labelled)
-        for name in ("in_flight", "streams", "downloads"):
-            gauge = _family(name)
+        for name, attribute in (
+            ("queries_total", "queries"),
+            ("context_blocks_total", "blocks"),
+            ("in_flight", "in_flight"),
+            ("streams", "streams"),
+            ("downloads", "downloads"),
+        ):
+            plain = _family(name)
             for labels, s in labelled:
-                gauge.add_metric(labels, getattr(s.metrics, name))
-            yield gauge
+                plain.add_metric(labels, getattr(s.metrics, attribute))
+            yield plain
         state = _family("state")
         for labels, s in labelled:
             now = s.state()
@@ -291,8 +297,6 @@ Labelled = list[tuple[tuple[str, str, str, str], Served]]
 
 def _requests(labelled: Labelled) -> Iterator[Metric]:
     requests = _family("requests_total")
-    queries = _family("queries_total")
-    blocks = _family("context_blocks_total")
     orders = _family("matched_order_total")
     for labels, s in labelled:
         counts = s.metrics
@@ -302,13 +306,9 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         # miss that one.
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
-        queries.add_metric(labels, counts.queries)
-        blocks.add_metric(labels, counts.blocks)
         for order in range(1, s.order + 1):
             orders.add_metric((*labels, str(order)), int(counts.matched_orders[order]))
     yield requests
-    yield queries
-    yield blocks
     yield orders
 
 
