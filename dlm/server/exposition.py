@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder
 from dlm.logs import EventLog
-from dlm.server.config import Supervised
+from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
 from dlm.server.metrics import Served
@@ -114,7 +114,7 @@ def worker_exposition(
 
 
 @contextlib.contextmanager
-def starting_exposition(config: Supervised) -> Iterator[None]:
+def starting_exposition(config: Access) -> Iterator[None]:
     """Meanwhile, the metrics port says that the server is starting, which may take minutes.
 
     /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
@@ -284,7 +284,7 @@ class WorkerSockets:
 
 
 @contextlib.contextmanager
-def worker_sockets(config: Supervised) -> Iterator[WorkerSockets | None]:
+def worker_sockets(config: Access) -> Iterator[WorkerSockets | None]:
     """The port, bound, and an unnamed socket for each worker; None if metrics are off."""
     if not config.metrics_port:
         yield None

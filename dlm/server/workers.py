@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from dlm.errors import ConfigError, DlmError
 from dlm.logs import EventLog
 from dlm.server.child import as_error, end_with_parent, say
-from dlm.server.config import Supervised
+from dlm.server.config import Access
 from dlm.server.exposition import WorkerSockets, serve_joined, worker_sockets
 from dlm.server.port import reserved
 from dlm.server.process import Notice, OnReady, Process, Ready
@@ -153,7 +153,7 @@ class Supervisor:
 
     def __init__(
         self,
-        config: Supervised,
+        config: Access,
         *,
         warm: Callable[[], None],
         work: WorkerMain,
