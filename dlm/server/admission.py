@@ -65,7 +65,7 @@ class Fair:
         return item
 
 
-class Lane:
+class TurnLane:
     """Messages of one size. Those that must wait take turns: clients share alike, and so do the
     connections of each.
 
@@ -130,7 +130,7 @@ class Turns:
     ) -> None:
         self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._small, self._large = Lane(inf), Lane(at_once, threads=threads)
+        self._small, self._large = TurnLane(inf), TurnLane(at_once, threads=threads)
         self._will_look = False
 
     def room_of_connection(self) -> asyncio.Semaphore:
@@ -162,7 +162,7 @@ class Turns:
         held.callback(self._end, lane)
         return held.close
 
-    def _end(self, lane: Lane) -> None:
+    def _end(self, lane: TurnLane) -> None:
         lane.free += 1
         self._look_soon()
 
