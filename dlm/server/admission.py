@@ -21,9 +21,9 @@ from dlm.wire.status import Reason
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
 # Work is counted in queries. What a message takes besides its queries, and how much is done before
-# the event loop looks at the network again: a millisecond or two.
+# the event loop looks at the network again: a few milliseconds.
 MESSAGE_WORK = 1024
-WORK_AT_ONCE = 16 * MESSAGE_WORK
+WORK_AT_ONCE = 32 * MESSAGE_WORK
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
