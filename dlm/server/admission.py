@@ -70,12 +70,13 @@ class TurnLane:
     connections of each.
 
     Args        free       how many more may be worked on at the same time
+                at_a_look  work between two looks of the event loop
                 threads    whether threads work on them
     """
 
-    def __init__(self, free: float, *, threads: bool = False) -> None:
-        self.free, self._threads = free, threads
-        self._left = WORK_AT_ONCE  # until the loop has looked again
+    def __init__(self, free: float, at_a_look: int, *, threads: bool = False) -> None:
+        self.free, self._threads, self._most = free, threads, at_a_look
+        self._left = at_a_look  # until the loop has looked again
         self._clients = Fair()
         self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
 
@@ -99,13 +100,13 @@ class TurnLane:
     def go_on(self) -> bool:
         """The loop has looked: gives turns to what waits, as long as there is room. Returns whether
         something began."""
-        self._left = WORK_AT_ONCE
+        self._left = self._most
         while self._clients and self._has_room():
             turn, work = self._clients.take().take()
             if not turn.done():
                 turn.set_result(None)
                 self._begin(work)
-        return self._left < WORK_AT_ONCE
+        return self._left < self._most
 
     def _has_room(self) -> bool:
         return self.free > 0 and self._left > 0
@@ -122,15 +123,25 @@ class Turns:
     Args  most        queries of a message that counts as small; the others are large
           at_once     large ones that may be worked on at the same time
           threads     whether threads work on large ones
+          at_a_look   work between two looks
           connection  large ones that the streams of one connection may have at work or unread
     """
 
     def __init__(
-        self, most: int, at_once: int, *, threads: bool = False, connection: int = 1
+        self,
+        most: int,
+        at_once: int,
+        *,
+        threads: bool = False,
+        connection: int = 1,
+        at_a_look: int = WORK_AT_ONCE,
     ) -> None:
         self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._small, self._large = TurnLane(inf), TurnLane(at_once, threads=threads)
+        self._small, self._large = (
+            TurnLane(inf, at_a_look),
+            TurnLane(at_once, at_a_look, threads=threads),
+        )
         self._will_look = False
 
     def room_of_connection(self) -> asyncio.Semaphore:
