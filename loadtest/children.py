@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from dlm.server.parent import command_of_child
+from dlm.server.child import command_of_child
 
 ROOT = Path(__file__).resolve().parents[1]
 

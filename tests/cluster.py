@@ -42,7 +42,7 @@ from dlm.ngram.backoff import DictModel
 from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
-from dlm.server.ready import Notice, Ready
+from dlm.server.process import Notice, Ready
 from dlm.wire._pb import shard_pb2 as pb
 from forked import DLM, Process, start
 from models import PlainModel

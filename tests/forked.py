@@ -249,7 +249,7 @@ def fork_servers() -> None:
     """From here on `dlm cluster`, in this process and its children, forks its servers."""
     from dlm.cli import main
     from dlm.cluster import processes
-    from dlm.server.parent import end_with_parent
+    from dlm.server.child import end_with_parent
 
     exec_one = processes._start
 

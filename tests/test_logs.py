@@ -26,8 +26,8 @@ from dlm.errors import DlmError, QueryError
 from dlm.gateway.events import EVENTS as gateway_events
 from dlm.logs import EventLog
 from dlm.ngram.query import QueryGroups
-from dlm.server.collector import Served, ServerCollector
 from dlm.server.events import EVENTS as server_events
+from dlm.server.metrics import Served, ServerCollector
 from dlm.wire import codec
 from models import PlainModel
 from parsed import tree_of

@@ -21,8 +21,8 @@ from dlm.errors import ConfigError, ShardDown
 from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
+from dlm.server.child import command_of_child
 from dlm.server.compiling import KERNELS
-from dlm.server.parent import command_of_child
 from dlm.server.port import reserved
 from dlm.units import counted
 

@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,19 @@ from numpy.typing import NDArray
 
 from dlm.asr.lattice import Scales
 from dlm.asr.nbest import Hypothesis
-from dlm.client import AsyncClient, AsyncUtterance, States
+from dlm.client import AsyncClient, AsyncUtterance, Extension, Phrases, States
 from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words
-from dlm.client.api.states import MODEL_BYTES
-from dlm.errors import ConfigError, StaleShardSet
+from dlm.client.api.states import MODEL_BYTES, state_head
+from dlm.errors import ConfigError, QueryError, StaleShardSet
+from dlm.gateway import kernels
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import GatewayMetrics
-from dlm.gateway.packed import extend_reply, opened, sealed
-from dlm.gateway.phrase_store import PhraseStore
-from dlm.gateway.traffic import TrafficWriter
+from dlm.gateway.kernels import CHECKSUM_BYTES
+from dlm.gateway.metrics import GatewayMetrics, TrafficWriter
 from dlm.gateway.turns import GatewayTurns, Left
 from dlm.server.admission import NOT_NAMED
 from dlm.server.refusals import Refusal
-from dlm.server.security import may_ask
+from dlm.server.security import may_ask, token_name
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
@@ -41,6 +41,10 @@ SERVICE = "dlm.v1.LanguageModel"
 MODELS_KEPT = 3
 DEFAULT_COUNT = 10  # of NextWords
 PAUSE = 256  # sentences of a reply that are written before others have their turn
+
+
+LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
+_FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
 
 class LanguageModel:
@@ -194,7 +198,7 @@ class LanguageModel:
         """A ModelsReply."""
         utterance = _open_to_caller(self.client.utterance())
         info, words = utterance.model_info, utterance.vocabulary
-        begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]).packed())
+        begin, null = sealed(utterance.states([utterance.begin(), utterance.null()]))
         reply = pb.ModelsReply()
         reply.models.add(
             model=info.model,
@@ -305,6 +309,97 @@ class LanguageModel:
             )
 
 
+@dataclass(slots=True)
+class _Kept:
+    phrases: Phrases
+    size: int  # bytes
+    calls: int = 0  # that use it now
+
+    def end(self) -> None:
+        """One of them has ended."""
+        self.calls -= 1
+
+
+class PhraseStore:
+    """Phrases that callers sent, kept by their id for their later calls, as many as fit; nothing
+    logs one. On the event loop.
+
+    Whoever guesses a list has its id, and must not learn whether another client sent it: each token
+    finds its own lists only.
+
+    Args  max_bytes  of all lists together; one that is alone is kept even if it has more
+    """
+
+    def __init__(self, max_bytes: int, turns: GatewayTurns) -> None:
+        self._max_bytes = max_bytes
+        self._turns = turns
+        # By the name of the token, and id; the last used is last.
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self.bytes = 0
+
+    async def of(
+        self, request: Any, vocabulary_size: int, left: Left, held: ExitStack
+    ) -> Phrases | None:
+        """The phrases of a request; None if it has none.
+
+        Args    left   seconds in which they must have been read
+                held   until it is closed, they are not forgotten
+        Raises  Refusal  an id that is not known here, no memory, too late
+                QueryError  see `Phrases`
+        """
+        kept = await self._find(request.phrases, vocabulary_size, left)
+        if kept is None:
+            return None
+        kept.calls += 1
+        held.callback(kept.end)
+        return kept.phrases
+
+    async def _find(self, given: Any, vocabulary_size: int, left: Left) -> _Kept | None:
+        if given.id and given.phrases:
+            raise Refusal(
+                Reason.MALFORMED, "phrases and their id are both given; expected one of them"
+            )
+        if given.id:
+            return self._known(given.id)
+        if not given.phrases:
+            return None
+        weights = {one.text: one.bonus for one in given.phrases}
+        if len(weights) < len(given.phrases):
+            raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
+        # While one is read, it is many times as large as its message.
+        found = await self._turns.aside(lambda: Phrases(weights), left())
+        return self._keep(found, found.memory_bytes(vocabulary_size))
+
+    def _known(self, digest: str) -> _Kept:
+        key = token_name(), digest
+        if key not in self._kept:
+            raise Refusal(
+                Reason.PHRASES_UNKNOWN,
+                "this gateway does not know, or no longer knows, the phrases of this id; send the "
+                "phrases in place of their id",
+            )
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _keep(self, phrases: Phrases, size: int) -> _Kept:
+        key = token_name(), phrases.digest
+        if key in self._kept:
+            return self._known(phrases.digest)
+        unused = [other for other, kept in self._kept.items() if not kept.calls]
+        while unused and self.bytes + size > self._max_bytes:
+            self.bytes -= self._kept.pop(unused.pop(0)).size
+        if self._kept and self.bytes + size > self._max_bytes:
+            raise Refusal(
+                Reason.OVERLOADED,
+                f"the phrases take {size:,} bytes, and those of calls in flight leave fewer of "
+                f"{self._max_bytes:,}. Ask another gateway, or retry later; the operator may raise "
+                "max_phrases_bytes",
+            )
+        self.bytes += size
+        self._kept[key] = kept = _Kept(phrases, size)
+        return kept
+
+
 def queries_of(request: pb.ExtendRequest) -> int:
     """How many words it scores."""
     count = len(request.words or request.word_ids)
@@ -321,3 +416,83 @@ def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
 
 def _malformed(message: str) -> Refusal:
     return Refusal(Reason.MALFORMED, message)
+
+
+def extend_reply(found: Extension, model: str, *, states: bool) -> bytes:
+    """The bytes of an ExtendReply, made from arrays: objects cost more than scoring.
+
+    Lists of floats are packed as their bytes, and those of small whole numbers as a byte each, so
+    both are the arrays themselves.
+
+    Args  states  whether it has them
+    """
+    parts = [
+        _field("log10_probs", found.log10_prob.astype("<f4", copy=False).tobytes()),
+        _field("matched_orders", found.matched_order.tobytes()),
+        sealed(found.states, "states").data if states else b"",
+        _field("oov", found.oov.tobytes()),
+        _field("sources", found.source.tobytes() if found.source.any() else b""),
+        _field("model", model.encode()),
+    ]
+    if found.bonus is not None:
+        parts.append(_field("bonuses", found.bonus.astype("<f4", copy=False).tobytes()))
+        parts.append(_field("phrases_id", found.states.model_info.phrases.encode()))
+    return b"".join(parts)
+
+
+def sealed(states: States, field: str = "") -> NDArray[np.uint8]:
+    """Rows of the bytes of `States.to_bytes`, each followed by its checksum, as callers get them;
+    and after the head of a field, if one is named."""
+    flat = states.reshape(-1)
+    head, at = state_head(flat.model_info)
+    count, width = flat._contexts.shape
+    size = at + 1 + 4 * width + CHECKSUM_BYTES
+    start = _head(field, size) if field else b""
+    nodes = np.zeros((count, 0), np.uint8)
+    if flat._nodes is not None:
+        nodes = np.ascontiguousarray(flat._nodes, "<i4").view(np.uint8).reshape(count, 4)
+    contexts = np.ascontiguousarray(flat._contexts, "<u4").view(np.uint8)
+    out = np.empty((count, len(start) + size), np.uint8)
+    kernels.write_states(
+        np.frombuffer(start + head, np.uint8),
+        len(start),
+        nodes,
+        np.ascontiguousarray(flat._lengths),
+        contexts,
+        out,
+    )
+    return out
+
+
+def opened(states: Sequence[bytes]) -> list[bytes]:
+    """What `sealed` was given, one of each; QueryError for bytes that it did not return."""
+    if not states:
+        return []
+    size = max(*map(len, states), CHECKSUM_BYTES + 1)
+    wrong = next((at for at, one in enumerate(states) if len(one) < size), -1)
+    if wrong < 0:
+        rows = np.frombuffer(b"".join(states), np.uint8).reshape(len(states), size)
+        wrong = kernels.changed_state(rows)
+    if wrong >= 0:
+        raise QueryError(
+            f"states[{wrong}] is not a state, or was changed on its way; expected the bytes that a "
+            "gateway returned"
+        )
+    return [one[:-CHECKSUM_BYTES] for one in states]
+
+
+def _head(name: str, size: int) -> bytes:
+    return _varint(_FIELDS[name].number << 3 | LENGTH_DELIMITED) + _varint(size)
+
+
+def _field(name: str, content: bytes) -> bytes:
+    return _head(name, len(content)) + content if content else b""
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

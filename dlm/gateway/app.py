@@ -9,52 +9,32 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dlm.client import AsyncClient, Phrases
 from dlm.client.deliver import loop
 from dlm.client.deliver.warm import KERNELS
 from dlm.errors import ConfigError
+from dlm.gateway import kernels
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import Dispatcher
+from dlm.gateway.calls import Dispatcher, RpcDoor
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.http import HttpDoor
-from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
-from dlm.gateway.pages import pages
-from dlm.gateway.rpc import RpcDoor
-from dlm.gateway.traffic import Traffic
+from dlm.gateway.http import HttpDoor, pages
+from dlm.gateway.metrics import GatewayCollector, GatewayMetrics, Traffic
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.server.config import address_of
-from dlm.server.exposition import worker_exposition
-from dlm.server.health import (
-    HEALTH_SERVICE,
-    Action,
-    Event,
-    HealthService,
-    ServingState,
-    step,
-)
-from dlm.server.http import HttpServer, tcp_socket
-from dlm.server.load import load_page
-from dlm.server.poller import grpc
-from dlm.server.port import cannot_be_bound, reserved
-from dlm.server.process import Process
-from dlm.server.ready import Notice, OnReady
-from dlm.server.restarts import BEAT_S
-from dlm.server.security import Credentials, Guard, allow_connections, channel_options
-from dlm.server.workers import Supervisor
+from dlm.server.exposition import load_page
+from dlm.server.health import Event, ServingState
+from dlm.server.life import Life
+from dlm.server.port import reserved
+from dlm.server.process import Notice, OnReady, Process
+from dlm.server.security import Credentials, allow_connections
+from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
-from dlm.wire import pairs
 from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
 
-STOP_GRACE_S = 0.5
-# A draining gateway ends once no call has come for this long, but not before balancers have seen
-# that it is no longer ready.
-QUIET_S = 1.0
-LOOK_S = 0.02
 Opening = Callable[[], Awaitable[AsyncClient]]
 
 
@@ -85,7 +65,7 @@ def serve(
     """
     allow_connections()
     credentials = Credentials(config)
-    compile_ahead(KERNELS)
+    compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: Gateway(config, opening, notice, credentials), stop_signals())
@@ -133,8 +113,8 @@ def _run(make: Callable[[], Gateway], ends: Sequence[signal.Signals]) -> int:
     return loop.run(main)
 
 
-class Gateway:
-    """Both doors on the running event loop; `run` carries out what `health.step` says."""
+class Gateway(Life):
+    """Both doors, on the running event loop."""
 
     def __init__(
         self,
@@ -145,89 +125,53 @@ class Gateway:
         process: Process | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        self.config = config
-        self.process = process or Process()
-        self._traffic = (traffic or Traffic()).writer(self.process.worker)
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
-        self.port = self.http_port = self.metrics_port = 0
-        self._opening = opening
-        self._notice = notice or Notice()
-        self._credentials = credentials or Credentials(config)
-        self._guard = Guard(config, self.metrics, self._credentials)
-        self._http = HttpDoor(self.calls, self._guard, self.metrics, pages())
-        self._health = HealthService(ServingState.WARMING, SERVICE)
+        process, credentials = process or Process(), credentials or Credentials(config)
+        serving = self.calls.admission
+        super().__init__(config, process, serving, SERVICE, self.metrics, notice, credentials)
+        self._traffic = (traffic or Traffic()).writer(process.worker)
+        self.http_port = 0
+        self._open_client, self._credentials = opening, credentials
+        self._opening: asyncio.Task[None] | None = None
+        self._http = HttpDoor(self.calls, self.guard, self.metrics, pages())
         self._client: AsyncClient | None = None
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._failure: Exception | None = None
-        self._drained = False
         self._tls: ssl.SSLContext | None = None
-        self._server: Any = None
 
-    @property
-    def state(self) -> ServingState:
-        return self.calls.admission.state
+    async def _start(self) -> None:
+        self._make(RpcDoor(self.calls).handlers())
+        # A worker listens once it can answer: it would get its share of new connections before.
+        if not self.process.shares_port:
+            await self._listen()
 
-    def post(self, event: Event) -> None:
-        """Passes `event` to `run`; from any thread."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+    def _warm(self) -> None:
+        self._opening = asyncio.create_task(self._open())
 
-    async def run(self) -> int:
-        """Serves until an event ends it; returns and raises as `serve` does."""
-        server = self._server = self._make()
-        beating = asyncio.create_task(self._beat())
-        try:
-            if not self.process.shares_port:
-                await self._listen()
-            shown = self._show()
-            opening = asyncio.create_task(self._open())
-            try:
-                with pairs.few_wakes(self._loop):
-                    last = await self._serve()
-                await self._health.close()
-                if last is Event.DRAINED:
-                    await server.stop(STOP_GRACE_S)
-            finally:
-                self._notice.withdraw()
-                opening.cancel()
-                if shown is not None:
-                    await asyncio.to_thread(shown.close)
-        finally:
-            beating.cancel()
-            self._guard.close()
-            await self._http.close()
-            await server.stop(None)
-            if self._client is not None:
-                await self._client.close()
-        whole = self._drained or not self.metrics.in_flight
+    async def _close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        await self._http.close()
+        if self._client is not None:
+            await self._client.close()
+
+    def _ended(self, whole: bool) -> None:
         logger.info("gateway.stopped", extra={"whole": whole})
-        if self._failure is not None:
-            raise self._failure
-        return 0 if whole else 1
 
     async def _beat(self) -> None:
         """Reports that this loop runs, if anyone watches, and what it has answered."""
         while True:
             if self.process.beat is not None:
                 self.process.beat()
-            if self._client is not None and self.state is not ServingState.WARMING:
+            if self._client is not None and self._serving.state is not ServingState.WARMING:
                 self._traffic.write(self.metrics, self._client)
             await asyncio.sleep(BEAT_S)
 
     # -------------------------------------------------------------------- start
 
     async def _listen(self) -> None:
-        """Binds both ports. A worker does so once it can answer: it would get its share of new
-        connections before.
-
-        Raises  ConfigError  one cannot be bound
-        """
+        """Raises  ConfigError  a port cannot be bound"""
         config = self.config
-        try:
-            self.port = self._guard.bind(self._server, config.address)
-        except RuntimeError as exc:
-            raise cannot_be_bound(config.address) from exc
+        self._bind()
         self._tls = self._context()
         try:
             self.http_port = await self._http.start(
@@ -238,25 +182,7 @@ class Gateway:
                 f"{config.host}:{config.http_port} cannot be bound for HTTP: "
                 f"{exc.strerror or exc}. Choose another http_port (--http-port)"
             ) from exc
-        await self._server.start()
-        self._guard.start()
-
-    def _make(self) -> Any:
-        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
-
-        config = self.config
-        server = grpc.aio.server(
-            options=channel_options(
-                max_message_bytes=config.max_message_bytes,
-                max_in_flight=config.max_in_flight,
-                shares_port=self.process.shares_port,
-            ),
-            interceptors=(self._guard,),
-        )
-        server.add_generic_rpc_handlers((RpcDoor(self.calls).handlers(), self._health.handlers()))
-        names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        return server
+        await super()._listen()
 
     def _context(self) -> ssl.SSLContext | None:
         """TLS of the door by HTTP, from the files of the other; read again when they change."""
@@ -287,31 +213,15 @@ class Gateway:
             context.load_verify_locations(config.tls_client_ca)
         return context
 
-    def _show(self) -> HttpServer | None:
-        config = self.config
-        if self.process.metrics_socket is not None:
-            listening = self.process.metrics_socket
-        elif config.metrics_port:
-            listening = tcp_socket(config.metrics_host, config.metrics_port)
-        else:
-            return None
-        collector = GatewayCollector(
-            self.metrics,
-            lambda: self.state,
-            lambda: None if self._client is None else self._client.metrics,
-        )
-        return worker_exposition(
-            listening,
-            collector,
-            lambda: self.state,
-            self._loop,
-            load=lambda: load_page(()),  # it has no shards
-        )
+    def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
+        client = lambda: None if self._client is None else self._client.metrics  # noqa: E731
+        collector = GatewayCollector(self.metrics, lambda: self._serving.state, client)
+        return collector, lambda: load_page(())  # it has no shards
 
     async def _open(self) -> None:
         """Connects the client and takes every path through its kernels, which may compile them."""
         try:
-            self._client = client = await self._opening()
+            self._client = client = await self._open_client()
             utterance = client.utterance()
             await utterance.score_sentences([b"<unk> <unk> <unk>"])
             found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
@@ -328,53 +238,20 @@ class Gateway:
 
     # --------------------------------------------------------------------- life
 
-    async def _serve(self) -> Event:
-        drain: asyncio.Task[None] | None = None
-        admission = self.calls.admission
-        while True:
-            event = await self._events.get()
-            before = admission.state
-            admission.state, actions = step(before, event)
-            if event is Event.WARMED and Action.PUBLISH in actions and not self.port:
-                await self._listen()
-            logger.info(
-                "gateway.ready" if event is Event.WARMED else "gateway.state",
-                extra={
-                    "cause": event.name,
-                    "to_state": admission.state.name,
-                    "port": self.port,
-                    "http_port": self.http_port,
-                    "in_flight": self.metrics.in_flight,
-                },
-            )
-            for action in actions:
-                if action is Action.ANNOUNCE:
-                    await self._health.announce(admission.state)
-                elif action is Action.PUBLISH:
-                    config = self.config
-                    self._notice.publish(
-                        GatewayReady(config.host, self.port, self.http_port, os.getpid())
-                    )
-                elif action is Action.DRAIN:
-                    self._notice.withdraw()
-                    admission.refuses = before is ServingState.WARMING
-                    drain = asyncio.create_task(self._drain())
-                elif action is Action.CLOSE:
-                    if drain is not None:
-                        drain.cancel()
-                    return event
+    async def _entered(self, before: ServingState, event: Event) -> None:
+        state = self._serving.state
+        if state is ServingState.READY and not self.port:
+            await self._listen()
+        logger.info(
+            "gateway.ready" if event is Event.WARMED else "gateway.state",
+            extra={
+                "cause": event.name,
+                "to_state": state.name,
+                "port": self.port,
+                "http_port": self.http_port,
+                "in_flight": self.metrics.in_flight,
+            },
+        )
 
-    async def _drain(self) -> None:
-        """Answers while callers move away, then refuses new calls and finishes the others."""
-        admission = self.calls.admission
-        end = self._loop.time() + self.config.drain_grace_s
-        while not admission.refuses and self._loop.time() < end and admission.asked_within(QUIET_S):
-            await asyncio.sleep(LOOK_S)
-        admission.refuses = True
-        try:
-            async with asyncio.timeout(self.config.shutdown_timeout_s):
-                await admission.idle()
-            self._drained = True
-        except TimeoutError:
-            logger.warning("gateway.drain.timed_out", extra={"in_flight": self.metrics.in_flight})
-        self.post(Event.DRAINED)
+    def _ready(self) -> GatewayReady:
+        return GatewayReady(self.config.host, self.port, self.http_port, os.getpid())

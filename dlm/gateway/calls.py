@@ -1,14 +1,16 @@
-"""A call from its message to its reply or `Refusal`: admitted, timed, counted, traced.
+"""A call from its message to its reply or `Refusal`: admitted, timed, counted, traced; and the door
+by gRPC, dlm.v1.LanguageModel.
 
-Doors (`rpc`, `http`) bring bytes here and take bytes back.
+Doors (`RpcDoor`, `http`) bring bytes here and take bytes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from dlm import __version__
@@ -21,19 +23,22 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
-from dlm.gateway.answers import LanguageModel, queries_of
+from dlm.gateway.answers import SERVICE, LanguageModel, queries_of
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
-from dlm.gateway.traffic import TrafficWriter
+from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics, TrafficWriter
 from dlm.gateway.turns import QUERY_BYTES, SMALL_QUERIES, GatewayTurns, Left, countdown
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
-from dlm.server.refusals import Refusal, of_exception
+from dlm.server.poller import grpc
+from dlm.server.refusals import Refusal, of_exception, parse
 from dlm.tracing import Tracer
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
+
+
+DOOR = "grpc"
 
 # Call -> its request, its reply, and the method of `LanguageModel` that answers it.
 CALLS: dict[str, tuple[Any, Any, str]] = {
@@ -162,3 +167,55 @@ def refusal_of(call: str, exc: Exception) -> Refusal:
     if isinstance(exc, UnavailableError):
         return Refusal(Reason.NOT_READY, "no server of a shard of the model answers; retry later")
     return of_exception(call.lower(), exc, part="gateway")
+
+
+class Plain:
+    """Messages as their bytes; see `Form`."""
+
+    async def read(self, kind: Any, data: bytes, left: Left) -> Any:
+        return parse(kind(), data)
+
+    async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
+        return reply
+
+
+class RpcDoor:
+    """Its handlers take and return bytes, so that what is no message is refused with a reason."""
+
+    def __init__(self, calls: Dispatcher) -> None:
+        self._calls = calls
+
+    def handlers(self) -> Any:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(partial(self._one, name)) for name in CALLS
+        }
+        methods["ExtendStream"] = grpc.stream_stream_rpc_method_handler(self._many)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _one(self, call: str, data: bytes, context: Any) -> bytes:
+        try:
+            return await self._answer(call, data, context, context.time_remaining())
+        except Refusal as refusal:
+            await refusal.abort(context)
+
+    async def _many(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        """Each step has the time of a call: the stream itself lives as long as its caller wants."""
+        async for data in requests:
+            try:
+                reply = await self._answer("Extend", data, context, None, streamed=True)
+            except Refusal as refusal:
+                refused = pb.ExtendReply(
+                    reason=refusal.reason.value,
+                    message=refusal.message,
+                    retry_after_ms=refusal.retry_ms,
+                )
+                reply = refused.SerializeToString()
+            yield reply
+
+    async def _answer(
+        self, call: str, data: bytes, context: Any, left_s: float | None, streamed: bool = False
+    ) -> bytes:
+        metadata = context.invocation_metadata() or ()
+        return await self._calls.answer(
+            call, data, Plain(), door=DOOR, left_s=left_s, metadata=metadata, streamed=streamed
+        )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlm.config import check, like, setting
-from dlm.server.config import MIB, ServerConfig, address_of, check_exposure
+from dlm.config import check, setting
+from dlm.server.config import MIB, Access, check_exposure
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(Access):
     """How a gateway listens, what it takes and when it gives up; checked at construction."""
 
-    host: str = like(ServerConfig, "host")
     port: int = setting(
         50070, "Port of gRPC; 0 picks a free one, which gateway.ready logs.", low=0, high=65_535
     )
@@ -22,12 +21,6 @@ class GatewayConfig:
         low=0,
         high=65_535,
     )
-    tls_cert: str = like(ServerConfig, "tls_cert")
-    tls_key: str = like(ServerConfig, "tls_key")
-    tls_client_ca: str = like(ServerConfig, "tls_client_ca")
-    tokens: str = like(ServerConfig, "tokens")
-    open_health: bool = like(ServerConfig, "open_health")
-    insecure: bool = like(ServerConfig, "insecure")
     workers: int = setting(
         1,
         "Processes that share both ports.",
@@ -85,8 +78,6 @@ class GatewayConfig:
         high=65_536,
         why="Three quarters of `max_in_flight`, so that no single client can fill the gateway.",
     )
-    client_streams: int = like(ServerConfig, "client_streams")
-    max_calls: int = like(ServerConfig, "max_calls")
     max_connections: int = setting(
         4096,
         "Connections by HTTP; beyond it, the one that has been idle for longest is closed.",
@@ -94,21 +85,7 @@ class GatewayConfig:
         high=1 << 20,
         why="An idle one takes some 30 KiB.",
     )
-    drain_grace_s: float = like(ServerConfig, "drain_grace_s")
-    shutdown_timeout_s: float = like(ServerConfig, "shutdown_timeout_s")
-    metrics_port: int = like(ServerConfig, "metrics_port")
-    metrics_host: str = like(ServerConfig, "metrics_host")
-    trace: bool = like(ServerConfig, "trace")
 
     def __post_init__(self) -> None:
         check_exposure("gateway", self)
         check("gateway", self)
-
-    @property
-    def client_downloads(self) -> int:
-        """None: a gateway hands out no files."""
-        return 0
-
-    @property
-    def address(self) -> str:
-        return address_of(self.host, self.port)

@@ -13,10 +13,6 @@ EVENTS: dict[str, DeclaredEvent] = {
         "It drains, or could not start.",
         ("cause", "to_state", "port", "http_port", "in_flight"),
     ),
-    "gateway.drain.timed_out": DeclaredEvent(
-        "`shutdown_timeout_s` has passed with calls in flight, which end without an answer.",
-        ("in_flight",),
-    ),
     "gateway.stopped": DeclaredEvent(
         "It has ended. `whole`: true if every call in flight was answered.", ("whole",)
     ),

@@ -1,4 +1,4 @@
-"""The door by HTTP/1.1: POST of JSON, and what a browser gets.
+"""The door by HTTP/1.1: POST of JSON, and what a browser gets: the page, and the contract.
 
 A call is the unary form of the Connect protocol: POST /dlm.v1.LanguageModel/METHOD with
 `application/json` (or `application/proto`), its deadline in `Connect-Timeout-Ms`; an error is
@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
+from importlib import resources
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -26,9 +27,8 @@ import h11
 from google.protobuf import json_format
 
 from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import CALLS, Dispatcher
+from dlm.gateway.calls import CALLS, Dispatcher, Plain
 from dlm.gateway.metrics import GatewayMetrics
-from dlm.gateway.rpc import Plain
 from dlm.gateway.turns import LARGE, GatewayTurns, Left, T, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
@@ -424,3 +424,27 @@ def _refused(refusal: Refusal) -> Answer:
     if refusal.reason is Reason.UNAUTHENTICATED:
         headers.append(("WWW-Authenticate", "Bearer"))
     return Answer(STATUS_OF[code], json.dumps(facts).encode(), headers=tuple(headers))
+
+
+# A browser fetches nothing from elsewhere, runs no script in the page, and shows it in no frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+
+
+def pages() -> dict[str, Answer]:
+    """Path -> the answer, read once."""
+    folder = resources.files("dlm.gateway") / "page"
+    found = {
+        path: Answer(200, (folder / name).read_bytes(), kind, HEADERS)
+        for path, (name, kind) in FILES.items()
+    }
+    contract = resources.files("dlm.wire._pb") / "lm.openapi.json"
+    return {**found, "/openapi.json": Answer(200, contract.read_bytes())}

@@ -7,6 +7,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -20,9 +21,9 @@ from dlm.wire.status import Reason
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
 # Work is counted in queries. What a message takes besides its queries, and how much is done before
-# the event loop looks at the network again: a millisecond.
+# the event loop looks at the network again: a few milliseconds.
 MESSAGE_WORK = 1024
-WORK_AT_ONCE = 4 * MESSAGE_WORK
+WORK_AT_ONCE = 32 * MESSAGE_WORK
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
@@ -64,36 +65,55 @@ class Fair:
         return item
 
 
-class WaitingCalls:
-    """Calls that wait for their turn: clients share alike, and so do the connections of each."""
+class TurnLane:
+    """Messages of one size. Those that must wait take turns: clients share alike, and so do the
+    connections of each.
 
-    def __init__(self) -> None:
+    Args        free       how many more may be worked on at the same time
+                at_a_look  work between two looks of the event loop
+                threads    whether threads work on them
+    """
+
+    def __init__(self, free: float, at_a_look: int, *, threads: bool = False) -> None:
+        self.free, self._threads, self._most = free, threads, at_a_look
+        self._left = at_a_look  # until the loop has looked again
         self._clients = Fair()
-        self._calls: dict[str, Fair] = {}  # by client
+        self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
 
-    def __len__(self) -> int:
-        return len(self._clients)
+    def begins(self, work: int) -> bool:
+        """Begins this, if nothing waits and there is room."""
+        if self._clients or not self._has_room():
+            return False
+        self._begin(work)
+        return True
 
-    def put(self, work: int) -> asyncio.Future[None]:
+    def wait(self, work: int) -> asyncio.Future[None]:
         """Has a result when it is the turn of the current call."""
         turn = asyncio.get_running_loop().create_future()
         client = caller()
         name = "" if client is None else client.name
-        self._clients.put(name, work, name)
-        self._calls.setdefault(name, Fair()).put(connection(), work, (turn, work))
+        calls = self._calls.setdefault(name, Fair())
+        calls.put(connection(), work, (turn, work))
+        self._clients.put(name, work, calls)
         return turn
 
-    def take(self) -> int:
-        """Gives the first call that still waits its turn; returns its work, 0 if there is none."""
-        while self._clients:
-            name = self._clients.take()
-            turn, work = self._calls[name].take()
-            if not self._calls[name]:
-                del self._calls[name]
+    def go_on(self) -> bool:
+        """The loop has looked: gives turns to what waits, as long as there is room. Returns whether
+        something began."""
+        self._left = self._most
+        while self._clients and self._has_room():
+            turn, work = self._clients.take().take()
             if not turn.done():
                 turn.set_result(None)
-                return int(work)
-        return 0
+                self._begin(work)
+        return self._left < self._most
+
+    def _has_room(self) -> bool:
+        return self.free > 0 and self._left > 0
+
+    def _begin(self, work: int) -> None:
+        self.free -= 1
+        self._left -= MESSAGE_WORK if self._threads else work
 
 
 class Turns:
@@ -103,63 +123,58 @@ class Turns:
     Args  most        queries of a message that counts as small; the others are large
           at_once     large ones that may be worked on at the same time
           threads     whether threads work on large ones
+          at_a_look   work between two looks
           connection  large ones that the streams of one connection may have at work or unread
     """
 
     def __init__(
-        self, most: int, at_once: int, *, threads: bool = False, connection: int = 1
+        self,
+        most: int,
+        at_once: int,
+        *,
+        threads: bool = False,
+        connection: int = 1,
+        at_a_look: int = WORK_AT_ONCE,
     ) -> None:
-        self.most, self._free, self._threads = most, at_once, threads
-        self._connection = max(connection, 1)
+        self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._small, self._large = WaitingCalls(), WaitingCalls()
-        self._left = self._left_large = WORK_AT_ONCE  # until the loop has looked again
+        self._small, self._large = (
+            TurnLane(inf, at_a_look),
+            TurnLane(at_once, at_a_look, threads=threads),
+        )
         self._will_look = False
 
     def room_of_connection(self) -> asyncio.Semaphore:
         """Where the streams of the current call's connection hold their large messages."""
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
 
-    async def take(self, work: int) -> Release:
+    async def take(self, work: int, within_s: float | None = None) -> Release:
         """Returns when it is the turn of the current call, with what to call once it is done, or
         more often.
 
-        Args  work  queries, or what takes as long
+        Args    work  queries, or what takes as long
+        Raises  TimeoutError  its turn has not come in so many seconds
         """
-        if work > self.most:
-            if self._large or not self._has_room():
-                turn = self._large.put(work)
+        lane = self._large if work > self.most else self._small
+        work += MESSAGE_WORK
+        self._look_soon()
+        if not lane.begins(work):
+            turn = lane.wait(work)
+            async with asyncio.timeout(within_s):
                 try:
                     await turn
                 except asyncio.CancelledError:
                     if not turn.cancelled():  # it was its turn already
-                        self._end_large()
+                        self._end(lane)
                     raise
-            else:
-                self._begin_large(work)
-            held = ExitStack()
-            held.callback(self._end_large)
-            return held.close
-        if self._small or self._left <= 0:
-            await self._small.put(MESSAGE_WORK + work)
-        else:
-            self._begin(MESSAGE_WORK + work)
-        return _nothing
+        if lane is self._small:
+            return _nothing
+        held = ExitStack()
+        held.callback(self._end, lane)
+        return held.close
 
-    def _begin(self, work: int) -> None:
-        self._left -= work
-        self._look_soon()
-
-    def _has_room(self) -> bool:
-        return self._free > 0 and self._left_large > 0
-
-    def _begin_large(self, work: int) -> None:
-        self._free -= 1
-        self._left_large -= MESSAGE_WORK if self._threads else work
-        self._look_soon()
-
-    def _end_large(self) -> None:
-        self._free += 1
+    def _end(self, lane: TurnLane) -> None:
+        lane.free += 1
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -168,13 +183,9 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._looked)
 
     def _looked(self) -> None:
-        self._left = self._left_large = WORK_AT_ONCE
         self._will_look = False
-        while self._small and self._left > 0:
-            self._begin(self._small.take())
-        while self._large and self._has_room():
-            if work := self._large.take():
-                self._begin_large(work)
+        if self._small.go_on() | self._large.go_on():
+            self._look_soon()
 
 
 def _nothing() -> None:
@@ -226,8 +237,13 @@ class Admission:
     async def idle(self) -> None:
         await self._idle.wait()
 
-    def asked_within(self, seconds: float) -> bool:
-        return self._clock() - self._asked < seconds
+    @property
+    def in_flight(self) -> int:
+        return self._metrics.in_flight
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether a message came less than `quiet_s` ago."""
+        return self._clock() - self._asked < quiet_s
 
     # ------------------------------------------------------------------ refusals
 

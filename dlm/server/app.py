@@ -13,64 +13,56 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import uvloop
 
 from dlm.errors import ConfigError
+from dlm.index.layout import check_file, map_columns, read_manifest
+from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
-from dlm.memory_options import MemoryOptions
+from dlm.memory_options import MAPPED, MemoryOptions
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import QueryGroups
 from dlm.server.admission import Clock
 from dlm.server.answers import OpenShard
-from dlm.server.collector import Served, ServerCollector, process_labels
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
-from dlm.server.downloads import open_files
-from dlm.server.exposition import starting_exposition, worker_exposition
-from dlm.server.health import (
-    HEALTH_SERVICE,
-    SHARD_SERVICE,
-    Action,
-    Event,
-    HealthService,
-    ServingState,
-    step,
-)
-from dlm.server.heap import Heap
-from dlm.server.http import HttpServer, tcp_socket
-from dlm.server.load import load_page
-from dlm.server.models import Models
-from dlm.server.opening import (
-    Opened,
-    check_files,
-    of_list,
-    open_listed,
-    open_shard,
-    warm_up_messages,
-)
-from dlm.server.poller import grpc
-from dlm.server.port import cannot_be_bound
-from dlm.server.process import Process
-from dlm.server.ready import Notice, OnReady, Ready
-from dlm.server.restarts import BEAT_S
-from dlm.server.security import Credentials, Guard, allow_connections, channel_options
-from dlm.server.service import ShardService
+from dlm.server.exposition import load_page, starting_exposition
+from dlm.server.health import SHARD_SERVICE, Event, ServingState
+from dlm.server.life import LINGER_LOOK_S, Life
+from dlm.server.metrics import Served, ServerCollector, process_labels
+from dlm.server.process import Heap, Notice, OnReady, Process, Ready
+from dlm.server.security import Credentials, allow_connections
+from dlm.server.service import Models, ShardService, open_files
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
-from dlm.server.workers import Supervisor
+from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
-from dlm.wire import pairs
+from dlm.wire import codec
 
 logger = EventLog(__name__)
 
-# Messages still in transit when the last one finished get their refusal.
-STOP_GRACE_S = 0.5
-# A draining server ends once no message has come for this long. It is longer than the time between
-# a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
-QUIET_S = 1.0
-LINGER_LOOK_S = 0.02
+
+WARM_UP_SEED = 20190812
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """A mapped shard, and the descriptors of its files that clients download."""
+
+    shard: Shard
+    files: dict[int, int]
+
+    def again(self, memory_options: MemoryOptions, tick: Callable[[], object] | None) -> Opened:
+        shard = reopen_shard(self.shard, memory_options, tick)
+        return Opened(shard, open_files(shard))
+
+    def close(self) -> None:
+        for descriptor in self.files.values():
+            os.close(descriptor)
 
 
 def serve(
@@ -178,10 +170,8 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
     return int(uvloop.run(main()))
 
 
-class ShardServer:
+class ShardServer(Life):
     """A gRPC server for the shards that one process holds, on the running event loop.
-
-    `run` carries out what `health.step` says; `post` is how events reach it.
 
     Args    shards  one of each shard set, the default first
             files, credentials  opened and read before the process was forked
@@ -199,23 +189,17 @@ class ShardServer:
         credentials: Credentials | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.config = config
-        self.process = process or Process()
+        self.config, self.process, self._clock = config, process or Process(), clock
         opened: Sequence[Mapping[int, int] | None] = files or [None] * len(shards)
-        self._clock = clock
         self.models = Models(
             [self._serve_shard(*one) for one in zip(shards, opened, strict=True)],
             changes=self.process.sets is not None,
         )
+        metrics = self.service.metrics
+        super().__init__(
+            config, self.process, self.models, SHARD_SERVICE, metrics, notice, credentials
+        )
         self._changing: asyncio.Task[None] | None = None
-        self.guard = Guard(config, self.service.metrics, credentials)
-        self.port = 0
-        self._health = HealthService(self.models.state)
-        self._notice = notice or Notice()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._failure: Exception | None = None
-        self._drained = False  # whether every message accepted before the first refusal is answered
         self._asked_to_drain = False
         self._heap = Heap(self.process.memory.bytes())
 
@@ -235,46 +219,21 @@ class ShardServer:
             self._asked_to_drain = True
             self.post(Event.STOP)
 
-    def post(self, event: Event) -> None:
-        """Passes `event` to `run`; from any thread. A server that has ended ignores it."""
-        try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
+    async def _start(self) -> None:
+        self._make(self.models.handlers())
+        self._bind()
+        await self._listen()
 
-    async def run(self) -> int:
-        """Serves until an event ends it; returns and raises as `serve` does."""
-        beating = asyncio.create_task(self._beat())
-        try:
-            server = self._bind()
-            shown = self._show()
-            try:
-                await server.start()
-                self.guard.start()
-                threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
-                with pairs.few_wakes(self._loop):
-                    last = await self._serve()
-                # A message about to be refused is in flight too, but nothing is cut off.
-                whole = self._drained or self.models.in_flight == 0
-                await self._health.close()
-                if last is Event.DRAINED and whole:
-                    await server.stop(STOP_GRACE_S)
-            finally:
-                self._notice.withdraw()
-                self.guard.close()
-                await server.stop(None)
-                if shown is not None:
-                    await asyncio.to_thread(shown.close)
-        finally:
-            if self._changing is not None:
-                self._changing.cancel()
-            self.models.close()
-            beating.cancel()
+    def _warm(self) -> None:
+        threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
+
+    async def _close(self) -> None:
+        if self._changing is not None:
+            self._changing.cancel()
+        self.models.close()
+
+    def _ended(self, whole: bool) -> None:
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
-        if self._failure is not None:
-            raise self._failure
-        return 0 if whole else 1
 
     async def _beat(self) -> None:
         """Reports that this loop runs, if anyone watches; and checks for trouble."""
@@ -340,66 +299,7 @@ class ShardServer:
                     await asyncio.sleep(LINGER_LOOK_S)
         await asyncio.to_thread(service.close)
 
-    async def _announce(self) -> None:
-        await self._health.announce(self.models.state, in_trouble=bool(self._trouble()))
-
-    def _trouble(self) -> str:
-        return "; ".join(filter(None, self.process.trouble().values()))
-
-    async def _serve(self) -> Event:
-        drain: asyncio.Task[None] | None = None
-        while True:
-            event = await self._events.get()
-            before = self.models.state
-            self.models.state, actions = step(before, event)
-            self._log_step(before, event)
-            for action in actions:
-                if action is Action.ANNOUNCE:
-                    await self._announce()
-                elif action is Action.PUBLISH:
-                    self._publish()
-                elif action is Action.DRAIN:
-                    self._notice.withdraw()
-                    self.models.refuses = before is ServingState.WARMING
-                    drain = asyncio.create_task(self._drain())
-                elif action is Action.CLOSE:
-                    if drain is not None:
-                        drain.cancel()
-                    return event
-
-    def _bind(self) -> Any:
-        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
-
-        config = self.config
-        server = grpc.aio.server(
-            options=channel_options(
-                max_message_bytes=config.max_message_bytes,
-                max_in_flight=config.max_in_flight,
-                shares_port=self.process.shares_port,
-            ),
-            interceptors=(self.guard,),
-        )
-        handlers = (self.models.handlers(), self._health.handlers())
-        server.add_generic_rpc_handlers(handlers)
-        names = (SHARD_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-        try:
-            self.port = self.guard.bind(server, config.address)
-        except RuntimeError as exc:
-            if trouble := self.process.open_files.check():
-                raise ConfigError(trouble) from exc
-            raise cannot_be_bound(config.address) from exc
-        return server
-
-    def _show(self) -> HttpServer | None:
-        config = self.config
-        if self.process.metrics_socket is not None:
-            listening = self.process.metrics_socket
-        elif config.metrics_port:
-            listening = tcp_socket(config.metrics_host, config.metrics_port)
-        else:
-            return None
-
+    def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
         def served() -> list[Served]:
             return [
                 Served(
@@ -414,15 +314,7 @@ class ShardServer:
                 for service in self.models
             ]
 
-        collector = ServerCollector(served, self.process)
-        return worker_exposition(
-            listening,
-            collector,
-            lambda: self.models.state,
-            self._loop,
-            load=lambda: load_page(served()),
-            trouble=self._trouble,
-        )
+        return ServerCollector(served, self.process), lambda: load_page(served())
 
     def _warm_up(self) -> None:
         begun = time.monotonic()
@@ -442,22 +334,7 @@ class ShardServer:
         )
         self.post(Event.WARMED)
 
-    async def _drain(self) -> None:
-        """Answers while clients move away, then refuses new messages and finishes the others."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.config.drain_grace_s
-        while not self.models.refuses and self.models.is_wanted(QUIET_S) and loop.time() < end:
-            await asyncio.sleep(LINGER_LOOK_S)
-        self.models.refuses = True
-        try:
-            async with asyncio.timeout(self.config.shutdown_timeout_s):
-                await self.models.idle()
-            self._drained = True
-        except TimeoutError:
-            logger.warning("server.drain.timed_out", extra={"in_flight": self.models.in_flight})
-        self.post(Event.DRAINED)
-
-    def _log_step(self, before: ServingState, event: Event) -> None:
+    async def _entered(self, before: ServingState, event: Event) -> None:
         after = self.models.state
         states = {"cause": event.name, "from_state": before.name, "to_state": after.name}
         name = "server.ready" if after is ServingState.READY else "server.state"
@@ -475,7 +352,115 @@ class ShardServer:
             },
         )
 
-    def _publish(self) -> None:
+    def _ready(self) -> Ready:
         sets = [service.shard_set.hex() for service in self.models]
         index, host = self.service.shard.index, self.config.host
-        self._notice.publish(Ready(host, self.port, index, sets[0], os.getpid(), sets))
+        return Ready(host, self.port, index, sets[0], os.getpid(), sets)
+
+
+def open_shard(
+    directory: Path, index: int, *, verify: bool, memory_options: MemoryOptions = MAPPED
+) -> Shard:
+    """Opens the shard, and checks that the vocabulary it hands out is whole too."""
+    begun = time.monotonic()
+    shard = Shard.open(directory, index, verify=verify, memory_options=memory_options)
+    vocabulary = shard.manifest.file("vocabulary")
+    map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
+    logger.info(
+        "server.opened",
+        extra={
+            "shard": index,
+            "shard_set": shard.manifest.shard_set,
+            "verified": verify,
+            "duration_s": round(time.monotonic() - begun, 3),
+        },
+    )
+    return shard
+
+
+def reopen_shard(
+    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], object] | None = None
+) -> Shard:
+    """Maps the same shard again, after reading all of its files.
+
+    For the worker that follows one that could not read a page of its map: by now the file may have
+    been replaced or restored; otherwise the error says what is wrong.
+
+    Args    tick  called every few megabytes
+    Raises  ShardFormatError  a file is damaged;  ConfigError  the folder has another shard set
+    """
+    directory, index = shard.directory, shard.index
+    manifest = read_manifest(directory)
+    if manifest.shard_set != shard.manifest.shard_set:
+        raise ConfigError(
+            f"{directory} now holds shard set {manifest.shard_set}, but this server was started "
+            f"with {shard.manifest.shard_set}; restart the server"
+        )
+    for entry in (
+        manifest.file("shard", index),
+        manifest.file("low_orders"),
+        manifest.file("vocabulary"),
+    ):
+        check_file(directory / entry.name, entry, tick or (lambda: None))
+    return open_shard(directory, index, verify=False, memory_options=memory_options)
+
+
+def check_files(config: ServerConfig, index: int, folders: Sequence[Path]) -> None:
+    """Reads all files of the shard sets in `folders`, as `open_shard` does."""
+    for folder in folders:
+        open_shard(folder, index, verify=config.verify)
+
+
+def of_list(
+    listed: Listed, index: int, opened: Sequence[Opened], config: ServerConfig, *, verify: bool
+) -> Opened:
+    """A shard set of the list: opened before the fork, or here."""
+    for one in opened:
+        if one.shard.manifest.shard_set == listed.shard_set:
+            return one
+    shard = open_listed(listed, index, config, verify=verify)
+    return Opened(shard, open_files(shard))
+
+
+def open_listed(listed: Listed, index: int, config: ServerConfig, *, verify: bool = False) -> Shard:
+    """Opens a shard set of the list, whose files were checked.
+
+    Raises  ConfigError  its folder has another shard set by now;  ShardFormatError
+    """
+    folder = Path(listed.folder)
+    memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
+    shard = open_shard(folder, index, verify=verify, memory_options=memory_options)
+    if shard.manifest.shard_set != listed.shard_set:
+        raise ConfigError(
+            f"{folder} now holds shard set {shard.manifest.shard_set}, but had {listed.shard_set} "
+            "when the list was read; give each shard set a folder of its own, and write the list "
+            "again"
+        )
+    return shard
+
+
+def warm_up_messages(shard: OpenShard) -> list[bytes]:
+    """Score requests that take every path through the kernels, as a client would send them: one
+    context and many, one word and many, each context length. None for a model of order 2 or less.
+
+    They pass through the codec, whose read-only arrays are what kernels compile for.
+    """
+    if shard.order <= 2:
+        return []
+    rng = np.random.default_rng(WARM_UP_SEED)
+    pairs = rng.integers(0, shard.vocabulary_size, (1 << 14, 2), dtype=np.uint32)
+    owned = shard.manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])] == shard.index
+    pairs = pairs[owned] if owned.any() else pairs
+    messages = []
+    for contexts in (1, 33, 256):
+        lengths = (2 + np.arange(contexts) % (shard.order - 2)).astype(np.uint8)
+        words = rng.integers(0, shard.vocabulary_size, int(lengths.sum()), dtype=np.uint32)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        words[ends - 2], words[ends - 1] = pairs[rng.integers(0, len(pairs), contexts)].T
+        counts = (1 + np.arange(contexts) % 5).astype(np.uint32)
+        asked = rng.integers(0, shard.vocabulary_size, int(counts.sum()), dtype=np.uint32)
+        groups = QueryGroups(lengths, words, counts, asked)
+        messages.append(
+            codec.encode_score_request(shard.manifest.shard_set_bytes, shard.index, groups)[0]
+        )
+    return messages

@@ -1,27 +1,78 @@
-"""Work in a forked child that gives way to all others, and that its parent polls: it has no thread
-and no loop."""
+"""A child that ends with its parent process, however that ends, and what it says to it.
+
+`python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. It asks
+for its end itself: subprocess's `preexec_fn` runs Python between fork and exec, beside gRPC's
+handlers of forks, and most children of a process with busy channels crash there.
+
+Forked children send lines of JSON over a pipe.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
 import os
+import runpy
 import select
 import signal
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from dlm.errors import DlmError
+import dlm.errors
+from dlm.errors import ConfigError, DlmError
 from dlm.logs import EventLog
 from dlm.resources import give_way
-from dlm.server.parent import end_with_parent
-from dlm.server.pipe import say
 
 logger = EventLog(__name__)
 
+_PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
+
+
+def end_with_parent(parent: int) -> None:
+    """Called in the child of `parent`: SIGTERM comes when the thread that started it ends.
+
+    Ends the process if the parent is already dead. Children do not inherit this.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def command_of_child(module: str, *arguments: str) -> list[str]:
+    """The command line of a child that runs `module` and ends with this process.
+
+    -P: a module in the current folder, such as a queue.py, is not part of the child.
+    """
+    line = [sys.executable, "-P", "-m", "dlm.server.child", str(os.getpid())]
+    return [*line, module, *arguments]
+
+
+def say(pipe: int, content: object) -> bool:
+    """Sends one line to the parent; if that has ended, this process will soon end too.
+
+    Returns  false if it was not sent: the pipe is full, because the parent does not read
+    """
+    data = json.dumps(content).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(pipe, data) :]
+    return not data
+
+
+def as_error(kind: str, message: str) -> DlmError:
+    found = getattr(dlm.errors, kind, None)
+    if isinstance(found, type) and issubclass(found, DlmError):
+        return found(message)
+    return ConfigError(message)  # the operating system refused
+
 
 class Child:
-    """Runs `work` once, in a child that every other process goes before.
+    """Runs `work` once, in a forked child that gives way to every other process and that its parent
+    polls: it has no thread and no loop.
 
     Raises  OSError  the system has no process or no descriptor left
     """
@@ -83,3 +134,9 @@ def _be(work: Callable[[], None], pipe: int, parent: int) -> NoReturn:
             logging.shutdown()
         finally:
             os._exit(status)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Protocol
 
 from dlm.config import check, setting
 from dlm.errors import ConfigError
@@ -19,54 +18,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-class Access(Protocol):
-    """The settings that say who may call and how much; see `ServerConfig`."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def metrics_host(self) -> str: ...
-    @property
-    def tls_cert(self) -> str: ...
-    @property
-    def tls_key(self) -> str: ...
-    @property
-    def tls_client_ca(self) -> str: ...
-    @property
-    def tokens(self) -> str: ...
-    @property
-    def open_health(self) -> bool: ...
-    @property
-    def insecure(self) -> bool: ...
-    @property
-    def max_in_flight(self) -> int: ...
-    @property
-    def client_in_flight(self) -> int: ...
-    @property
-    def client_streams(self) -> int: ...
-    @property
-    def client_downloads(self) -> int: ...
-    @property
-    def max_calls(self) -> int: ...
-
-
-class Supervised(Access, Protocol):
-    """The settings of a server that may have several processes."""
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def metrics_port(self) -> int: ...
-    @property
-    def drain_grace_s(self) -> float: ...
-    @property
-    def shutdown_timeout_s(self) -> float: ...
 
 
 def check_exposure(section: str, config: Access) -> None:
@@ -106,9 +57,10 @@ def address_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """How one shard server listens, what it takes and when it gives up; checked at construction."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The settings of a process that answers: who may call and how much, how it shows itself, and
+    how it ends."""
 
     host: str = setting(
         "127.0.0.1",
@@ -116,9 +68,7 @@ class ServerConfig:
         why="If other machines can reach it, clients must authenticate, by certificates "
         "(`tls_client_ca`) or by tokens over TLS; or set `insecure`.",
     )
-    port: int = setting(
-        0, "Port to listen on; 0 picks a free one, which server.ready logs.", low=0, high=65_535
-    )
+    port: int
     tls_cert: str = setting(
         "",
         "PEM file of the server's certificate chain.",
@@ -145,6 +95,78 @@ class ServerConfig:
         False,
         "Accept other hosts without TLS, or without authentication.",
         why="Set it only on a network where every machine may read the model.",
+    )
+    workers: int
+    max_in_flight: int
+    client_streams: int = setting(
+        1024,
+        "Calls and streams that one client may have open; more are refused with CLIENT_LIMIT.",
+        low=1,
+        high=65_536,
+        why="A client is a token's name, else a certificate's subject, else an address. A host of "
+        "256 decoding processes with four streams each; a sixteenth of `max_calls`. Each may hold "
+        "a partly received message of `max_message_bytes`, which does not count as in flight: set "
+        "fewer if clients may be hostile and memory is short.",
+    )
+    client_in_flight: int
+    max_calls: int = setting(
+        16_384,
+        "Calls and streams that all clients together may have open.",
+        low=64,
+        high=1 << 20,
+        why="Idle ones take about 15 KiB each.",
+    )
+    drain_grace_s: float = setting(
+        3.0,
+        "Time after SIGTERM in which a DRAINING server still answers everything, while its clients "
+        "notice and move. 0 refuses at once.",
+        unit="seconds",
+        low=0,
+        high=3600,
+        why="It ends as soon as no client has a stream open, or none has asked for a second. By "
+        "default, clients send a heartbeat twice a second.",
+    )
+    shutdown_timeout_s: float = setting(
+        5.0,
+        "Time for Score messages accepted by then to finish.",
+        unit="seconds",
+        low=0,
+        high=3600,
+        why="Far above any deadline a client sets; with `drain_grace_s`, below the 10 to 30 s that "
+        "service managers wait before they kill.",
+    )
+    metrics_port: int = setting(
+        0, "Port of /metrics, /load, /healthz and /readyz; 0 disables them.", low=0, high=65_535
+    )
+    metrics_host: str = setting(
+        "127.0.0.1",
+        "Address to listen on for metrics.",
+        why="Beyond loopback is allowed: it shows no text and no word ids, but anyone who reaches "
+        "it sees how busy the server is.",
+    )
+    trace: bool = setting(
+        False,
+        "Make a span of each Score whose caller sent a sampled trace context.",
+        why="Needs the extra `trace`, and an OpenTelemetry SDK set up in the process "
+        "(`opentelemetry-instrument dlm serve ...`).",
+    )
+
+    @property
+    def address(self) -> str:
+        return address_of(self.host, self.port)
+
+    @property
+    def client_downloads(self) -> int:
+        """None, for what hands out no files."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig(Access):
+    """How one shard server listens, what it takes and when it gives up; checked at construction."""
+
+    port: int = setting(
+        0, "Port to listen on; 0 picks a free one, which server.ready logs.", low=0, high=65_535
     )
     sets: str = setting(
         "",
@@ -213,16 +235,6 @@ class ServerConfig:
         why="One thread compresses for all of them, so that starting clients do not slow scoring "
         "ones.",
     )
-    client_streams: int = setting(
-        1024,
-        "Calls and streams that one client may have open; more are refused with CLIENT_LIMIT.",
-        low=1,
-        high=65_536,
-        why="A client is a token's name, else a certificate's subject, else an address. A host of "
-        "256 decoding processes with four streams each; a sixteenth of `max_calls`. Each may hold "
-        "a partly received message of `max_message_bytes`, which does not count as in flight: set "
-        "fewer if clients may be hostile and memory is short.",
-    )
     client_in_flight: int = setting(
         192,
         "Score messages of one client being worked on; more are refused with CLIENT_LIMIT.",
@@ -236,47 +248,6 @@ class ServerConfig:
         low=1,
         high=1024,
         why="One of `max_downloads` is left for others.",
-    )
-    max_calls: int = setting(
-        16_384,
-        "Calls and streams that all clients together may have open.",
-        low=64,
-        high=1 << 20,
-        why="Idle ones take about 15 KiB each.",
-    )
-    drain_grace_s: float = setting(
-        3.0,
-        "Time after SIGTERM in which a DRAINING server still answers everything, while its clients "
-        "notice and move. 0 refuses at once.",
-        unit="seconds",
-        low=0,
-        high=3600,
-        why="It ends as soon as no client has a stream open, or none has asked for a second. By "
-        "default, clients send a heartbeat twice a second.",
-    )
-    shutdown_timeout_s: float = setting(
-        5.0,
-        "Time for Score messages accepted by then to finish.",
-        unit="seconds",
-        low=0,
-        high=3600,
-        why="Far above any deadline a client sets; with `drain_grace_s`, below the 10 to 30 s that "
-        "service managers wait before they kill.",
-    )
-    metrics_port: int = setting(
-        0, "Port of /metrics, /load, /healthz and /readyz; 0 disables them.", low=0, high=65_535
-    )
-    metrics_host: str = setting(
-        "127.0.0.1",
-        "Address to listen on for metrics.",
-        why="Beyond loopback is allowed: it shows no text and no word ids, but anyone who reaches "
-        "it sees how busy the server is.",
-    )
-    trace: bool = setting(
-        False,
-        "Make a span of each Score whose caller sent a sampled trace context.",
-        why="Needs the extra `trace`, and an OpenTelemetry SDK set up in the process "
-        "(`opentelemetry-instrument dlm serve ...`).",
     )
     verify: bool = setting(
         True,
@@ -306,7 +277,3 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_exposure("server", self)
         check("server", self)
-
-    @property
-    def address(self) -> str:
-        return address_of(self.host, self.port)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
+from math import inf
 from typing import Any, Protocol
 
 from dlm.errors import ProtocolError
@@ -19,7 +20,6 @@ from dlm.server.admission import Clock, Release, ShardAdmission, Turns
 from dlm.server.answers import Answered, Answerer, Located
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
-from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal, too_late
@@ -34,6 +34,35 @@ logger = EventLog(__name__)
 # say whether the client has read it, so it does not count as in flight. It is less than an idle
 # stream takes; the limits of streams bound how many there are.
 PAIRED_BYTES = 8192
+WINDOW_S = 60.0  # of `Lateness`
+
+
+class Lateness:
+    """How long a message has been in transit, measured with two clocks that are not synchronised.
+
+    The client stamps each message with its own clock. The difference from ours is the offset of the
+    clocks plus the time in transit. The least recent difference is taken as that of a message that
+    waited nowhere; whatever a message has above it was spent in queues. The minimum is taken over
+    one to two windows, since clocks drift (50 parts per million are 3 ms per minute).
+    """
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._begun = -inf
+        self._before = inf  # least difference of the window before
+        self._least = inf  # of this window
+
+    def of(self, sent_us: int, now: float) -> float:
+        """Seconds, at least 0, that a message stamped `sent_us` has waited until `now`."""
+        if self._first is None:
+            self._first = now
+        difference = now - sent_us * 1e-6
+        if now - self._begun >= WINDOW_S:
+            self._begun = now
+            self._before, self._least = self._least, inf
+        self._least = min(self._least, difference)
+        # Whatever the stamps say, no message waited longer than its stream has been open.
+        return min(difference - min(self._least, self._before), now - self._first)
 
 
 class Model(Protocol):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,11 +28,11 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder
 from dlm.logs import EventLog
-from dlm.server.config import Supervised
+from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
-from dlm.server.load import joined_load
-from dlm.server.trouble import Cause
+from dlm.server.metrics import Served
+from dlm.server.process import Cause
 
 logger = EventLog(__name__)
 
@@ -112,7 +114,7 @@ def worker_exposition(
 
 
 @contextlib.contextmanager
-def starting_exposition(config: Supervised) -> Iterator[None]:
+def starting_exposition(config: Access) -> Iterator[None]:
     """Meanwhile, the metrics port says that the server is starting, which may take minutes.
 
     /healthz is 200; the others are 503. ConfigError if the port cannot be bound.
@@ -282,7 +284,7 @@ class WorkerSockets:
 
 
 @contextlib.contextmanager
-def worker_sockets(config: Supervised) -> Iterator[WorkerSockets | None]:
+def worker_sockets(config: Access) -> Iterator[WorkerSockets | None]:
     """The port, bound, and an unnamed socket for each worker; None if metrics are off."""
     if not config.metrics_port:
         yield None
@@ -323,3 +325,37 @@ async def _ask_all(sockets: Mapping[int, Path], target: str) -> dict[int, Respon
     workers = list(sockets)
     answers = await asyncio.gather(*(ask(sockets[worker]) for worker in workers))
     return {w: a for w, a in zip(workers, answers, strict=True) if a is not None}
+
+
+def load_page(served: Sequence[Served]) -> bytes:
+    """How many queries this process has answered for each slot, as JSON.
+
+    It has one object per model, whatever the number of slots that were asked, so its size is
+    bounded. It names slots, which are hashes of word pairs; no word, no text and no client.
+    """
+    return _text(
+        {
+            "model": one.model,
+            "shard_set": one.shard_set,
+            "shard": one.shard,
+            "queries": one.metrics.queries,
+            "slots": one.metrics.slot_queries.total().tolist(),
+        }
+        for one in served
+    )
+
+
+def joined_load(pages: Iterable[bytes]) -> bytes:
+    """One page of the pages of several workers: their sum, by model."""
+    found: dict[str, dict[str, Any]] = {}
+    for page in pages:
+        for one in json.loads(page)["models"]:
+            same = found.setdefault(one["shard_set"], one)
+            if same is not one:
+                same["queries"] += one["queries"]
+                same["slots"] = [a + b for a, b in zip(same["slots"], one["slots"], strict=True)]
+    return _text(found.values())
+
+
+def _text(models: Iterable[dict[str, Any]]) -> bytes:
+    return json.dumps({"models": list(models)}, separators=(",", ":")).encode() + b"\n"

@@ -1,18 +1,29 @@
-"""What a shard server counts: plain numbers, which `collector.py` converts on request."""
+"""What a server counts, and how that is shown to Prometheus.
+
+No query text, word or id is ever a label: labels are ids of models and shard sets (their first
+12 hex digits), numbers of shards and workers, and the closed sets of reasons, stages and states.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-from dlm.families import Family
+from dlm import __version__
+from dlm.families import Family, family
 from dlm.histogram import SECONDS, SIZES, Histogram
-from dlm.index.layout import MAX_ORDER
+from dlm.index.layout import MAX_ORDER, Manifest
 from dlm.ngram.partition import SLOTS
+from dlm.server.health import ServingState
+from dlm.server.process import Process
 from dlm.wire.status import Reason
 
 LABELS = ("model", "shard_set", "shard", "worker")
@@ -61,6 +72,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_server_info": Family("Always 1.", (*LABELS, "version")),
 }
+
+
+ID_DIGITS = 12
+STAGES = ("queue", "decode", "search", "encode", "write")
 
 
 def _seconds() -> Histogram:
@@ -170,3 +185,141 @@ class ServerMetrics:
     @property
     def refused_total(self) -> int:
         return self.refusals.total()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A shard that this process serves, and its counts.
+
+    state   called at every scrape
+    shards  number of shards in the whole shard set, on all servers
+    """
+
+    model: str
+    shard_set: str
+    shard: int
+    order: int
+    metrics: ServerMetrics
+    state: Callable[[], ServingState]
+    shards: int
+
+    def labels(self, worker: int) -> tuple[str, str, str, str]:
+        return (
+            self.model[:ID_DIGITS],
+            self.shard_set[:ID_DIGITS],
+            str(self.shard),
+            str(worker),
+        )
+
+
+def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
+    """Labels of metrics of a whole process, except the worker; `manifest` of its default model."""
+    values = (manifest.model[:ID_DIGITS], manifest.shard_set[:ID_DIGITS], str(shard))
+    return dict(zip(LABELS, values, strict=False))
+
+
+class ServerCollector(Collector):
+    """The metric families of one process.
+
+    Args  served  what it serves, called at every scrape, the default first: metrics of the whole
+                  process (memory, version) have its labels
+    """
+
+    def __init__(
+        self,
+        served: Callable[[], Sequence[Served]],
+        process: Process | None = None,
+    ) -> None:
+        self._served = served
+        self._process = process or Process()
+
+    def describe(self) -> Iterable[Metric]:
+        return self._families([])
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families(self._served())
+
+    def _families(self, served: Sequence[Served]) -> Iterator[Metric]:
+        labelled = [(s.labels(self._process.worker), s) for s in served]
+        yield from _requests(labelled)
+        yield from _histograms(labelled)
+        for name, attribute in (
+            ("queries_total", "queries"),
+            ("context_blocks_total", "blocks"),
+            ("in_flight", "in_flight"),
+            ("streams", "streams"),
+            ("downloads", "downloads"),
+        ):
+            plain = _family(name)
+            for labels, s in labelled:
+                plain.add_metric(labels, getattr(s.metrics, attribute))
+            yield plain
+        state = _family("state")
+        for labels, s in labelled:
+            now = s.state()
+            for known in ServingState:
+                state.add_metric((*labels, known.name.lower()), known is now)
+        yield state
+        shards = _family("shards")
+        for labels, s in labelled:
+            shards.add_metric(labels, s.shards)
+        yield shards
+        yield from self._of_process([labels for labels, _ in labelled[:1]])
+
+    def _of_process(self, whose: Sequence[tuple[str, ...]]) -> Iterator[Metric]:
+        process = self._process
+        for name, number in (
+            ("memory_bytes", process.memory.bytes()),
+            ("worker_restarts_total", process.restarts),
+            ("open_files", process.open_files.count()),
+            ("max_files", process.open_files.limit),
+            ("sets_rejected", bool(process.rejected.read())),
+        ):
+            plain = _family(name)
+            for labels in whose:
+                plain.add_metric(labels, number)
+            yield plain
+        trouble, info = _family("not_ready"), _family("info")
+        for labels in whose:
+            info.add_metric((*labels, __version__), 1)
+            for cause, text in process.trouble().items():
+                trouble.add_metric((*labels, cause.value), bool(text))
+        yield trouble
+        yield info
+
+
+def _family(name: str) -> Any:
+    return family(FAMILIES, f"dlm_server_{name}")
+
+
+Labelled = list[tuple[tuple[str, str, str, str], Served]]
+
+
+def _requests(labelled: Labelled) -> Iterator[Metric]:
+    requests = _family("requests_total")
+    orders = _family("matched_order_total")
+    for labels, s in labelled:
+        counts = s.metrics
+        requests.add_metric((*labels, "ok"), counts.messages)
+        requests.add_metric((*labels, "abandoned"), counts.abandoned)
+        # All reasons from the start: a rate over a series that began with its first refusal would
+        # miss that one.
+        for reason in Reason:
+            requests.add_metric((*labels, reason.value), counts.refused_for(reason))
+        for order in range(1, s.order + 1):
+            orders.add_metric((*labels, str(order)), int(counts.matched_orders[order]))
+    yield requests
+    yield orders
+
+
+def _histograms(labelled: Labelled) -> Iterator[Metric]:
+    batch = _family("batch_queries")
+    stages = _family("stage_seconds")
+    for labels, s in labelled:
+        sizes = s.metrics.batch_queries
+        batch.add_metric(labels, sizes.cumulative(), sizes.total)
+        for stage in STAGES:
+            seconds = getattr(s.metrics, f"{stage}_s")
+            stages.add_metric((*labels, stage), seconds.cumulative(), seconds.total)
+    yield batch
+    yield stages

@@ -1,22 +1,42 @@
-"""What a server process reports about itself: which worker it is, and what it uses."""
+"""What a server process reports about itself: which worker it is, what it uses, and why it is not
+ready although its workers answer; and how it gives memory back."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import json
+import os
+import resource
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from dlm.server.sets import ToldSets
-from dlm.server.trouble import Cause, OpenFiles, SharedText
+from dlm.files import NO_DESCRIPTOR, write_whole
+from dlm.logs import EventLog
+from dlm.server.sets import SharedText, ToldSets
+
+logger = EventLog(__name__)
+
 
 # Age of the memory figure in a heartbeat, at most about this many seconds.
 MEMORY_AGE_S = 1.0
 # The system walks the page tables to count; at most one part in this many of the time goes to that.
 MEMORY_SHARE = 100
+
+REMIND_S = 60.0  # lasting trouble is logged again after this long
+CALM_LOOKS = 5  # looks in a row that must find room before the trouble is over
+
+
+GROWTH = 64 << 20  # bytes above those at the start, before it is worth a trim
+WORTH = 8 << 20  # a trim that returns fewer bytes makes the next wait twice as long
+LEAST_S, MOST_S = 5.0, 80.0  # between two; one takes about 10 ms per 100 MB, in its own thread
 
 
 def private_memory(status: Path = Path("/proc/self")) -> int:
@@ -74,6 +94,79 @@ class MemoryGauge:
         self._due = now + max(MEMORY_AGE_S, MEMORY_SHARE * (now - begun))
 
 
+class Cause(Enum):
+    """Why a server is not ready; values are labels."""
+
+    DAMAGED_FILE = "damaged_file"
+    OPEN_FILES = "open_files"
+
+
+class OpenFiles:
+    """How many files and connections this process has open, and whether it may open another.
+
+    Args  room  raises OSError if nothing can be opened
+    """
+
+    def __init__(
+        self, room: Callable[[], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._room, self._clock = room or _open_one, clock
+        self._calm_looks = CALM_LOOKS
+        self._logged_at = 0.0
+        self.trouble = ""
+
+    @property
+    def limit(self) -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def count(self) -> int:
+        """Files and connections open now; takes a microsecond for each."""
+        try:
+            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # less the folder itself
+        except OSError:
+            return self.limit  # not even the folder can be opened
+
+    def check(self) -> str:
+        """One look; why no file can be opened, or "" if one can."""
+        try:
+            self._room()
+        except OSError as exc:
+            # Another error (no memory, no such device) says nothing about how many are open.
+            if exc.errno in NO_DESCRIPTOR:
+                self._none_left(exc.errno)
+        else:
+            self._calm_looks += 1
+            if self.trouble and self._calm_looks >= CALM_LOOKS:
+                self.trouble = ""
+                logger.info("server.open_files.recovered", extra={"open": self.count()})
+        return self.trouble
+
+    def _none_left(self, number: int) -> None:
+        self._calm_looks = 0
+        begins = not self.trouble
+        if number == errno.EMFILE:
+            self.trouble = (
+                f"{self.limit:,} files and connections are open, which is this process's limit; "
+                "new clients wait for one to close. Raise the limit (LimitNOFILE= in a systemd "
+                "unit, ulimit -n) or find who opens so many connections"
+            )
+        else:
+            self.trouble = (
+                "this machine has reached its limit of open files and connections (fs.file-max); "
+                "new clients wait for one to close. Raise it with sysctl or find who opens so many"
+            )
+        now = self._clock()
+        if begins or now - self._logged_at >= REMIND_S:
+            self._logged_at = now
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            facts = {"limit": self.limit, "hard_limit": hard, "error": self.trouble}
+            logger.error("server.open_files.exhausted", extra=facts)
+
+
+def _open_one() -> None:
+    os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """One of the processes that share a port.
@@ -85,7 +178,7 @@ class Process:
     doubts    another worker could not read a page of a mapped file: this one reads the files and
               then maps them again
     checks    reports progress of that to its supervisor, repeatedly
-    beat      reports to its supervisor that the event loop runs, every `restarts.BEAT_S` seconds
+    beat      reports to its supervisor that the event loop runs, every `workers.BEAT_S` seconds
     sets      what its supervisor tells it to serve, if a file lists that
     rejected  why the last list of shard sets is not served, or ""
     """
@@ -120,3 +213,87 @@ class Process:
     @staticmethod
     def cpu_ms() -> int:
         return time.process_time_ns() // 1_000_000
+
+
+class TrimState(NamedTuple):
+    """What decides when to trim next; `after` makes the next one.
+
+    at_start  bytes of the process when it began to serve
+    due_s     when it may trim next, on the caller's clock
+    pause_s   seconds from a trim to the next
+    """
+
+    at_start: int
+    due_s: float = 0.0
+    pause_s: float = LEAST_S
+
+    def is_due(self, size: int, now_s: float) -> bool:
+        return now_s >= self.due_s and size >= self.at_start + GROWTH
+
+    def after(self, before: int, size: int, now_s: float) -> TrimState:
+        pause = LEAST_S if before - size >= WORTH else min(2 * self.pause_s, MOST_S)
+        return TrimState(self.at_start, now_s + pause, pause)
+
+
+def find_trim() -> Callable[[int], int] | None:
+    """glibc's `malloc_trim`, which runs without the GIL; None in another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+class Heap:
+    """Gives memory back that glibc holds free after floods of HTTP/2 frames (`malloc_trim`), when
+    that is due; `size`: bytes now, when it begins to serve."""
+
+    def __init__(self, size: int) -> None:
+        self._trim = find_trim()
+        self._state = TrimState(size)
+
+    def is_due(self, size: int, now_s: float) -> bool:
+        return self._trim is not None and self._state.is_due(size, now_s)
+
+    def trim(self, now_s: float) -> None:
+        assert self._trim is not None
+        before = private_memory()
+        self._trim(0)
+        self._state = self._state.after(before, private_memory(), now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a parent process needs to know about a ready server.
+
+    shard_set   of the first folder, which a call that names none means
+    shard_sets  of every folder
+    pid         of the process that takes signals
+    """
+
+    host: str
+    port: int
+    shard: int
+    shard_set: str
+    pid: int
+    shard_sets: Sequence[str] = ()
+    workers: int = 1
+
+
+OnReady = Callable[[Any], object]
+
+
+class Notice:
+    """The ready file and the callback: there from `publish` until `withdraw`."""
+
+    def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
+        self._on_ready = on_ready
+        self._file = file
+        self.withdraw()
+
+    def publish(self, ready: Any) -> None:
+        """Args  ready  a dataclass, such as `Ready`"""
+        if self._file is not None:
+            write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
+        if self._on_ready is not None:
+            self._on_ready(ready)
+
+    def withdraw(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)

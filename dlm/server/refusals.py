@@ -20,23 +20,25 @@ class Refusal(Exception):
     """A refused call, with a message for the client's log.
 
     It never leaves the server: it becomes a status code and metadata, or a stream's reply.
+
+    Args  retry_ms  advice to a client refused for load
     """
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, retry_ms: int = RETRY_AFTER_MS) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.retry_ms = retry_ms if reason in LOAD_REASONS else 0
 
     async def abort(self, context: Any) -> NoReturn:
         metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, self.reason.value),)
-        if self.reason in LOAD_REASONS:
-            metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
+        if self.retry_ms:
+            metadata += ((PUSHBACK_KEY, str(self.retry_ms)),)
         await context.abort(CODE_OF[self.reason], self.message, metadata)
         raise AssertionError("abort returned")
 
     def reply(self, sequence: int) -> bytes:
-        retry_after_ms = RETRY_AFTER_MS if self.reason in LOAD_REASONS else 0
-        return codec.encode_refusal(sequence, self.reason.value, self.message, retry_after_ms)
+        return codec.encode_refusal(sequence, self.reason.value, self.message, self.retry_ms)
 
 
 def too_late() -> Refusal:

@@ -25,11 +25,11 @@ from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
-from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens
 from dlm.server.watch import FileWatcher, follow, reload_if_changed
+from dlm.wire.certificates import read_certificates
 from dlm.wire.ids import is_named
-from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
+from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
 
@@ -149,6 +149,43 @@ def may_ask(model: str, shard_set: str) -> bool:
 def replies_to(context: Any) -> Replies:
     client = caller()
     return Replies(context, client.name if client is not None else "")
+
+
+class Certificates:
+    """What a handshake uses: read and checked once, then again whenever `reload` is called.
+
+    A connection keeps what it began with; each new handshake uses what was read last.
+    """
+
+    def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
+        self._files = {"ca": client_ca, "cert": cert, "key": key}
+        self._content = read_certificates(**self._files)
+        self._fresh = False
+
+    def reload(self) -> None:
+        """Reads the files again; keeps what was read before, if it raises ConfigError."""
+        self._content = read_certificates(**self._files)
+        self._fresh = True
+
+    def credentials(self) -> Any:
+        """The credentials to bind a gRPC port with; handshakes follow every `reload`."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(),
+            self._newer,
+            require_client_authentication=bool(self._files["ca"]),
+        )
+
+    def _newer(self) -> Any:
+        """gRPC calls this at each handshake, on its own threads; None means no change."""
+        if not self._fresh:
+            return None
+        self._fresh = False
+        return self._configuration()
+
+    def _configuration(self) -> Any:
+        """Made only when used, so that a process that will fork does not start gRPC."""
+        client_ca, key, cert = self._content
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
 
 @dataclass(slots=True, eq=False)
@@ -317,9 +354,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         client = self._client(known.name or peer)
         refusal = self._full(client, "")
         if refusal is not None:
-            self._forget(client)
-            self._count_limit(peer, client, refusal[0])
-            raise Refusal(*refusal)
+            self._count_limit(peer, client, refusal)
+            raise refusal
         self._enter(client, "", known, f"{peer}:{port}")
         try:
             yield
@@ -383,8 +419,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         assert task is not None
         refusal = self._full(client, method)
         if refusal is not None:
-            self._forget(client)
-            await self._limit(context, client, *refusal, RETRY_CALLS_MS)
+            self._count_limit(context.peer(), client, refusal)
+            await refusal.abort(context)
         call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
@@ -397,7 +433,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             task.uncancel()
         except Unread as exc:
             # gRPC has finished its write: the client reads, so it gets the status.
-            await _abort(context, Reason.LATE, str(exc))
+            await Refusal(Reason.LATE, str(exc)).abort(context)
         finally:
             self._calls.discard(call)
         return await self._refuse(requests, context)
@@ -431,22 +467,28 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if not client.calls:
             self._clients.pop(client.name, None)
 
-    def _full(self, client: ClientUsage, method: str) -> tuple[Reason, str] | None:
+    def _full(self, client: ClientUsage, method: str) -> Refusal | None:
         config = self._config
         if client.calls >= config.client_streams:
-            return Reason.CLIENT_LIMIT, (
+            return Refusal(
+                Reason.CLIENT_LIMIT,
                 f"this client has {client.calls} calls and streams open, which is its limit. End "
-                "some, or retry later"
+                "some, or retry later",
+                RETRY_CALLS_MS,
             )
         if method == DOWNLOAD and client.downloads >= config.client_downloads:
-            return Reason.CLIENT_LIMIT, (
+            return Refusal(
+                Reason.CLIENT_LIMIT,
                 f"this client has {client.downloads} downloads running, which is its limit. Retry "
-                "later, from the same offset"
+                "later, from the same offset",
+                RETRY_CALLS_MS,
             )
         if self._open >= config.max_calls:
-            return Reason.OVERLOADED, (
+            return Refusal(
+                Reason.OVERLOADED,
                 f"{self._open} calls and streams are open, which is this server's limit. Ask a "
-                "replica, or retry later"
+                "replica, or retry later",
+                RETRY_CALLS_MS,
             )
         return None
 
@@ -454,24 +496,19 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _refuse(self, _: Any, context: Any) -> NoReturn:
         self._count_stranger(context.peer())
-        await _abort(context, Reason.UNAUTHENTICATED, UNAUTHENTICATED)
+        await Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED).abort(context)
 
     def _count_stranger(self, peer: str) -> None:
         self._metrics.unauthenticated += 1
         if fields := self._worth_a_line(peer):
             logger.warning("server.unauthenticated", extra=fields)
 
-    async def _limit(
-        self, context: Any, client: ClientUsage, reason: Reason, message: str, retry_ms: int
-    ) -> NoReturn:
-        self._count_limit(context.peer(), client, reason)
-        await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
-
-    def _count_limit(self, peer: str, client: ClientUsage, reason: Reason) -> None:
-        if reason is Reason.CLIENT_LIMIT:
+    def _count_limit(self, peer: str, client: ClientUsage, refusal: Refusal) -> None:
+        self._forget(client)
+        if refusal.reason is Reason.CLIENT_LIMIT:
             self._metrics.client_limits += 1
         else:
-            self._metrics.refused(reason)
+            self._metrics.refused(refusal.reason)
         if fields := self._worth_a_line(peer):
             logger.warning("server.client.limit", extra=fields | {"client": client.name})
 
@@ -504,19 +541,12 @@ async def _first(context: Any) -> Any:
         async with asyncio.timeout(REQUEST_S):
             request = await context.read()
     except TimeoutError:
-        await _abort(
-            context,
-            Reason.LATE,
-            f"no message arrived within {REQUEST_S:g} s of the call; send it at once",
-        )
+        said = f"no message arrived within {REQUEST_S:g} s of the call; send it at once"
+        await Refusal(Reason.LATE, said).abort(context)
     if request is grpc.aio.EOF:
-        await _abort(context, Reason.MALFORMED, "the call ended without a message; send one")
+        said = "the call ended without a message; send one"
+        await Refusal(Reason.MALFORMED, said).abort(context)
     return request
-
-
-async def _abort(context: Any, reason: Reason, message: str, *more: tuple[str, str]) -> NoReturn:
-    await context.abort(CODE_OF[reason], message, ((REASON_KEY, reason.value), *more))
-    raise AssertionError("abort returned")
 
 
 def _identity(context: Any) -> str:

@@ -8,7 +8,11 @@ nothing. `step` decides; it is pure.
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
+import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +25,6 @@ from dlm.logs import EventLog
 from dlm.resources import available_bytes
 from dlm.server.child import Child
 from dlm.server.config import ServerConfig
-from dlm.server.trouble import SharedText
-from dlm.server.turn import Turn
 from dlm.server.watch import FileWatcher
 from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.secret import require_file
@@ -34,6 +36,8 @@ KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
 # Of the longest list: paths of 4,096 bytes, each of them six in JSON. Only what is used is memory.
 TOLD_BYTES = MAX_SHARD_SETS * (6 * 4096 + 100)
 LONGEST_ERROR = 300  # characters, each of up to 12 bytes in JSON: a pipe takes 4,096, or nothing
+
+TURN_S = 60.0  # that a server waits for the others; then it loads all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +295,44 @@ def check_memory(
         )
 
 
+class Turn:
+    """Held by one process of this machine at a time, and released whenever that ends.
+
+    An abstract socket's name can be bound once, by any user and without a file system to write to;
+    each container has names of its own.
+    """
+
+    def __init__(self, name: str = "load", clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = f"\0dlm.server.turn/{name}", clock
+        self._socket: socket.socket | None = None
+        self._since: float | None = None
+
+    def take(self) -> bool:
+        """Whether it is this process's turn, or it has waited long enough; ask again if not."""
+        if self._socket is not None:
+            return True
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        try:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no descriptor is left: loading says so
+            return True
+        try:
+            found.bind(self._name)
+        except OSError as exc:
+            found.close()
+            return exc.errno != errno.EADDRINUSE or now - self._since >= TURN_S
+        self._socket = found
+        return True
+
+    def leave(self) -> None:
+        """Also in a forked child, whose copy would keep it from the others."""
+        self._since = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 # ---------------------------------------------------------------------------- the supervisor
 
 
@@ -441,3 +483,23 @@ class ToldSets:
     def _send(self) -> None:
         if self._unsaid is not None and self._say(self._unsaid):
             self._unsaid = None
+
+
+class SharedText:
+    """A text that this process writes and its forked children read; cut off after `size` bytes."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._memory = mmap.mmap(-1, size)
+
+    def write(self, text: str) -> None:
+        data = text.encode()[: len(self._memory) - 4]
+        self._memory[:4] = bytes(4)  # a reader meanwhile finds nothing rather than half
+        self._memory[4 : 4 + len(data)] = data
+        self._memory[:4] = len(data).to_bytes(4, "little")
+
+    def read(self) -> str:
+        length = self._memory[:4]
+        data = self._memory[4 : 4 + int.from_bytes(length, "little")]
+        if self._memory[:4] != length:  # written to meanwhile
+            return ""
+        return data.decode(errors="replace")

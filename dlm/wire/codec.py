@@ -7,6 +7,7 @@ or raises `ProtocolError`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -145,21 +146,13 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
     """`read_score_request` without `check_counts`, for callers that do it elsewhere."""
     # Each access of a field makes a Python object: once is enough.
     shard_set, shard = m.shard_set, m.shard
-    lengths, context_words = m.context_lengths, m.context_words
-    counts, words = m.word_counts, m.words
-    if len(shard_set) != SHARD_SET_BYTES:
-        raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
-    expected = checksum(shard_set, _SHARD.pack(shard), lengths, context_words, counts, words)
-    if m.checksum != expected:
-        raise DamagedMessage(
-            f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit. Send it again"
-        )
+    parts = m.context_lengths, m.context_words, m.word_counts, m.words
+    expected = _check_request(m.checksum, shard_set, shard, parts)
     groups = QueryGroups(
-        _array("context_lengths", lengths, _U8),
-        _array("context_words", context_words, _U32),
-        _array("word_counts", counts, _U32),
-        _array("words", words, _U32),
+        _array("context_lengths", parts[0], _U8),
+        _array("context_words", parts[1], _U32),
+        _array("word_counts", parts[2], _U32),
+        _array("words", parts[3], _U32),
     )
     if len(groups.words) > max_queries:
         raise OversizedMessage(
@@ -167,6 +160,19 @@ def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
             f"{max_queries}. Send them in several messages"
         )
     return ScoreRequest(shard_set, shard, groups, expected, m.sequence, m.timeout_us, m.sent_us)
+
+
+def _check_request(given: int, shard_set: bytes, shard: int, parts: Sequence[bytes]) -> int:
+    """The checksum of a request; raises if it is not the one given, or the shard set cannot be."""
+    if len(shard_set) != SHARD_SET_BYTES:
+        raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
+    expected = checksum(shard_set, _SHARD.pack(shard), *parts)
+    if given != expected:
+        raise DamagedMessage(
+            f"the request's checksum is {given:016x}, but its content gives {expected:016x}; "
+            "it was damaged in transit. Send it again"
+        )
+    return expected
 
 
 def check_counts(groups: QueryGroups) -> None:
@@ -191,41 +197,38 @@ def check_counts(groups: QueryGroups) -> None:
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
-    parts = (
-        answers.log10_prob.astype(_F32, copy=False).tobytes(),
-        answers.matched_order.tobytes(),
-        answers.ngram_length.tobytes(),
-        answers.state_length.tobytes(),
-    )
-    return _encode_score_reply(request, *parts)
+    return _score_reply(request, _answer_parts(answers))
 
 
 def encode_packed_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
     """`encode_score_reply` of packed answers (7 Q,): all of log10_prob, then the other arrays."""
     data, queries = packed.tobytes(), len(packed) // 7
     a, b, c = 4 * queries, 5 * queries, 6 * queries
-    return _encode_score_reply(request, data[:a], data[a:b], data[b:c], data[c:])
+    return _score_reply(request, (data[:a], data[a:b], data[b:c], data[c:]))
 
 
-def _encode_score_reply(
-    request: ScoreRequest, log10_probs: bytes, matched: bytes, ngrams: bytes, states: bytes
-) -> bytes:
+def _score_reply(request: ScoreRequest, parts: Sequence[bytes]) -> bytes:
+    place = request.shard_set, _SHARD.pack(request.shard)
     reply = pb.ScoreReply(
         shard_set=request.shard_set,
         shard=request.shard,
-        log10_probs=log10_probs,
-        matched_orders=matched,
-        ngram_lengths=ngrams,
-        state_lengths=states,
-        checksum=checksum(
-            request.shard_set,
-            _SHARD.pack(request.shard),
-            *(log10_probs, matched, ngrams, states),
-            head=request.checksum,
-        ),
+        log10_probs=parts[0],
+        matched_orders=parts[1],
+        ngram_lengths=parts[2],
+        state_lengths=parts[3],
+        checksum=checksum(*place, *parts, head=request.checksum),
         sequence=request.sequence,
     )
     return bytes(reply.SerializeToString())
+
+
+def _answer_parts(answers: Answers) -> tuple[bytes, bytes, bytes, bytes]:
+    return (
+        answers.log10_prob.astype(_F32, copy=False).tobytes(),
+        answers.matched_order.tobytes(),
+        answers.ngram_length.tobytes(),
+        answers.state_length.tobytes(),
+    )
 
 
 class BlockRequest(NamedTuple):
@@ -301,15 +304,8 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
     """A ContextBlockRequest whose arrays fit together; raises as `decode_score_request`."""
     m = parse(pb.ContextBlockRequest(), data)
     shard_set, shard = m.shard_set, m.shard
-    if len(shard_set) != SHARD_SET_BYTES:
-        raise ProtocolError(f"shard_set has {len(shard_set)} bytes; expected {SHARD_SET_BYTES}")
     parts = m.context_lengths, m.context_words, m.skips
-    expected = checksum(shard_set, _SHARD.pack(shard), *parts)
-    if m.checksum != expected:
-        raise DamagedMessage(
-            f"the request's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit. Send it again"
-        )
+    expected = _check_request(m.checksum, shard_set, shard, parts)
     lengths = _array("context_lengths", parts[0], _U8)
     words, skips = _array("context_words", parts[1], _U32), _array("skips", parts[2], _U32)
     if len(lengths) > max_queries:
@@ -336,10 +332,7 @@ def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
         stored.counts.astype(_U32, copy=False).tobytes(),
         stored.log10_backoffs.astype(_F32, copy=False).tobytes(),
         stored.words.astype(_U32, copy=False).tobytes(),
-        stored.answers.log10_prob.astype(_F32, copy=False).tobytes(),
-        stored.answers.matched_order.tobytes(),
-        stored.answers.ngram_length.tobytes(),
-        stored.answers.state_length.tobytes(),
+        *_answer_parts(stored.answers),
     )
     place = request.shard_set, _SHARD.pack(request.shard)
     reply = pb.ContextBlockReply(
@@ -381,32 +374,17 @@ def decode_block_reply(
                            "ContextBlock"
     """
     m = parse(pb.ContextBlockReply(), data)
-    if m.shard_set != shard_set or m.shard != shard:
-        raise ProtocolError(
-            f"the reply is from shard {m.shard} of shard set {m.shard_set.hex()}; "
-            f"expected shard {shard} of {shard_set.hex()}"
-        )
     parts = (
         *(m.totals, m.word_counts, m.log10_backoffs, m.words),
         *(m.log10_probs, m.matched_orders, m.ngram_lengths, m.state_lengths),
     )
-    expected = checksum(shard_set, _SHARD.pack(shard), *parts, head=request_checksum)
-    if m.checksum != expected:
-        raise DamagedMessage(
-            f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
-            "it was damaged in transit or answers another request. Send the request again"
-        )
+    _check_reply(m, shard_set, shard, parts, request_checksum)
     totals, counts = _array("totals", parts[0], _U32), _array("word_counts", parts[1], _U32)
     log10_backoffs, words = (
         _array("log10_backoffs", parts[2], _F32),
         _array("words", parts[3], _U32),
     )
-    answers = Answers(
-        _array("log10_probs", parts[4], _F32),
-        _array("matched_orders", parts[5], _U8),
-        _array("ngram_lengths", parts[6], _U8),
-        _array("state_lengths", parts[7], _U8),
-    )
+    answers = _answers(parts[4:])
     contexts = len(context_lengths)
     length, given, _ = kernels.totals(context_lengths[: len(counts)], counts[:contexts])
     longer = length - 2 * contexts
@@ -489,39 +467,42 @@ def decode_score_reply(
                            number of answers, or was damaged in transit
     """
     m = parse(pb.ScoreReply(), data)
+    parts = m.log10_probs, m.matched_orders, m.ngram_lengths, m.state_lengths
+    _check_reply(m, shard_set, shard, parts, request_checksum)
+    answers = _answers(parts)
+    for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
+        if (found := len(getattr(answers, name))) != queries:
+            raise ProtocolError(f"received {found} values of {name}; expected {queries}")
+    return answers
+
+
+def _check_reply(
+    m: pb.ScoreReply | pb.ContextBlockReply,
+    shard_set: bytes,
+    shard: int,
+    parts: Sequence[bytes],
+    request_checksum: int,
+) -> None:
+    """Raises unless it is of this shard, and answers the request that had this checksum."""
     if m.shard_set != shard_set or m.shard != shard:
         raise ProtocolError(
             f"the reply is from shard {m.shard} of shard set {m.shard_set.hex()}; "
             f"expected shard {shard} of {shard_set.hex()}"
         )
-    probs, matched = m.log10_probs, m.matched_orders
-    ngrams, states = m.ngram_lengths, m.state_lengths
-    expected = checksum(
-        shard_set, _SHARD.pack(shard), probs, matched, ngrams, states, head=request_checksum
-    )
+    expected = checksum(shard_set, _SHARD.pack(shard), *parts, head=request_checksum)
     if m.checksum != expected:
         raise DamagedMessage(
             f"the reply's checksum is {m.checksum:016x}, but its content gives {expected:016x}; "
             "it was damaged in transit or answers another request. Send the request again"
         )
-    if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
-        return Answers(
-            np.frombuffer(probs, _F32),
-            np.frombuffer(matched, _U8),
-            np.frombuffer(ngrams, _U8),
-            np.frombuffer(states, _U8),
-        )
-    answers = Answers(
-        _array("log10_probs", probs, _F32),
-        _array("matched_orders", matched, _U8),
-        _array("ngram_lengths", ngrams, _U8),
-        _array("state_lengths", states, _U8),
-    )
-    for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
-        if len(getattr(answers, name)) != queries:
-            break
-    raise ProtocolError(
-        f"received {len(getattr(answers, name))} values of {name}; expected {queries}"
+
+
+def _answers(parts: Sequence[bytes]) -> Answers:
+    return Answers(
+        _array("log10_probs", parts[0], _F32),
+        _array("matched_orders", parts[1], _U8),
+        _array("ngram_lengths", parts[2], _U8),
+        _array("state_lengths", parts[3], _U8),
     )
 
 

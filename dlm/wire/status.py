@@ -66,9 +66,6 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
 
-# Reasons that mean: your table is older than mine; fetch a new one and retry.
-STALE_REASONS = frozenset({Reason.WRONG_SHARD_SET, Reason.WRONG_SHARD, Reason.SLOT_NOT_OWNED})
-
 # Reasons that mean: the servers are being rolled; another of the shard answers, or will soon.
 MOVING_REASONS = frozenset({Reason.DRAINING, Reason.NOT_READY})
 
@@ -154,14 +151,19 @@ def plain(text: str) -> str:
 
 def reason_of(error: grpc.RpcError) -> Reason | None:
     """The reason a server gave, or None if it gave none that this version knows."""
+    return _reason(_metadata(error, REASON_KEY))
+
+
+def _reason(value: str | None) -> Reason | None:
+    try:
+        return Reason(value or "")
+    except ValueError:
+        return None
+
+
+def _metadata(error: grpc.RpcError, key: str) -> str | None:
     metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    for key, value in metadata or ():
-        if key == REASON_KEY:
-            try:
-                return Reason(value)
-            except ValueError:
-                return None
-    return None
+    return dict(metadata or ()).get(key)
 
 
 def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
@@ -184,24 +186,17 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
 
 def _pushback_s(error: grpc.RpcError) -> float | None:
     """Seconds after which the server wants a retry; None if it does not say."""
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
-    for key, value in metadata or ():
-        if key == PUSHBACK_KEY:
-            try:
-                return max(int(value), 0) / 1000 or None
-            except (ValueError, OverflowError):
-                return None
-    return None
+    try:
+        return max(int(_metadata(error, PUSHBACK_KEY) or ""), 0) / 1000 or None
+    except (ValueError, OverflowError):
+        return None
 
 
 def error_from_refusal(
     reason: str, message: str, *, where: str, retry_after_ms: int = 0
 ) -> DlmError:
     """The dlm error for a refusal that `where` sent; an unknown reason means `ShardDown`."""
-    try:
-        known: Reason | None = Reason(reason)
-    except ValueError:
-        known = None
+    known = _reason(reason)
     kind = ShardDown if known is None else ERROR_OF[CODE_OF[known]]
     error = kind(f"{where} answered {plain(reason)}: {plain(message)}")
     if isinstance(error, UnavailableError):

@@ -17,7 +17,7 @@ from dlm.client.config.cluster_file import ClusterToml, replace_servers
 from dlm.cluster.processes import Server, stop
 from dlm.errors import DlmError
 from dlm.index.layout import read_manifest
-from dlm.server.parent import command_of_child
+from dlm.server.child import command_of_child
 from dlm.server.sets import read_sets, write_sets
 from loadtest.run.local_cluster import LocalServers
 

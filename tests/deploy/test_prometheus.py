@@ -18,7 +18,7 @@ from deploy.promql import Selector, groupings, kept_labels, selectors
 from dlm.client.health.membership import Liveness
 from dlm.client.health.modes import Mode
 from dlm.server.health import ServingState
-from dlm.server.trouble import Cause
+from dlm.server.process import Cause
 from dlm.wire.status import Reason
 
 RULES = [rule for group in load("prometheus/rules.yml")["groups"] for rule in group["rules"]]

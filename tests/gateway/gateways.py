@@ -21,7 +21,7 @@ from dlm.gateway.app import Gateway, Opening
 from dlm.gateway.calls import CALLS
 from dlm.gateway.config import GatewayConfig
 from dlm.server.health import Event
-from dlm.server.ready import Notice
+from dlm.server.process import Notice
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import REASON_KEY, reason_of
 

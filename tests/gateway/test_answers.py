@@ -13,15 +13,22 @@ import pytest
 from client.questions import random_sentences
 from cluster import ModelFiles, ThreadServer, build, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.api.states import States, model_info_of
 from dlm.client.config.rollout import Rollout, edited
-from dlm.gateway.packed import sealed
+from dlm.gateway.answers import sealed
 from dlm.index.search.shard import Shard
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, Refused, ThreadGateway
 from models import random_model
 
-OTHER_MODEL = sealed(np.frombuffer(b"\x01" + bytes(21), np.uint8)[None])[0].tobytes()
+OTHER_MODEL = sealed(
+    States(
+        model_info_of("full", "00" * 32, "00" * 32),
+        np.zeros((1, 3), np.uint32),
+        np.zeros(1, np.uint8),
+    )
+)[0].tobytes()
 
 every_door = pytest.mark.parametrize("door", DOORS)
 
@@ -255,7 +262,7 @@ def test_a_state_of_the_next_model_of_a_roll_out_is_taken(
     config = ClientConfig(deadline_s=20.0, cache_dir=tmp_path)
     with Client.connect(path, config, model=other.manifest.model) as client:
         utterance = client.utterance()
-        state = sealed(utterance.states([utterance.begin()]).packed())[0].tobytes()
+        state = sealed(utterance.states([utterance.begin()]))[0].tobytes()
     try:
         with ThreadGateway(lambda: AsyncClient.connect(path, config)) as gateway:
             caller = Caller(gateway, "grpc")

@@ -1,4 +1,4 @@
-"""dlm.gateway.pages: the page in a browser's eyes."""
+"""dlm.gateway.http: the page in a browser's eyes."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ import pytest
 
 from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
-from dlm.gateway import phrase_store
+from dlm.gateway import answers
+from dlm.gateway.answers import PhraseStore, opened
 from dlm.gateway.config import MIB
-from dlm.gateway.packed import opened
-from dlm.gateway.phrase_store import PhraseStore
 from dlm.gateway.turns import GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
@@ -241,7 +240,7 @@ def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             go_on.set()
             assert await first is not None
 
-    monkeypatch.setattr(phrase_store, "Phrases", read)
+    monkeypatch.setattr(answers, "Phrases", read)
     asyncio.run(ask())
     assert begun == [1]
 

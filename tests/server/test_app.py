@@ -15,15 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster import WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.search.shard import Shard
-from dlm.server.app import ShardServer, serve
+from dlm.server.app import ShardServer, open_shard, serve, warm_up_messages
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
-from dlm.server.opening import open_shard, warm_up_messages
-from dlm.server.process import Process
-from dlm.server.ready import Notice
+from dlm.server.process import Notice, Process
 from dlm.server.service import ShardService
-from dlm.server.sets import ToldSets
-from dlm.server.trouble import SharedText
+from dlm.server.sets import SharedText, ToldSets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason

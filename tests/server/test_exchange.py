@@ -144,7 +144,7 @@ def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
 ) -> None:
     """Heartbeats say DRAINING first; it ends as soon as the stream does, not after
     drain_grace_s."""
-    monkeypatch.setattr("dlm.server.app.QUIET_S", WAIT_S)  # this client may be slow to ask
+    monkeypatch.setattr("dlm.server.life.QUIET_S", WAIT_S)  # this client may be slow to ask
     _, server, caller = gated(drain_grace_s=WAIT_S)
     stream = Stream(caller)
     rng = np.random.default_rng(4)
@@ -166,7 +166,7 @@ def test_a_server_that_drains_does_not_wait_for_clients_that_ask_nothing(
     sharded, gated, monkeypatch
 ) -> None:
     """Their stream stays open for as long as they live."""
-    monkeypatch.setattr("dlm.server.app.QUIET_S", 0.05)
+    monkeypatch.setattr("dlm.server.life.QUIET_S", 0.05)
     _, server, caller = gated(drain_grace_s=3600.0)
     stream = Stream(caller)
     asked = sharded.questions.ask(np.random.default_rng(5), 0)

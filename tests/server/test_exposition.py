@@ -34,7 +34,6 @@ from dlm.ngram.partition import SLOTS, slots_of
 from dlm.server import exposition
 from dlm.server.answers import orders_of
 from dlm.server.app import ShardServer, serve
-from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import (
     HEALTHZ,
@@ -43,6 +42,7 @@ from dlm.server.exposition import (
     READYZ,
     join,
     joined_exposition,
+    load_page,
     worker_exposition,
     worker_socket,
 )
@@ -56,10 +56,8 @@ from dlm.server.http import (
     tcp_socket,
     unix_socket,
 )
-from dlm.server.load import load_page
-from dlm.server.metrics import FAMILIES, ServerMetrics
-from dlm.server.process import Process
-from dlm.server.ready import Notice
+from dlm.server.metrics import FAMILIES, Served, ServerCollector, ServerMetrics
+from dlm.server.process import Notice, Process
 from dlm.wire.status import Reason
 from http2 import PREFACE, SETTINGS, frame
 from server.calls import Caller, outcome
@@ -498,7 +496,7 @@ def test_two_models_on_one_port_are_told_apart() -> None:
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from dlm.server.collector import Served, ServerCollector
+from dlm.server.metrics import Served, ServerCollector
 from dlm.server.exposition import worker_exposition, worker_socket
 from dlm.server.health import ServingState
 from dlm.server.http import unix_socket

@@ -6,8 +6,16 @@ import ctypes
 
 import pytest
 
-from dlm.server.heap import GROWTH, LEAST_S, MOST_S, WORTH, Heap, TrimState, find_trim
-from dlm.server.process import private_memory
+from dlm.server.process import (
+    GROWTH,
+    LEAST_S,
+    MOST_S,
+    WORTH,
+    Heap,
+    TrimState,
+    find_trim,
+    private_memory,
+)
 
 BLOCK = 64 << 10  # below glibc's threshold for memory of its own from the system
 

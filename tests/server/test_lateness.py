@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlm.server.lateness import WINDOW_S, Lateness
+from dlm.server.exchange import WINDOW_S, Lateness
 
 
 def test_what_is_above_the_quickest_message_was_waiting() -> None:

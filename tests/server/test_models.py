@@ -1,4 +1,4 @@
-"""dlm.server.models over the wire: several models behind one port, each with its own answers."""
+"""dlm.server.service over the wire: several models behind one port, each with its own answers."""
 
 from __future__ import annotations
 

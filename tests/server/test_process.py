@@ -9,8 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
-from dlm.server.process import MEMORY_AGE_S, MEMORY_SHARE, MemoryGauge, Process, private_memory
-from dlm.server.trouble import OpenFiles
+from dlm.server.process import (
+    MEMORY_AGE_S,
+    MEMORY_SHARE,
+    MemoryGauge,
+    OpenFiles,
+    Process,
+    private_memory,
+)
 
 MIB = 1 << 20
 

@@ -1,10 +1,10 @@
-"""dlm.server.restarts: when a worker that ended is started again, and when one is given up."""
+"""dlm.server.workers: when a worker that ended is started again, and when one is given up."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlm.server.restarts import (
+from dlm.server.workers import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     QUICK_S,

@@ -19,10 +19,11 @@ from cluster import WAIT_S, children, until
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.index.layout import MANIFEST, read_manifest
+from dlm.server.child import say
 from dlm.server.config import ServerConfig
-from dlm.server.pipe import say
 from dlm.server.sets import (
     TOLD_BYTES,
+    TURN_S,
     CheckSets,
     Ended,
     ListChanged,
@@ -32,8 +33,10 @@ from dlm.server.sets import (
     Report,
     SetsChecked,
     SetsState,
+    SharedText,
     Tell,
     ToldSets,
+    Turn,
     as_text,
     check_memory,
     listed,
@@ -41,8 +44,6 @@ from dlm.server.sets import (
     step,
     write_sets,
 )
-from dlm.server.trouble import SharedText
-from dlm.server.turn import TURN_S, Turn
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
 from dlm.wire.status import Reason
@@ -362,5 +363,5 @@ def test_a_process_that_shows_metrics_keeps_no_turn(sharded, other, listing):
     until(lambda: server.errors.count("exposition.started") == 2, server.process)
     os.kill(worker, signal.SIGCONT)
     until(lambda: len(held(caller)) == 2, server.process)
-    until(lambda: "dlm.server.turn/load" not in Path("/proc/net/unix").read_text())
+    until(lambda: "dlm.server.sets/load" not in Path("/proc/net/unix").read_text())
     assert server.stop() == 0

@@ -38,7 +38,7 @@ SUPERVISED = """
 import os, signal, sys
 from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
-from dlm.server.ready import Notice, Ready
+from dlm.server.process import Notice, Ready
 from dlm.server.workers import Supervisor
 
 def say(*what):
@@ -653,11 +653,11 @@ def test_a_worker_that_is_stuck_is_replaced():
 def test_a_worker_that_is_stuck_at_any_moment_of_its_start_is_replaced(moment, patience):
     """Said it is ready and never beaten, or never said anything: the next one takes its place."""
     bounds = {"SILENT_LOOKS": 4000, "START_LOOKS": 4000, "READY_LOOKS": 4000, patience: 3}
-    warm = "import dlm.server.restarts as restarts, dlm.server.workers as workers\n" + "".join(
+    warm = "import dlm.server.workers as workers\n" + "".join(
         f"    {line}\n"
         for line in (
             "workers.BEAT_S = 0.2",
-            *(f"restarts.{name} = {looks}" for name, looks in bounds.items()),
+            *(f"workers.{name} = {looks}" for name, looks in bounds.items()),
             "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
         )
     )
@@ -684,10 +684,7 @@ def test_a_worker_that_is_stuck_at_any_moment_of_its_start_is_replaced(moment, p
 
 def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named():
     """Nobody waits for a server that will never be ready, nor has to guess why."""
-    warm = (
-        "import dlm.server.restarts as restarts, dlm.server.workers as workers\n"
-        "    workers.BEAT_S, restarts.START_LOOKS = 0.2, 3"
-    )
+    warm = "import dlm.server.workers as workers\n    workers.BEAT_S, workers.START_LOOKS = 0.2, 3"
     process = supervised(
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
         "    if process.worker: os.kill(os.getpid(), signal.SIGSTOP)\n"
@@ -696,7 +693,7 @@ def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named()
     )
     status, said = rest(process)
     assert status == 3
-    assert said.startswith("refused worker 1 ") and " 3 s" in said
+    assert said.startswith("refused worker 1 ") and " 0.6 s" in said
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from dlm.wire.status import (
     ERROR_OF,
     PUSHBACK_KEY,
     REASON_KEY,
-    STALE_REASONS,
     Reason,
     advice_on,
     error_from_refusal,
@@ -52,6 +51,10 @@ class FakeRpcError(grpc.RpcError):
     def trailing_metadata(self):
         """As gRPC gives it: pairs, or None."""
         return self._metadata
+
+
+# Whose table is older than the server's.
+STALE_REASONS = {Reason.WRONG_SHARD_SET, Reason.WRONG_SHARD, Reason.SLOT_NOT_OWNED}
 
 
 def test_every_reason_has_a_code():

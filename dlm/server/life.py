@@ -1,0 +1,236 @@
+"""The life of a server or gateway process: it starts, warms up, answers, drains and ends.
+
+`health.step` says what to do; this does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+from prometheus_client.registry import Collector
+
+from dlm.errors import ConfigError
+from dlm.logs import EventLog
+from dlm.server.exposition import worker_exposition
+from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
+from dlm.server.http import HttpServer, tcp_socket
+from dlm.server.poller import grpc
+from dlm.server.port import cannot_be_bound
+from dlm.server.process import Notice, Process
+from dlm.server.security import CallCounts, Credentials, Guard, channel_options
+from dlm.wire import pairs
+
+logger = EventLog(__name__)
+
+# Messages still in transit when the last one finished get their refusal.
+STOP_GRACE_S = 0.5
+# One that drains ends once no message has come for this long. It is longer than the time between
+# a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
+QUIET_S = 1.0
+LINGER_LOOK_S = 0.02
+
+
+class Serving(Protocol):
+    """What accepts messages, or no longer."""
+
+    state: ServingState
+    refuses: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that it works on."""
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether one is in flight, or came less than `quiet_s` ago."""
+
+    async def idle(self) -> None:
+        """Until none is in flight."""
+
+
+class Life(ABC):
+    """On the running event loop; `post` is how events reach `run`.
+
+    Attributes  port  0 until it is bound
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        process: Process,
+        serving: Serving,
+        service: str,
+        metrics: CallCounts,
+        notice: Notice | None,
+        credentials: Credentials | None,
+    ) -> None:
+        self.config, self.process, self.port = config, process, 0
+        self.guard = Guard(config, metrics, credentials)
+        self._serving, self._service = serving, service
+        self._health = HealthService(serving.state, service)
+        self._notice = notice or Notice()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._failure: Exception | None = None  # which `run` raises
+        self._drained = False  # whether every message accepted before the first refusal is answered
+        self._server: Any = None
+
+    # -------------------------------------------------------- what differs
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Makes the server, and mostly listens."""
+
+    @abstractmethod
+    def _warm(self) -> None:
+        """Begins the warm-up, which posts WARMED or FAILED."""
+
+    @abstractmethod
+    async def _entered(self, before: ServingState, event: Event) -> None:
+        """After an event, and before what is to be done: logs it."""
+
+    @abstractmethod
+    def _shown(self) -> tuple[Collector, Callable[[], bytes]]:
+        """What collects its metrics, and what makes the page /load."""
+
+    @abstractmethod
+    def _ready(self) -> Any:
+        """What its parent gets to know."""
+
+    @abstractmethod
+    async def _beat(self) -> None:
+        """Reports that this loop runs, if anyone watches, again and again."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Once nothing can be answered any more."""
+
+    @abstractmethod
+    def _ended(self, whole: bool) -> None:
+        """Logs it, and whether everything in flight was answered."""
+
+    # ------------------------------------------------------------------- life
+
+    def post(self, event: Event) -> None:
+        """Passes `event` to `run`; from any thread. After the end it is ignored."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    async def run(self) -> int:
+        """Until an event ends it; returns and raises as `app.serve` does."""
+        async with AsyncExitStack() as held:
+            held.push_async_callback(self._close)
+            beating = asyncio.create_task(self._beat())
+            held.callback(beating.cancel)
+            held.push_async_callback(self._stop)
+            await self._start()
+            if (shown := self._show()) is not None:
+                held.push_async_callback(asyncio.to_thread, shown.close)
+            held.callback(self._notice.withdraw)
+            self._warm()
+            with pairs.few_wakes(self._loop):
+                last = await self._live()
+            # A message about to be refused is in flight too, but nothing is cut off.
+            whole = self._drained or self._serving.in_flight == 0
+            await self._health.close()
+            if last is Event.DRAINED and whole:
+                await self._server.stop(STOP_GRACE_S)
+        self._ended(whole)
+        if self._failure is not None:
+            raise self._failure
+        return 0 if whole else 1
+
+    async def _stop(self) -> None:
+        self.guard.close()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    def _make(self, *handlers: Any) -> None:
+        from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
+
+        self._server = grpc.aio.server(
+            options=channel_options(
+                max_message_bytes=self.config.max_message_bytes,
+                max_in_flight=self.config.max_in_flight,
+                shares_port=self.process.shares_port,
+            ),
+            interceptors=(self.guard,),
+        )
+        self._server.add_generic_rpc_handlers((*handlers, self._health.handlers()))
+        names = (self._service, HEALTH_SERVICE, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def _bind(self) -> None:
+        """Raises  ConfigError  the port cannot be bound"""
+        try:
+            self.port = self.guard.bind(self._server, self.config.address)
+        except RuntimeError as exc:
+            if trouble := self.process.open_files.check():
+                raise ConfigError(trouble) from exc
+            raise cannot_be_bound(self.config.address) from exc
+
+    async def _listen(self) -> None:
+        await self._server.start()
+        self.guard.start()
+
+    def _show(self) -> HttpServer | None:
+        config = self.config
+        if self.process.metrics_socket is not None:
+            listening = self.process.metrics_socket
+        elif config.metrics_port:
+            listening = tcp_socket(config.metrics_host, config.metrics_port)
+        else:
+            return None
+        collector, load = self._shown()
+        state = lambda: self._serving.state  # noqa: E731
+        return worker_exposition(
+            listening, collector, state, self._loop, load=load, trouble=self._trouble
+        )
+
+    def _trouble(self) -> str:
+        return "; ".join(filter(None, self.process.trouble().values()))
+
+    async def _announce(self) -> None:
+        await self._health.announce(self._serving.state, in_trouble=bool(self._trouble()))
+
+    async def _live(self) -> Event:
+        drain: asyncio.Task[None] | None = None
+        while True:
+            event = await self._events.get()
+            before = self._serving.state
+            self._serving.state, actions = step(before, event)
+            await self._entered(before, event)
+            for action in actions:
+                if action is Action.ANNOUNCE:
+                    await self._announce()
+                elif action is Action.PUBLISH:
+                    self._notice.publish(self._ready())
+                elif action is Action.DRAIN:
+                    self._notice.withdraw()
+                    self._serving.refuses = before is ServingState.WARMING
+                    drain = asyncio.create_task(self._drain())
+                elif action is Action.CLOSE:
+                    if drain is not None:
+                        drain.cancel()
+                    return event
+
+    async def _drain(self) -> None:
+        """Answers while clients move away, then refuses new messages and finishes the others."""
+        serving = self._serving
+        end = self._loop.time() + self.config.drain_grace_s
+        while not serving.refuses and serving.is_wanted(QUIET_S) and self._loop.time() < end:
+            await asyncio.sleep(LINGER_LOOK_S)
+        serving.refuses = True
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout_s):
+                await serving.idle()
+            self._drained = True
+        except TimeoutError:
+            logger.warning("server.drain.timed_out", extra={"in_flight": serving.in_flight})
+        self.post(Event.DRAINED)
