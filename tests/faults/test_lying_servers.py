@@ -315,18 +315,18 @@ def claiming(liar: Liar, **fields: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "pause_s"), [(1, 1.0), (1 << 16, 0.1)])
+@pytest.mark.parametrize(("size", "pause_s"), [(1, 1.0), (1 << 14, 0.1)])
 def test_a_download_that_trickles_ends_in_time_and_goes_on_from_there(
     liar, files, tmp_path, size, pause_s
 ) -> None:
-    """A byte a second, or 600 KiB: what the counts allow would take days, or a minute. The error
-    may be retried; an honest server then gives the rest, or all of it."""
+    """A byte a second, or 160 KiB, less than a MiB in its time: what the counts allow would take
+    days, or minutes. The error may be retried; an honest server then gives the rest, or all."""
     claiming(liar, bytes=40 << 20)
     liar.download = endless(liar, size, pause_s)
     cache = tmp_path / "cache"
     error = failure(liar, cache)
     assert isinstance(error, UnavailableError) and error.retryable
-    assert any("bytes of vocabulary.arrow arrived in 3 s" in note for note in error.__notes__)
+    assert any("bytes of vocabulary.arrow arrived" in note for note in error.__notes__)
     begun = kept(cache)
     assert 0 < begun < 40 << 20
     failure(liar, cache)
