@@ -84,7 +84,6 @@ def wer(
     Examples:
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
         dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
-        dlm wer transcripts.tsv hypotheses.tsv --map en.glm
     """
     from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
     from dlm.asr.wer import (

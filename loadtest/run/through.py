@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from dlm.client import AsyncClient, States
 from dlm.client.deliver.counts import Stats
 from dlm.errors import ConfigError
-from dlm.gateway.answers import SERVICE
+from dlm.gateway.answers import SERVICE, sealed
 from dlm.gateway.calls import CALLS
 from dlm.wire.status import error_from_rpc
 
@@ -63,7 +63,9 @@ class GatewayClient:
         """A step of a decoder."""
         ids = np.asarray(words)
         request = ExtendRequest(
-            states=states.to_bytes(), word_ids=ids.ravel().tolist(), own_words=ids.ndim == 2
+            states=[one.tobytes() for one in sealed(states)],
+            word_ids=ids.ravel().tolist(),
+            own_words=ids.ndim == 2,
         )
         try:
             reply = await self._extend(request, timeout=self._deadline_s)

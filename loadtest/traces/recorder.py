@@ -30,7 +30,7 @@ from loadtest.traces.trace import BLOCKS, EXTEND, KINDS, Request, Spoken, Words
 
 # What a decoder may use of an utterance without asking the model anything.
 _SILENT = (
-    *("begin", "null", "states", "states_after", "phrases", "ids_of"),
+    *("begin", "null", "states", "states_after", "phrases", "ids_of", "local_model"),
     *("model_info", "order", "bigram_fallback", "vocabulary", "vocabulary_size"),
 )
 
