@@ -224,7 +224,7 @@ def users_file(place: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.promise("devices_train")
 def test_rounds_on_devices_are_those_of_dlm_federate(listening: Path) -> None:
-    """With one seed, and text in the order of the file; but for the rounding, which devices draw."""
+    """With one seed, and text in the order of the file; devices draw their rounding themselves."""
     with_seed = CONFIG.replace("rounds = 2", "rounds = 2\nseed = 3")
     (listening / "run.toml").write_text(
         with_seed.replace("unroll = 4", "unroll = 4\nshuffle = false")
