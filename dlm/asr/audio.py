@@ -114,7 +114,7 @@ def read_audio(path: str | os.PathLike[str]) -> NDArray[np.float32]:
 
 
 def promised_s(path: str | os.PathLike[str]) -> float:
-    """Seconds of audio by a file's header, to tell how much there is; 0 where it does not say."""
+    """How many seconds of audio a file's header promises, for progress; 0 if it does not say."""
     import soundfile
 
     with contextlib.suppress(OSError, soundfile.SoundFileError):
