@@ -46,7 +46,7 @@ from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.unigram_settings import UnigramConfig  # noqa: E402
 from dlm.federated.unigrams import steps_per_count  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
-from federated.devices.toy_device import signer_of  # noqa: E402
+from federated.devices.toy_device import rounding, signer_of  # noqa: E402
 
 NUMBERS = range(1, 5)
 KEYS = {number: signer_of(number).public for number in NUMBERS}
@@ -75,6 +75,7 @@ class Fleet:
     allowed: OwnerLimits = field(default_factory=lambda: OwnerLimits(rest_s=0.0))
     registered: bool = True
     silent: tuple[int, ...] = ()  # their users wrote nothing
+    rounding: Callable[[Task], Key] = field(default=lambda task: Key.from_system())
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -91,6 +92,7 @@ class Fleet:
             frozenset(KEYS.values()) if self.registered else None,
             signer_of(number) if self.registered else None,
             os.urandom,
+            rounding=self.rounding,
         )
 
     def ask(self, number: int, step: str, content: object) -> DeviceAnswer:
@@ -330,14 +332,14 @@ class Lying:
 
 
 def update_of(folder: Path, *, silent: tuple[int, ...], shift: int) -> np.ndarray:
-    """The sum of a round in which these users wrote nothing."""
+    """The sum of a round in which these users wrote nothing, and each device rounds as ever."""
     folder.mkdir()
     outcomes: list[RoundOutcome] = []
     engine = DevicesEngine(
         MODEL,
         replace(LOCAL, learning_rate=0.5),
         aggregator(),
-        Lying(Fleet(folder, silent=silent), shift),
+        Lying(Fleet(folder, silent=silent, rounding=rounding), shift),
         keys={str(number): key for number, key in KEYS.items()},
         vocabulary=vocabulary(WORDS),
         text={"tokenizer": "whitespace", "max_tokens": 100},

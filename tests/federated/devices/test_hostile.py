@@ -27,7 +27,7 @@ from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.sockets import DeviceSocket, LocalSockets, socket_of  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 from federated.devices.test_engine import KEY, LOCAL, MODEL, aggregator, plain_sum, same  # noqa: E402
-from federated.devices.toy_device import DEVICES, order, signer_of, text_of  # noqa: E402
+from federated.devices.toy_device import DEVICES, order, rounding, signer_of, text_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 HOSTILE = DEVICES - 1
@@ -51,6 +51,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
             signer_of(seed),
             os.urandom,
             order,
+            rounding,
         )
 
         def lying(data: bytes, device: Participant = device) -> bytes:
