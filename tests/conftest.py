@@ -21,7 +21,7 @@ from connect_proxy import VARIABLES
 
 TESTS = Path(__file__).resolve().parent
 _STDERR = pytest.StashKey[int]()
-_STATE = pytest.StashKey[str]()
+_COMPILED = pytest.StashKey[str]()
 _PASSED = pytest.StashKey[set[str]]()
 
 
@@ -43,11 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # The suite's own channels and downloads obey them, also to this machine.
     for name in VARIABLES:
         os.environ.pop(name, None)
-    # Runs are counted there, which is not this user's.
-    config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
-    os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
     # What XLA compiles is kept for all processes of the suite, and for those that tests start.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{config.stash[_STATE]}/compiled")
+    config.stash[_COMPILED] = tempfile.mkdtemp(prefix="dlm-compiled-")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", config.stash[_COMPILED])
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
     named = config.getoption("passed")
     before = Path(named).read_text() if named and Path(named).exists() else ""
@@ -130,7 +128,7 @@ def compile_kernels() -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Closes what was opened for the suite."""
     os.close(config.stash[_STDERR])
-    shutil.rmtree(config.stash[_STATE], ignore_errors=True)
+    shutil.rmtree(config.stash[_COMPILED], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

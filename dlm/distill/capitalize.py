@@ -7,6 +7,7 @@ spelling of the whole sentence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill import word_kernels as kernels
-from dlm.distill import work
-from dlm.distill.count import Visit, WordMass
+from dlm.distill.count import Visit, WordMass, grown
 from dlm.distill.next_words import NextWords
-from dlm.distill.visits import ReadVisits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_text, is_mark
@@ -154,35 +153,19 @@ class Spellings:
         return histories[:, max(histories.shape[1] - self.history, 0) :]
 
 
-class CasedVisits:
-    """Turns each visit of uncased words into a visit of their spellings, drawn by `seed`."""
-
-    def __init__(self, spellings: Spellings, seed: int) -> None:
-        self._spellings = spellings
-        self._random = spelling_generator(seed)
-        # The last words at each place, cased.
-        self._window = np.zeros((0, max(spellings.history, 1)), np.uint32)
-
-    def read(self, visit: Visit) -> Visit:
-        begin = self._spellings.vocabulary.begin_id
-        more = int(visit.places[-1]) + 1 - len(self._window)
-        if more > 0:
-            fresh = np.full((more, self._window.shape[1]), MISSING, np.uint32)
-            self._window = np.concatenate([self._window, fresh])
-        here = self._window[visit.places]
-        words = self._spellings.draw(here, visit.words, self._random)
+def cased_visits(visits: Iterable[Visit], spellings: Spellings, seed: int) -> Iterator[Visit]:
+    """Visits of uncased words as visits of their spellings, drawn by `seed`."""
+    begin, random = spellings.vocabulary.begin_id, spelling_generator(seed)
+    # The last words at each place, cased.
+    window = np.zeros((0, max(spellings.history, 1)), np.uint32)
+    for visit in visits:
+        window = grown(window, int(visit.places[-1]) + 1, MISSING)
+        here = window[visit.places]
+        words = spellings.draw(here, visit.words, random)
         here[words == begin] = MISSING
         here = np.concatenate([here[:, 1:], words[:, None]], axis=1)
-        self._window[visit.places] = here
-        given, entropy = self._spellings.split(here, visit.given, visit.entropy)
-        return Visit(words, visit.places, given, entropy)
-
-    def position(self) -> work.Position:
-        return work.Position([self._window], {"random": self._random.bit_generator.state})
-
-    def restore(self, at: work.Position) -> None:
-        self._window = at.arrays[0].copy()
-        self._random.bit_generator.state = at.facts["random"]
+        window[visit.places] = here
+        yield Visit(words, visit.places, *spellings.split(here, visit.given, visit.entropy))
 
 
 class CasedSource:
@@ -194,9 +177,8 @@ class CasedSource:
         self.vocabulary = self.spellings.vocabulary
         self.record = source.record
 
-    def visits(self, samples: int, seed: int) -> ReadVisits:
-        reader = CasedVisits(self.spellings, seed)
-        return ReadVisits(self._source.visits(samples, seed), reader)
+    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+        return cased_visits(self._source.visits(samples, seed), self.spellings, seed)
 
 
 def spelling_generator(seed: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ machines. `local_counts` turns them into the counts of SampleApprox (Suresh et a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,36 +193,19 @@ def ln_likelihood(
     return total * LN_10
 
 
-def sampled_counts(
-    topology: ModelColumns,
-    visits: Iterable[Visit | WordMass],
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    counter: VisitCounter | None = None,
-) -> NgramCounts:
-    """The counts of the histories that samples visit (Suresh et al. 2021, section 4.1).
-
-    Args
-        topology  closed; uses the ids of the visits
-        progress  gets the new words and sentences
-        counter   of this topology, to continue from
-    """
-    counter = counter or VisitCounter(topology)
-    for visit in visits:
-        begun = counter.add(visit)
-        if progress is not None:
-            progress(len(visit.words), begun)
-    return counter.counts
+def grown(array: NDArray[Any], rows: int, fill: Any) -> NDArray[Any]:
+    """The array with at least so many rows; new ones are filled."""
+    more = max(rows - len(array), 0)
+    return np.concatenate([array, np.full((more, *array.shape[1:]), fill, array.dtype)])
 
 
 class VisitCounter:
-    """Adds up visits, one at a time.
+    """Adds up visits, one at a time (Suresh et al. 2021, section 4.1).
 
+    Args
+        topology  closed; uses the ids of the visits
     Fields
         entropy  (1,) float64: of all distributions together, in nats
-        begun    number of sentences
-        window   (places, order - 1) uint32: the last words of each unfinished sentence, `MISSING`
-                 where it has fewer
     """
 
     def __init__(self, topology: ModelColumns) -> None:
@@ -232,8 +215,8 @@ class VisitCounter:
             [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])],
         )
         self.entropy = np.zeros(1)
-        self.begun = 0
-        self.window = np.zeros((0, topology.order - 1), np.uint32)
+        # The last words of each unfinished sentence, `MISSING` where it has fewer.
+        self._window = np.zeros((0, topology.order - 1), np.uint32)
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 
     def add(self, visit: Visit | WordMass) -> int:
@@ -243,13 +226,8 @@ class VisitCounter:
         if isinstance(visit, WordMass):
             self.entropy += visit.entropy
             _add_mass(topology, self._last_words, visit, ngrams, contexts)
-            self.begun += visit.begun
             return visit.begun
-        if visit.places[-1] >= len(self.window):
-            more = int(visit.places[-1]) + 1 - len(self.window)
-            self.window = np.concatenate(
-                [self.window, np.full((more, order - 1), MISSING, np.uint32)]
-            )
+        self._window = grown(self._window, int(visit.places[-1]) + 1, MISSING)
         self.entropy += visit.entropy.sum(dtype=np.float64)
         given = np.ascontiguousarray(visit.given)
         total = given.sum(axis=1, dtype=np.float64)
@@ -259,11 +237,11 @@ class VisitCounter:
         )  # fmt: skip
         begins = visit.words == topology.vocabulary.begin_id
         if order > 1:
-            here = self.window[visit.places]
+            here = self._window[visit.places]
             here[begins] = MISSING
             here[:, :-1] = here[:, 1:]
             here[:, -1] = visit.words
-            self.window[visit.places] = here
+            self._window[visit.places] = here
             for k in range(1, order):
                 rows = topology.rows_of(np.ascontiguousarray(here[:, order - 1 - k :]))
                 kernels.add_given(
@@ -275,9 +253,7 @@ class VisitCounter:
                     ngrams[k],
                     contexts[k],
                 )
-        begun = int(begins.sum())
-        self.begun += begun
-        return begun
+        return int(begins.sum())
 
 
 def _add_mass(

@@ -10,7 +10,6 @@ from typing import Any
 from dlm.checkpoint import CHECKPOINT
 from dlm.distill import work
 from dlm.distill.backoff import distill_backoff
-from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.fit import DistilledModel
 from dlm.distill.request import SELF, DistillRequest
 from dlm.distill.sampled import (
@@ -20,6 +19,7 @@ from dlm.distill.sampled import (
     distill_inferred,
     distill_samples,
 )
+from dlm.distill.sampling import GivenText, Sampling
 from dlm.distill.source import load_object
 from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.errors import ConfigError

@@ -3,7 +3,7 @@ the state of its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.distill.count import Visit
 from dlm.distill.source import BATCH
-from dlm.distill.visits import SampledVisits
+from dlm.distill.visits import drawn
 from dlm.errors import ConfigError
 from dlm.federated import rnn
 from dlm.federated.tokens import BOS_ID, FIRST_WORD_ID
@@ -44,6 +45,7 @@ class NetworkSource:
         self.record = model.record
         self.rounds = model.rounds
         self._network, self._params, self._batch = model.network, model.params, batch
+        self._step = jax.jit(partial(_step, config=self._network))  # compiled once for all blocks
 
     def log_probs(
         self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]
@@ -54,21 +56,22 @@ class NetworkSource:
         return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))
 
     def histories(self, places: int) -> NetworkHistories:
-        return NetworkHistories(self._network, self._params, places)
+        return NetworkHistories(self._network, partial(self._step, self._params), places)
 
-    def visits(self, samples: int, seed: int) -> SampledVisits:
-        batch = min(self._batch, samples)
-        return SampledVisits(self.histories(batch), self.vocabulary, samples, (seed,), batch)
+    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+        places = min(self._batch, samples)
+        number = np.random.SeedSequence((seed,))
+        return drawn(self.histories(places), self.vocabulary, samples, number, places)
 
 
 class NetworkHistories:
-    """`source.Histories` of a network: the states of its layers, for each place."""
+    """`source.Histories` of a network: the states of its layers, for each place; `step` as
+    `_step`."""
 
-    def __init__(self, network: rnn.RnnConfig, params: rnn.Params, places: int) -> None:
-        self._params = params
+    def __init__(self, network: rnn.RnnConfig, step: Callable[..., Any], places: int) -> None:
         self._state = rnn.initial_state(network, places)
         self._words = np.full(places, BOS_ID, np.int32)
-        self._step = jax.jit(partial(_step, config=network))
+        self._step = step
 
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
@@ -77,15 +80,8 @@ class NetworkHistories:
         self._words[:] = BOS_ID
         self._words[places] = words
         begins = self._words == BOS_ID
-        given, entropy, self._state = self._step(self._params, self._state, self._words, begins)
+        given, entropy, self._state = self._step(self._state, self._words, begins)
         return np.asarray(given)[places], np.asarray(entropy)[places]
-
-    def arrays(self) -> list[NDArray[Any]]:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._state)]
-
-    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        shape = jax.tree.structure(self._state)
-        self._state = jax.tree.unflatten(shape, [jnp.asarray(array) for array in arrays])
 
 
 def _step(

@@ -7,17 +7,15 @@ of theirs; then no word is a prefix of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill import work
 from dlm.distill.capitalize import CasedSource, Spellings, lower, spelling_generator
-from dlm.distill.count import Visit, WordMass
+from dlm.distill.count import Visit, WordMass, grown
 from dlm.distill.lexicon import Lexicon
 from dlm.distill.network import NetworkSource
-from dlm.distill.visits import ReadVisits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.tokens import BOS_ID
@@ -62,9 +60,9 @@ class PieceSource:
         self.record = network.record
         self._network, self._history = network, history
 
-    def visits(self, samples: int, seed: int) -> ReadVisits:
+    def visits(self, samples: int, seed: int) -> Iterator[WordMass]:
         reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
-        return ReadVisits(self._network.visits(samples, seed), reader)
+        return map(reader.read, self._network.visits(samples, seed))
 
 
 def in_words(
@@ -122,7 +120,10 @@ class PieceReader:
 
     def read(self, visit: Visit) -> WordMass:
         lexicon, vocabulary, places = self._lexicon, self._lexicon.vocabulary, visit.places
-        self._make_room(int(places[-1]) + 1)
+        rows = int(places[-1]) + 1
+        self._node = grown(self._node, rows, _ROOT)
+        self._window = grown(self._window, rows, MISSING)
+        self._ending = grown(self._ending, rows, UNK_ID)
         pieces = visit.words.astype(np.int64)
         at, here = self._node[places], self._window[places]
         begins = visit.words == BOS_ID
@@ -141,35 +142,19 @@ class PieceReader:
         after = np.where(inside[:, None], pushed(here, ending), here)
         self._node[places], self._window[places], self._ending[places] = at, here, ending
         entering, unknown, ends, out = lexicon.split(visit.given, at).T
-        rows = np.arange(len(at))
+        each = np.arange(len(at))
         given = WordMass.of(
             np.concatenate([here, after]),
             [
-                (rows, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
-                (rows, UNK_ID, np.where(inside, out, 0.0)),
-                (rows + len(at), vocabulary.end_id, ends),
+                (each, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
+                (each, UNK_ID, np.where(inside, out, 0.0)),
+                (each + len(at), vocabulary.end_id, ends),
                 # A sentence begins with a piece that begins a word, or with one outside words.
-                (rows + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
+                (each + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
             ],
             int(begins.sum()),
         )
         return given if self._spellings is None else self._spellings.split_mass(given)
-
-    def position(self) -> work.Position:
-        drawn = {"random": self._random.bit_generator.state}
-        return work.Position([self._node, self._window, self._ending], drawn)
-
-    def restore(self, at: work.Position) -> None:
-        self._node, self._window, self._ending = (array.copy() for array in at.arrays)
-        self._random.bit_generator.state = at.facts["random"]
-
-    def _make_room(self, places: int) -> None:
-        more = places - len(self._node)
-        if more > 0:
-            self._node = np.concatenate([self._node, np.zeros(more, np.int64)])
-            fresh = np.full((more, self._length), MISSING, np.uint32)
-            self._window = np.concatenate([self._window, fresh])
-            self._ending = np.concatenate([self._ending, np.zeros(more, np.uint32)])
 
 
 def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -28,7 +28,7 @@ class DistillRequest(DistillSettings):
         samples       None for the exact counts of an ARPA file
         text          file whose contexts are counted instead of samples, one sentence per line
         order, ngrams, interpolated  of `self`, as `sampled.Inference`
-        part          as `counting.Sampling`
+        part          as `sampling.Sampling`
         work          folder for counts; the same request resumes from it
         counts        the `work` folders of all parts: they are added up, nothing is counted
         capitalize    ARPA file of cased text, for a network of words in lower case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,22 @@ from numpy.typing import NDArray
 
 from dlm.distill import work
 from dlm.distill.count import NgramCounts
-from dlm.distill.counting import (
-    NgramCounting,
-    Sampling,
-    VisitCounting,
-    WalkCounting,
-    check_backoff_source,
-)
+from dlm.distill.counting import NgramCounting, VisitCounting, WalkCounting
 from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
 from dlm.distill.infer import check_inferred, infer_topology, interpolate
 from dlm.distill.prior import Prior, as_backed_off
-from dlm.distill.sentences import SentenceCollection, collect_from, collect_from_backoff
+from dlm.distill.sampling import Sampling
+from dlm.distill.sentences import (
+    SentenceBlocks,
+    SentenceCollection,
+    sentences_of,
+    walked_sentences,
+)
 from dlm.distill.source import Source, SourceReader
 from dlm.distill.topology import Restriction, closed, restricted, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.vocab import END_SENTENCE, Vocabulary
 from dlm.progress import ProgressReporter
 from dlm.units import counted
 
@@ -38,52 +39,49 @@ WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 class SampledSource:
     """A protocol source or a backoff model, ready to be counted; raises as `source.SourceReader`.
-    Without the `sha256` of its file, it is identified by what it says."""
+    Without the `sha256` of its file, it is identified by what it says.
+
+    Fields
+        counting   for a closed topology of its words
+        sentences  in blocks
+    """
 
     def __init__(
         self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
     ) -> None:
-        self._model: ModelColumns | None = None
-        self._reader: SourceReader | None = None
+        self.counting: Callable[[ModelColumns], NgramCounting]
+        self.sentences: Callable[[], SentenceBlocks]
+        self._base: NDArray[np.float64] | None = None
+        self._identity: Callable[[], dict[str, object]]
         if isinstance(source, ModelColumns):
-            check_backoff_source(source, name)
-            self._model = source
+            if END_SENTENCE not in source.vocabulary.ids:
+                raise ConfigError(
+                    f"{name} has no </s>, so its sentences never end; estimate it again"
+                )
             self.vocabulary: Vocabulary = source.vocabulary
+            self.counting = partial(WalkCounting, source)
+            self.sentences = partial(walked_sentences, source)
+            self._identity = lambda: {"model": work.model_digest(source)}
         else:
-            self._reader = SourceReader(source, name)
-            self.vocabulary = self._reader.vocabulary
+            reader = SourceReader(source, name)
+            self.vocabulary = reader.vocabulary
+            self.counting = partial(VisitCounting, reader)
+            self.sentences = partial(sentences_of, reader)
+            self._identity = reader.identity
+            self._base = getattr(source, "base", None)
         self._sha256 = sha256
 
     def identity(self) -> dict[str, object]:
         """What must be the same when a run resumes."""
-        if self._sha256 is not None:
-            return {"sha256": self._sha256}
-        if self._reader is not None:
-            return self._reader.identity()
-        assert self._model is not None
-        return {"model": work.model_digest(self._model)}
+        return self._identity() if self._sha256 is None else {"sha256": self._sha256}
 
     def prior(
         self, topology: ModelColumns, counts: NgramCounts, visits: float | None
     ) -> float | Prior:
         """The prior for its counts: `visits`, or the default for the source."""
-        base = None if self._reader is None else getattr(self._reader.source, "base", None)
-        if base is not None:
-            return as_backed_off(topology, counts, base, visits)
+        if self._base is not None:
+            return as_backed_off(topology, counts, self._base, visits)
         return WHOLE_PRIOR if visits is None else visits
-
-    def counting(self, topology: ModelColumns, sampling: Sampling | None) -> NgramCounting:
-        """Counting for a closed topology of its words; empty without `sampling`."""
-        if self._reader is not None:
-            return VisitCounting(self._reader, topology, sampling)
-        assert self._model is not None
-        return WalkCounting(self._model, topology, sampling)
-
-    def collection(self, sampling: Sampling) -> SentenceCollection:
-        if self._reader is not None:
-            return collect_from(self._reader, sampling)
-        assert self._model is not None
-        return collect_from_backoff(self._model, sampling)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def count_source(
         added     counts of several workers to add up; nothing is counted then
     Raises  ConfigError, FormatError  as `work.count_all` and `work.add_parts`
     """
-    counting = source.counting(topology, sampling)
+    counting = source.counting(topology)
     common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     if sampling is None:
         work.add_parts(added, common, counting.sums())
@@ -124,6 +122,7 @@ def count_source(
         total = sampling.own_samples if sampling.text is None else 0
         what = counted(total, "sentence") if total else "the histories of the text"
         work.count_all(
+            counting.blocks(sampling),
             counting,
             {**common, **sampling.settings()},
             file=None if folder is None else folder / work.COUNTS,
@@ -142,9 +141,10 @@ def collect_sentences(
     progress: Tell | None = None,
 ) -> NDArray[np.uint32]:
     """A source's sentences: words by id, `</s>` after each sentence; saved as counts are."""
-    collection = source.collection(sampling)
+    collection = SentenceCollection(source.sentences())
     settings: Mapping[str, Any] = {"source": source.identity(), **sampling.settings()}
     work.count_all(
+        collection.blocks(sampling),
         collection,
         settings,
         file=None if folder is None else folder / work.SENTENCES,

@@ -53,8 +53,9 @@ class Source(Protocol):
                             are drawn from `log_probs`
         histories(places)   `Histories`: the same distributions word by word, faster
         visits(samples, seed)  the visits themselves (`count.Visit`), for a source that derives
-                            them from another. After a kill, counting resumes if they are a
-                            `visits.VisitStream`, and starts again for any other iterator
+                            them from another
+    Sentences are counted in blocks. `sample` and `visits` are called for each block, with a seed of
+    its own; `histories` may be.
     """
 
     @property
@@ -87,12 +88,6 @@ class Histories(Protocol):
             places   (n,)    int64    increasing
             returns  (n, v)  float32  the distribution of the next word; (n,) float32 its entropy
         """
-
-    def arrays(self) -> list[NDArray[Any]]:
-        """All that `restore` needs to resume from here."""
-
-    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Resumes from `arrays`."""
 
 
 class SourceReader:
@@ -202,7 +197,6 @@ class SourceReader:
             given = self.distributions(begin[:, None], np.ones(1, np.int32))
         else:
             given, _ = self.histories(1).advance(begin, np.zeros(1, np.int64))
-            check_distributions(given, self.name)
         return given.reshape(-1)
 
 
@@ -230,13 +224,8 @@ class OwnHistories:
                 f"histories of {self._name} give a probability to <s>, which never follows "
                 "another word; expected 0"
             )
+        check_distributions(given, self._name)
         return given, entropy
-
-    def arrays(self) -> list[NDArray[Any]]:
-        return self._own.arrays()
-
-    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self._own.restore(arrays)
 
 
 class PrefixHistories:
@@ -258,12 +247,6 @@ class PrefixHistories:
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.where(given > 0, given * np.log(given), 0).sum(axis=1, dtype=np.float64)
         return given, entropy.astype(np.float32)
-
-    def arrays(self) -> list[NDArray[Any]]:
-        return [self._prefixes, self._lengths]
-
-    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self._prefixes, self._lengths = (array.copy() for array in arrays)
 
 
 def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,29 +64,24 @@ class UserSource:
 
         if attribute == "histories":
             return lambda places: UserHistories(call(places), what)
-        return _visits(call, what) if attribute == "visits" else call
+        if attribute == "visits":
+            return lambda samples, seed: _visits(call(samples, seed), what)
+        return call
 
 
-def _visits(call: Callable[..., Any], what: str) -> Callable[..., Any]:
-    def visits(samples: int, seed: int) -> Any:
-        given = call(samples, seed)
-        return given if hasattr(given, "restore") else each(given)
-
-    def each(given: Any) -> Iterator[Visit | WordMass]:
+def _visits(given: Any, what: str) -> Iterator[Visit | WordMass]:
+    with user_code(what):
+        rest = iter(given)
+    while True:
         with user_code(what):
-            rest = iter(given)
-        while True:
-            with user_code(what):
-                visit = next(rest, None)
-            if visit is None:
-                return
-            if not isinstance(visit, Visit | WordMass):
-                raise SourceError(
-                    f"{what} returned a {type(visit).__name__}; expected dlm.distill.count.Visit"
-                )
-            yield visit
-
-    return visits
+            visit = next(rest, None)
+        if visit is None:
+            return
+        if not isinstance(visit, Visit | WordMass):
+            raise SourceError(
+                f"{what} returned a {type(visit).__name__}; expected dlm.distill.count.Visit"
+            )
+        yield visit
 
 
 class UserHistories:
@@ -99,11 +94,3 @@ class UserHistories:
         with user_code(self._what):
             given, entropy = self._histories.advance(words, places)
             return np.asarray(given), np.asarray(entropy)
-
-    def arrays(self) -> list[NDArray[Any]]:
-        with user_code(self._what):
-            return [np.asarray(array) for array in self._histories.arrays()]
-
-    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        with user_code(self._what):
-            self._histories.restore(arrays)

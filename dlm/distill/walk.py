@@ -49,13 +49,11 @@ class Automaton:
         self.visits = np.zeros(len(self._parent))
 
     def draw(
-        self, sentences: int, random: NDArray[np.uint64], *, keep: bool = False
+        self, sentences: int, seed: np.random.SeedSequence, *, keep: bool = False
     ) -> NDArray[np.uint32]:
-        """Draws sentences from the model and adds their visits.
-
-        `random` (1,) uint64 is the state of the random numbers, updated. With `keep`, returns the
-        words (n,) with `</s>` after each sentence; else none.
-        """
+        """Draws sentences from the model and adds their visits. With `keep`, returns the words
+        (n,) with `</s>` after each sentence; else none."""
+        random = seed.generate_state(1, np.uint64).astype(np.uint64)
         said = np.empty(sentences * (MOST_WORDS + 1) if keep else 0, U32)
         kept = walk_kernels.draw_sentences(
             self._first, self._parent, self._word, self._reached, self._leads, self._start,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,35 +27,19 @@ SAVED_EVERY_S = 120.0
 SHARE = "share"
 
 
-class Position(NamedTuple):
-    """Where interrupted work resumes: arrays, and JSON."""
-
-    arrays: Sequence[NDArray[Any]]
-    facts: Mapping[str, Any]
-
-
-class Counting(Protocol):
-    """Work that adds up, and that can be interrupted and resumed."""
-
-    def step(self) -> int | None:
-        """Does a little more; returns how many sentences it began, or None when all are done."""
-
-    @property
-    def can_stop(self) -> bool:
-        """Whether it can be interrupted here."""
+class Summed(Protocol):
+    """What adds up while blocks are counted."""
 
     def sums(self) -> list[NDArray[Any]]:
         """The arrays that add up over parts, not copies."""
 
-    def position(self) -> Position:
-        """Where to resume, apart from its sums."""
-
-    def restore(self, sums: Sequence[NDArray[Any]], at: Position | None) -> None:
-        """Resumes from `sums` and `position`; None if all was done."""
+    def restore(self, sums: Sequence[NDArray[Any]]) -> None:
+        """Resumes from `sums`; ValueError if they are others'."""
 
 
 def count_all(
-    counting: Counting,
+    blocks: Iterator[Iterator[int]],
+    counts: Summed,
     settings: Mapping[str, Any],
     *,
     file: Path | None = None,
@@ -64,9 +49,10 @@ def count_all(
     saved_every_s: float = SAVED_EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Counts to the end, saving its progress.
+    """Counts to the end, saving its progress between blocks.
 
     Args
+        blocks         each adds to `counts` while it is read, and gives how many sentences it began
         settings       all that the counts depend on, as JSON; `SHARE` is the part's own
         file           to save to, and to resume from if it exists; None saves nothing
         total          sentences, for progress; 0 if not known
@@ -77,45 +63,42 @@ def count_all(
     """
     reporter = reporter or ProgressReporter(lambda _: None)
     with contextlib.nullcontext() if file is None else _only_one(file):
-        done, is_whole = 0, False
+        facts = {"sentences": 0, "blocks": 0, "whole": False}
         if file is not None and file.exists():
-            done, is_whole = _resume(counting, settings, file)
-            stage = f"{stage}, {done:,} of them counted before"
-        reporter.stage(stage, max(total - done, 0), "sentences")
+            facts = _resume(counts, settings, file)
+            stage = f"{stage}, {facts['sentences']:,} of them counted before"
+        reporter.stage(stage, max(total - facts["sentences"], 0), "sentences")
+        if facts["whole"]:
+            return
         saved = clock()
-        while not is_whole and (begun := counting.step()) is not None:
-            done += begun
-            reporter.step(begun)
-            if file is not None and counting.can_stop and clock() - saved >= saved_every_s:
-                _save(counting, settings, file, done, is_whole=False)
+        for block in islice(blocks, facts["blocks"], None):
+            if file is not None and clock() - saved >= saved_every_s:
+                _save(counts, settings, file, facts)
                 saved = clock()
-        if file is not None and not is_whole:
-            _save(counting, settings, file, done, is_whole=True)
+            for begun in block:
+                facts["sentences"] += begun
+                reporter.step(begun)
+            facts["blocks"] += 1
+        if file is not None:
+            _save(counts, settings, file, facts | {"whole": True})
 
 
-def _save(
-    counting: Counting, settings: Mapping[str, Any], file: Path, done: int, *, is_whole: bool
-) -> None:
-    sums = counting.sums()
-    at = Position([], {}) if is_whole else counting.position()
-    about = {"sums": len(sums), "sentences": done, "whole": is_whole, "at": at.facts}
-    # Readable only by its owner: it may contain words of unfinished sentences of a text.
-    checkpoint.save(file, [*sums, *at.arrays], settings, facts=about, mode=0o600)
+def _save(counts: Summed, settings: Mapping[str, Any], file: Path, facts: dict[str, Any]) -> None:
+    # Readable only by its owner: it may contain words of a text.
+    checkpoint.save(file, counts.sums(), settings, facts=facts, mode=0o600)
 
 
-def _resume(counting: Counting, settings: Mapping[str, Any], file: Path) -> tuple[int, bool]:
+def _resume(counts: Summed, settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     found = _read(file)
     found.refuse_other_settings(settings)
     try:
-        size, is_whole = int(found.facts["sums"]), bool(found.facts["whole"])
-        at = None if is_whole else Position(found.arrays[size:], found.facts["at"])
-        counting.restore(found.arrays[:size], at)
-        return int(found.facts["sentences"]), is_whole
-    except (ArithmeticError, IndexError, KeyError, StopIteration, TypeError, ValueError) as exc:
+        counts.restore(found.arrays)
+    except (IndexError, TypeError, ValueError) as exc:
         raise FormatError(
             f"cannot resume counting from {file} ({exc!r}): it was changed, or written by another "
             "version of dlm. Remove it to count again"
         ) from exc
+    return dict(found.facts)
 
 
 def add_parts(
@@ -238,7 +221,7 @@ def _read(file: Path) -> checkpoint.Checkpoint:
     if not file.exists():
         raise ConfigError(f"{file} does not exist; --counts takes folders written by --work")
     found = checkpoint.read(file)
-    is_ours = {"sums", "sentences", "whole", "at"} <= found.facts.keys()
+    is_ours = {"sentences", "blocks", "whole"} <= found.facts.keys()
     if not is_ours or not isinstance(found.settings.get(SHARE), dict):
         raise FormatError(
             f"{file} does not contain counts of dlm distill; give the folder of a --work"

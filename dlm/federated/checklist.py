@@ -196,11 +196,11 @@ def enforced(
     return _list(lines)
 
 
-def limits(held_out: int, incidents: Sequence[str]) -> str:
+def limits(held_out: int) -> str:
     lines = [
-        "If a copy of the run's folder is resumed by another user or on another machine, that is "
-        "not detected while it runs, and its rounds are released twice. Given the reports of both, "
-        "dlm privacy compose says so and counts both.",
+        "If a copy of the run's folder is resumed, that is not detected while it runs, and its "
+        "rounds are released twice. Given the reports of both, dlm privacy compose says so and "
+        "counts both.",
         "That something is public is somebody's word. Nothing checks it.",
     ]
     if held_out:
@@ -208,7 +208,6 @@ def limits(held_out: int, incidents: Sequence[str]) -> str:
             f"{held_out} held-out users are in no round and are evaluated without noise. Figures "
             "about them are exact, and they must have agreed to it."
         )
-    lines += [f"About this run's folder: {one}." for one in incidents]
     return _list(lines)
 
 

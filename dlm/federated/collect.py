@@ -181,7 +181,7 @@ class Collection(FederatedRun[RoundMetrics]):
                 "words": len(self.wordlist),
                 **({} if config.noise_multiplier is None else GRID),
                 **self._parts,
-                **self._lives(),
+                **self._releases(),
             },
         )
 
@@ -205,7 +205,6 @@ class Collection(FederatedRun[RoundMetrics]):
             secure_aggregation=bool(self._parts),
             held_out=held_out,
             content=content,
-            incidents=() if self.folder is None else self.folder.incidents,
             at=at,
             data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
         )

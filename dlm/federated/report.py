@@ -40,7 +40,6 @@ class PrivacyReport:
     notes: tuple[str, ...] = ()
     secure_aggregation: bool = False
     held_out: int = 0
-    incidents: tuple[str, ...] = ()
     made: str = ""
     data: Mapping[str, str] | None = None
 
@@ -64,7 +63,7 @@ class PrivacyReport:
                 checklist.trusted(self.stages, said, self.provenance.unverified),
             ),
             ("4c. What was enforced", checklist.enforced(self.stages, self.ledgers, self.config)),
-            ("4d. What is not covered", checklist.limits(self.held_out, self.incidents)),
+            ("4d. What is not covered", checklist.limits(self.held_out)),
         ]
 
     def statement(self) -> str:
@@ -221,7 +220,6 @@ class PrivacyReport:
             "config": plain(self.config),
             "public_data": [str(one) for one in self.provenance.public_inputs],
             "held_out_users": self.held_out,
-            "incidents": list(self.incidents),
             "provenance": self.provenance.to_dict(),
         }
         return {**body, "digest": digest_of(body)}
@@ -240,7 +238,6 @@ def build(
     content: Mapping[str, str] | None = None,
     held_out: int = 0,
     under_way: bool = False,
-    incidents: Sequence[str] = (),
     at: datetime | None = None,
     data: Mapping[str, str] | None = None,
 ) -> PrivacyReport:
@@ -260,7 +257,6 @@ def build(
         content      SHA-256 of the outputs by name, which the record is about
         held_out     number of users in no round, evaluated without noise and not covered
         under_way    whether the stages have more rounds than the ledgers so far
-        incidents    what happened to the run's folder that a reader must know
         at           time of the report
         data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
                      release without noise
@@ -315,7 +311,6 @@ def build(
         made.notes,
         secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
         held_out,
-        tuple(incidents),
         "" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         data,
     )

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from dlm import checkpoint
 from dlm.checkpoint import Arrays
 from dlm.errors import PrivacyError, TrainingDiverged
 from dlm.federated.cohorts import Cohorts
@@ -126,12 +127,12 @@ class FederatedRun(Closeable, Generic[Done]):
     def _cohort(self, index: int) -> list[int]:
         return self.cohorts.draw(index)
 
-    def _lives(self) -> dict[str, Any]:
-        """The lives of the run (`lineage`), for the extras of a stage whose rounds are releases; a
-        resumed simulation draws the same noise again."""
+    def _releases(self) -> dict[str, str]:
+        """Which run it is and what it released (`lineage`), for the extras of a stage whose rounds
+        are releases; a resumed simulation draws the same noise again."""
         if self.folder is None or not self.released:
             return {}
-        return {"lives": self.folder.lives_after(self.rounds_done)}
+        return {"run": self.folder.run_id, "released": checkpoint.digest(self._arrays()[0])}
 
     def _save(self, done: Sequence[Done]) -> None:
         if self.folder is None:

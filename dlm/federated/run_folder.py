@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT, Arrays
 from dlm.errors import ConfigError
-from dlm.federated import register
 from dlm.federated.run_files import (
     LEDGER,
     METRICS,
@@ -54,9 +53,6 @@ from dlm.resources import Closeable
 from dlm.units import finite
 
 _LOCK = ".lock"
-NOT_COUNTED = (
-    "its rounds could not all be counted outside of it, so restoring an older copy is not detected"
-)
 
 
 @dataclass(frozen=True)
@@ -143,10 +139,7 @@ class RunFolder(Closeable):
         self.path, self.journal = path, journal or path / METRICS
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
         self._mode = 0o600 if private else 0o644
-        self.incidents: list[str] = []  # what a report must say about the folder
-        self._came_after: int | None = None  # rounds that it had, where they are not counted here
-        self._run = self._life = content_digest(os.urandom(16))[:32]
-        self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
+        self._run = secrets.token_hex(16)
         self._is_new = not path.exists()
         self._had_text = (path / STORE).exists()
         self._accepted = False  # a run was loaded or saved here
@@ -166,14 +159,6 @@ class RunFolder(Closeable):
     @property
     def has_begun(self) -> bool:
         return (self.path / CHECKPOINT).exists()
-
-    def lives_after(self, done: int) -> list[list[Any]]:
-        """[a random id, rounds done by then] of each process that did some of so many rounds, in
-        order. Copies that resume get different ids; the same run read twice has the same."""
-        earlier = self._earlier_lives
-        if earlier and earlier[-1][1] == done:  # this process did none yet
-            return earlier
-        return [*earlier, [self._life, done]]
 
     def close(self) -> None:
         if self._lock is None:
@@ -219,24 +204,14 @@ class RunFolder(Closeable):
         found.refuse_other_settings(binding.settings)
         done = int(found.facts["round"])
         if released:
-            self._run = register.run_id(found.facts["run"], self.path / CHECKPOINT)
-            self._earlier_lives = [
-                [register.run_id(life, self.path / CHECKPOINT), int(rounds)]
-                for life, rounds in found.facts["lives"]
-            ]
-            self.incidents = list(found.facts["incidents"])
+            self._run = str(found.facts["run"])
         last = ended_part(self.path, found)
         self.has_ended = last is not None
         private = last or private_part(self.path, found)
         private.refuse_other_settings({**binding.settings, **binding.private})
         ledger = ledger_in(private, found)
         check_history(self.path, done=done, private=parts, journal=journal, released=released)
-        if released:
-            self._look_at_register(done)
         own = journal_lines(found.facts["lines"])
-        kept = {line.round for line in (*lines, *own)}
-        if lacking := [index for index in range(done) if index not in kept]:
-            self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
         self._mend_journal(done, [*lines, *own])
         self._erase_parts(None if last else private.path)
         self._accepted = True
@@ -269,47 +244,6 @@ class RunFolder(Closeable):
             released  as in `check_history`
         """
         self._accepted = True
-        if not released:
-            self._save(state, binding, lines, released=False, record=record)
-            return
-        before = max(state.done - max(len(lines), 1), 0)
-        with register.next_round(self._run, before, self.path) as counted:
-            if self._came_after is not None:
-                self._tell(
-                    f"after round {self._came_after} it resumed where its rounds were not counted "
-                    "before: on another machine, by another user, or after that count was lost. "
-                    "Nothing here shows that no other copy of the folder was resumed"
-                )
-                self._came_after = None
-            if not counted:
-                self._tell(NOT_COUNTED)
-            self._save(state, binding, lines, released=True, record=record)
-            if counted and not register.count(self._run, state.done, self.path):
-                self._tell(NOT_COUNTED)  # in the report, and in the next checkpoint
-
-    def _look_at_register(self, done: int) -> None:
-        """Rejects an older copy, and counts rounds that the register lacks. A run that it lacks
-        altogether is counted, and reported as moved, once it resumes."""
-        counted = register.check_rounds_of(self._run, done, self.path)
-        if counted is None:
-            self._came_after = done
-        elif counted < done:
-            with register.next_round(self._run, done, self.path) as can_be:
-                if not (can_be and register.count(self._run, done, self.path)):
-                    self._tell(NOT_COUNTED)
-
-    def _tell(self, incident: str) -> None:
-        self.incidents = list(dict.fromkeys([*self.incidents, incident]))
-
-    def _save(
-        self,
-        state: RunState,
-        binding: RunBinding,
-        lines: Sequence[Mapping[str, Any]],
-        *,
-        released: bool,
-        record: Provenance | None,
-    ) -> None:
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
@@ -332,7 +266,7 @@ class RunFolder(Closeable):
             "ledger": state.ledger.digest,
             "lines": texts,
             "state": state.facts,
-            **(self._facts_of_releases(state.done) if released else {}),
+            **({"run": self._run} if released else {}),
             **({} if record is None else {"record": record.to_dict()}),
         }
         checkpoint.save(
@@ -383,10 +317,6 @@ class RunFolder(Closeable):
         for old in private_parts(self.path):
             if old != current:
                 erase(old)
-
-    def _facts_of_releases(self, done: int) -> dict[str, Any]:
-        lives = self.lives_after(done)
-        return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
     def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
         """Leaves one line per round before `done`, from the journal or from the checkpoint; later

@@ -319,7 +319,7 @@ class Training(FederatedRun[RoundReport]):
                         for part in ("engine", "aggregator")
                     },
                     **(grid.described() if noised else {}),
-                    **self._lives(),
+                    **self._releases(),
                 },
             )
         )
@@ -376,7 +376,6 @@ class Training(FederatedRun[RoundReport]):
             secure_aggregation=self.settings.aggregation.secure,
             held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
             under_way=rounds > self.rounds_done,
-            incidents=() if self.folder is None else self.folder.incidents,
             at=at,
             data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
         )

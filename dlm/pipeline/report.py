@@ -96,11 +96,9 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         for path in (Path(f"{counts_of(settings.run)}{REPORT_JSON}"), at.network / REPORTS[1])
     ]
     whole: dict[str, dict[str, Any]] = {"ledgers": {}, "config": {}}
-    incidents: list[str] = []
     for part in parts:
         for name, into in whole.items():
             into |= part.get(name, {})
-        incidents += part.get("incidents", [])
     held_out = _read(at.held_out) if settings.inputs.held_out is not None else None
     unprotected = max(int(part.get("held_out_users", 0)) for part in parts)
     privacy = PrivacyReport(
@@ -113,7 +111,6 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
         notes,
         settings.federate.aggregation.secure,
         unprotected + int((held_out or {}).get("users", 0)),
-        tuple(incidents),
         parts[-1].get("made") or "",  # when users' text was last used: made again, it is the same
         parts[-1].get("data_set"),
     )

@@ -1,7 +1,7 @@
 """The ledger rule: a stage that several records share counts once; all others add up.
 
 So that copies of a run differ that went on separately, a stage whose rounds are releases names its
-lives (`extras.lives`): a random id of each process that did rounds, and the rounds done by its end.
+run (`extras.run`, a random id) and the digest of what it released (`extras.released`).
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
 
 
 def _run_of(stage: Stage) -> str | None:
-    """The id of the first process of a stage's run; copies of the run share it."""
-    lives = (stage.get("extras") or {}).get("lives")
-    return str(lives[0][0]) if lives else None
+    """The id of a stage's run, which copies of it share."""
+    return (stage.get("extras") or {}).get("run") or None
 
 
 @dataclass(frozen=True)

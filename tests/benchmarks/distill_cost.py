@@ -39,9 +39,9 @@ from benchmarks.settings import DATA, DLM
 from dlm.distill import fit as fitting
 from dlm.distill.backoff import BackoffSource, exact_counts
 from dlm.distill.count import LocalCounts, NgramCounts, local_counts
-from dlm.distill.counting import Sampling
 from dlm.distill.fit import fit
 from dlm.distill.sampled import SampledSource, count_source
+from dlm.distill.sampling import Sampling
 from dlm.distill.topology import closed, restricted, united
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import MARKS, Vocabulary

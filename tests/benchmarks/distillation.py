@@ -30,7 +30,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +330,16 @@ class Judge:
         }
 
 
+def counts_of(topology: Any, visits: Iterable[Any]) -> Any:
+    """Those of visits, all in one go."""
+    from dlm.distill.count import VisitCounter
+
+    counter = VisitCounter(topology)
+    for visit in visits:
+        counter.add(visit)
+    return counter.counts
+
+
 def methods(
     source: Any, topology: Any, samples: int, seed: int, folder: Path
 ) -> Iterator[tuple[str, Any, float]]:
@@ -338,7 +348,6 @@ def methods(
     The text is recorded while sentences are counted for SampleApprox, so that the seconds of the
     estimated models hold that counting, a tenth of sampling.
     """
-    from dlm.distill.count import sampled_counts
     from dlm.distill.fit import fit
     from dlm.distill.topology import closed
 
@@ -347,7 +356,7 @@ def methods(
     clock = time.process_time
     began = clock()
     recorder = TextRecorder(vocabulary)
-    counts = sampled_counts(topology, recorder.watch(source.visits(samples, seed)))
+    counts = counts_of(topology, recorder.watch(source.visits(samples, seed)))
     text = recorder.text()
     sampling = clock() - began
     chosen = {}
@@ -367,7 +376,7 @@ def methods(
     model = fit(topology, counts, prior=PRIOR).model
     yield "SampleApprox", model, sampling + clock() - began
     began = clock()
-    raw = sampled_counts(topology, drawn_alone(text, vocabulary))
+    raw = counts_of(topology, drawn_alone(text, vocabulary))
     # Words that were never drawn would have probability 0: half a count for each word.
     raw.ngrams[0][np.arange(len(vocabulary)) != vocabulary.begin_id] += 0.5
     raw.contexts[0] += 0.5 * (len(vocabulary) - 1)
@@ -376,7 +385,7 @@ def methods(
     # The seconds are those of the counts alone: the n-grams are those of the pruned models.
     for name, own in (("own", "Kneser-Ney"), ("own by Witten-Bell", "Witten-Bell")):
         began = clock()
-        counts = sampled_counts(chosen[own], source.visits(samples, seed))
+        counts = counts_of(chosen[own], source.visits(samples, seed))
         model = fit(chosen[own], counts, prior=PRIOR).model
         yield f"SampleApprox, {name}", model, clock() - began
 

@@ -13,14 +13,12 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
-from cli.trained import check_taken_up, dlm, ln_after, train  # noqa: E402
+from cli.trained import dlm, ln_after, train  # noqa: E402
 from dlm.checkpoint import CHECKPOINT  # noqa: E402
-from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
 from dlm.distill.work import COUNTS  # noqa: E402
 from dlm.errors import ConfigError, FormatError  # noqa: E402
-from dlm.estimate.columns import ModelColumns  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from dlm.record.counts_file import WordCounts, write_counts  # noqa: E402
@@ -70,16 +68,6 @@ def test_visits_are_those_of_the_sampled_sentences(home: Path) -> None:
     again = [visit.words.tolist() for visit in source.visits(8, seed=5)]
     assert again == [visit.words.tolist() for visit in source.visits(8, seed=5)]
     assert again != [visit.words.tolist() for visit in source.visits(8, seed=6)]
-
-
-def test_a_network_is_taken_up_where_it_was_left(home: Path) -> None:
-    """To the bit: the states of its layers, the words under way, the random numbers; and the
-    spellings, where its words are cased."""
-    source = NetworkSource(home / "run", batch=3)
-    check_taken_up(lambda: source.visits(20, seed=5), 7)
-    cap = ModelColumns.read(normalised_model(5, CASED, order=3).write(home / "spelled.arpa"))
-    cased = CasedSource(source, cap)
-    check_taken_up(lambda: cased.visits(20, seed=5), 7)
 
 
 def test_a_network_follows_a_text_and_finds_its_own_n_grams(home: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
 from dlm.cli.main import app
-from dlm.distill.visits import VisitStream
-from dlm.distill.work import Position
 
 if TYPE_CHECKING:
     from dlm.distill.network import NetworkSource
@@ -60,23 +57,3 @@ def ln_after(network: NetworkSource, said: Sequence[int]) -> NDArray[np.float32]
     prefix = np.zeros((1, len(said) + -len(said) % 32), np.int32)
     prefix[0, : len(said)] = said
     return network.log_probs(prefix, np.array([len(said)], np.int32))[0]
-
-
-def check_taken_up(stream: Callable[[], VisitStream], steps: int) -> None:
-    """Visits that are left after some steps go on from their state, to the bit."""
-    whole = [vars(visit) for visit in stream()]
-    assert len(whole) > steps
-    left = stream()
-    for _ in range(steps):
-        next(left)
-    assert left.can_stop
-    at = left.position()
-    kept = Position([np.array(a) for a in at.arrays], json.loads(json.dumps(at.facts)))
-    list(left)
-    again = stream()
-    again.restore(kept)
-    rest = [vars(visit) for visit in again]
-    assert len(rest) == len(whole) - steps
-    for a, b in zip(rest, whole[steps:], strict=True):
-        for name, value in b.items():
-            np.testing.assert_array_equal(a[name], value)

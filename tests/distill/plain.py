@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from distill import oracle
 from distill.oracle import Ngram
-from dlm.distill.count import NgramCounts
+from dlm.distill.count import NgramCounts, Visit, VisitCounter, WordMass
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import normalised_model, read
@@ -68,6 +68,14 @@ def by_definition(source: Plain, topology: ModelColumns, histories: dict[Ngram, 
                 if (*context, word) in shape:
                     ngrams[k][places[k][*context, word]] += weight * prob
     return counts, NgramCounts(ngrams, contexts)
+
+
+def sampled_counts(topology: ModelColumns, visits: Iterable[Visit | WordMass]) -> NgramCounts:
+    """The counts of visits, all in one go."""
+    counter = VisitCounter(topology)
+    for visit in visits:
+        counter.add(visit)
+    return counter.counts
 
 
 def sampled(source: Plain, sentences: int, seed: int) -> dict[Ngram, float]:

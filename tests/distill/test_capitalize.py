@@ -11,10 +11,10 @@ import pytest
 
 from distill import oracle
 from distill.oracle import Ngram
-from distill.plain import Plain, a_source, ngrams_of
+from distill.plain import Plain, a_source, ngrams_of, sampled_counts
 from distill.test_fit import visits_of
-from dlm.distill.capitalize import CasedSource, CasedVisits, Spellings, lower
-from dlm.distill.count import Visit, local_counts, sampled_counts
+from dlm.distill.capitalize import CasedSource, Spellings, cased_visits, lower
+from dlm.distill.count import Visit, local_counts
 from dlm.distill.fit import fit
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError
@@ -202,9 +202,9 @@ def test_one_spelling_for_each_word_changes_no_bit(tmp_path: Path) -> None:
     ):
         np.testing.assert_array_equal(a.log10_prob, b.log10_prob)
         np.testing.assert_array_equal(a.log10_backoff, b.log10_backoff)
-    reader = CasedVisits(cased.spellings, 0)
-    for visit in told.visits(1, 0):
-        np.testing.assert_array_equal(reader.read(visit).entropy, visit.entropy)
+    spelled = cased_visits(told.visits(1, 0), cased.spellings, 0)
+    for visit, other in zip(told.visits(1, 0), spelled, strict=True):
+        np.testing.assert_array_equal(other.entropy, visit.entropy)
 
 
 def test_a_source_of_cased_words_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from distill.plain import (
     ngrams_of,
     restricted_values,
     sampled,
+    sampled_counts,
 )
 from dlm.distill import fit as fit_module
 from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
@@ -30,12 +31,11 @@ from dlm.distill.count import (
     Visit,
     ln_likelihood,
     local_counts,
-    sampled_counts,
 )
-from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.fit import fit
 from dlm.distill.mixture import merge_by_counts
 from dlm.distill.sampled import distill_samples
+from dlm.distill.sampling import GivenText, Sampling
 from dlm.distill.topology import closed, restricted, united
 from dlm.errors import ConfigError, DlmError, SourceError
 from dlm.estimate.columns import ModelColumns

@@ -11,9 +11,9 @@ import pytest
 
 from distill.plain import PlainSource, a_source, restricted_values, sentences_of
 from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
-from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.infer import infer_topology, interpolate
 from dlm.distill.sampled import Inference, SampledSource, collect_sentences, distill_inferred
+from dlm.distill.sampling import GivenText, Sampling
 from dlm.distill.topology import closed, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
@@ -144,7 +144,7 @@ def test_what_cannot_be_inferred_is_refused_before_anything_is_sampled(
     _, columns, _ = a_source(4, tmp_path)
     _, foreign, _ = a_source(5, tmp_path, words="xyz")
     source = SampledSource(columns)
-    monkeypatch.setattr(source, "collection", lambda sampling: pytest.fail("sampled"))
+    monkeypatch.setattr(source, "sentences", lambda: pytest.fail("sampled"))
     for inference, external, said in (
         (Inference(6), None, "order 6"),
         (Inference(3, 2), None, "give at least that many"),

@@ -14,9 +14,9 @@ pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 from distill import oracle
 from distill.oracle import END, Ngram
 from distill.pieces_oracle import SPACE, Composed, ComposedCounts, Pieces, Spelled, words_of
-from distill.plain import Plain, ngrams_of
+from distill.plain import Plain, ngrams_of, sampled_counts
 from dlm.distill.capitalize import Spellings
-from dlm.distill.count import NgramCounts, Visit, local_counts, sampled_counts
+from dlm.distill.count import NgramCounts, Visit, local_counts
 from dlm.distill.fit import fit
 from dlm.distill.lexicon import Lexicon
 from dlm.distill.pieces_to_words import PieceReader

@@ -15,10 +15,11 @@ from distill.oracle import Ngram
 from distill.plain import PlainSource, a_source, by_definition, restricted_values, sentences_of
 from dlm.distill.backoff import BackoffSource, exact_counts
 from dlm.distill.count import NgramCounts, Visit
-from dlm.distill.counting import BLOCK, GivenText, Sampling, stream_of, text_blocks
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
+from dlm.distill.sampling import GIVEN, GivenText, Sampling
 from dlm.distill.source import SourceReader
 from dlm.distill.topology import closed, restricted, united
+from dlm.distill.visits import visits_of
 from dlm.errors import ConfigError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary
@@ -160,7 +161,8 @@ def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
     reader = SampledSource(source)
     target = topology_of(3, ModelColumns(reader.vocabulary, []), tmp_path)
     text = the_text(["a b c", "d"])
-    visits = list(stream_of(SourceReader(source, "it"), Sampling(text=text)))
+    (block,) = visits_of(SourceReader(source, "it"), Sampling(text=text))
+    visits = list(block)
     expected, entropy = count_source(reader, target, Sampling(text=text))
 
     class Maker:
@@ -189,9 +191,9 @@ def test_parts_take_different_sentences_and_all_of_a_text(tmp_path: Path) -> Non
     begun = [part.contexts[1][columns.vocabulary.begin_id] for part in parts]
     assert begun == [334, 333, 333]
     assert len({part.words for part in parts}) == 3
-    lines = [f"a {'b ' * (i % 5)}" for i in range(3 * BLOCK + 5)]
+    lines = [f"a {'b ' * (i % 5)}" for i in range(3 * GIVEN + 5)]
     text = the_text(lines)
-    blocks = [list(text_blocks(text, columns.vocabulary, (i, 2))) for i in (1, 2)]
+    blocks = [list(Sampling(text=text, part=(i, 2)).given(columns.vocabulary)) for i in (1, 2)]
     assert [len(each) for each in blocks] == [2, 2]
     assert sum(len(block) for each in blocks for block in each) == len(lines)
     all_of_it, _ = count_source(source, whole, Sampling(text=text))

@@ -168,7 +168,7 @@ def test_what_a_users_code_raises_says_where(
 
 
 def test_prefixes_are_those_of_each_place(tmp_path: Path) -> None:
-    """Whole histories in the source's ids; what is taken up from arrays goes on alike."""
+    """Whole histories in the source's ids."""
     plain, _, _ = a_source(2, tmp_path)
     reader = SourceReader(PlainSource(plain), "it")
     words = reader.vocabulary
@@ -176,18 +176,15 @@ def test_prefixes_are_those_of_each_place(tmp_path: Path) -> None:
     begin = words.begin_id
     histories.advance(np.array([begin] * 3, np.uint32), np.arange(3))
     histories.advance(words.ids_of(["a", "b"]), np.array([0, 2]))
-    other = PrefixHistories(reader, 3)
-    other.restore([array.copy() for array in histories.arrays()])
-    for each in (histories, other):
-        given, entropy = each.advance(
-            np.array([words.id_of("c"), begin, words.id_of("d")], np.uint32), np.arange(3)
-        )
-        for row, history in enumerate((("<s>", "a", "c"), ("<s>",), ("<s>", "b", "d"))):
-            after = plain.after(history)
-            expected = [after.get(word.decode(), 0.0) for word in words.words]
-            np.testing.assert_allclose(given[row], expected, atol=1e-6)
-            positive = [p for p in expected if p > 0]
-            assert entropy[row] == pytest.approx(-np.dot(positive, np.log(positive)), rel=1e-5)
+    given, entropy = histories.advance(
+        np.array([words.id_of("c"), begin, words.id_of("d")], np.uint32), np.arange(3)
+    )
+    for row, history in enumerate((("<s>", "a", "c"), ("<s>",), ("<s>", "b", "d"))):
+        after = plain.after(history)
+        expected = [after.get(word.decode(), 0.0) for word in words.words]
+        np.testing.assert_allclose(given[row], expected, atol=1e-6)
+        positive = [p for p in expected if p > 0]
+        assert entropy[row] == pytest.approx(-np.dot(positive, np.log(positive)), rel=1e-5)
     for _ in range(MOST_WORDS - 1):  # as long as a sentence may get
         histories.advance(words.ids_of(["a"]), np.array([1]))
 

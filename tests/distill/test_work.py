@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import pytest
 import forked
 from distill.plain import PlainSource, a_source
 from dlm import checkpoint
+from dlm.distill import sampling as sampling_module
 from dlm.distill import work
-from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
+from dlm.distill.sampling import GivenText, Sampling
+from dlm.distill.sentences import SentenceCollection
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
@@ -42,23 +44,36 @@ def a_pair(seed: int, folder: Path, kind: str) -> tuple[SampledSource, ModelColu
     return source, closed(restricted(other, source.vocabulary).model)
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few sentences make many."""
+    monkeypatch.setattr(sampling_module, "DRAWN", 100)
+    monkeypatch.setattr(sampling_module, "GIVEN", 100)
+
+
+def killed(blocks: Iterator[Iterator[int]], steps: int | None) -> Iterator[Iterator[int]]:
+    """Blocks of which so many steps are taken."""
+    done = itertools.count()
+
+    def each(block: Iterator[int]) -> Iterator[int]:
+        for begun in block:
+            if next(done) == steps:
+                raise Killed
+            yield begun
+
+    return map(each, blocks)
+
+
 def counted(
     source: SampledSource, topology: ModelColumns, sampling: Sampling, file: Path | None,
     steps: int | None = None, every_s: float = 3.0,
 ) -> list[np.ndarray]:  # fmt: skip
-    """All sums; killed after so many steps, saving every so many steps."""
-    counting = source.counting(topology, sampling)
-    step, done = counting.step, itertools.count()
-
-    def killed() -> int | None:
-        if next(done) == steps:
-            raise Killed
-        return step()
-
-    counting.step = killed  # type: ignore[method-assign]
+    """All sums; killed after so many steps, saving every so many blocks."""
+    counting = source.counting(topology)
     settings = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
     clock = itertools.count()
     work.count_all(
+        killed(counting.blocks(sampling), steps),
         counting,
         settings | sampling.settings(),
         file=file,
@@ -72,18 +87,17 @@ def counted(
 @pytest.mark.parametrize("kind", ["backoff", "protocol"])
 @pytest.mark.parametrize("given", ["samples", "text"])
 def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
-    tmp_path: Path, kind: str, given: str
+    tmp_path: Path, kind: str, given: str, small_blocks: None
 ) -> None:
     """Between two savings; what is done is not finished again."""
     source, topology = a_pair(1, tmp_path, kind)
-    samples = 65_000 if kind == "backoff" else 700
-    sampling = Sampling(text=TEXT) if given == "text" else Sampling(samples, seed=5)
+    sampling = Sampling(text=TEXT) if given == "text" else Sampling(700, seed=5)
     whole = counted(source, topology, sampling, None)
     file = tmp_path / "work" / work.COUNTS
     kills = 0
     while True:
         try:
-            steps = 4 if kind == "backoff" else 150
+            steps = 4 if kind == "backoff" else 250
             found = counted(source, topology, sampling, file, steps, every_s=2.0)
             break
         except Killed:
@@ -97,32 +111,26 @@ def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("kind", ["backoff", "protocol", "its own samples"])
-def test_sentences_are_collected_again_from_where_it_was_killed(tmp_path: Path, kind: str) -> None:
-    """Those under way, too."""
-    source, _ = a_pair(2, tmp_path, kind)
+def test_sentences_are_collected_again_from_where_it_was_killed(
+    tmp_path: Path, kind: str, small_blocks: None
+) -> None:
+    """Those of the blocks that were whole are kept."""
+    plain, columns, _ = a_source(2, tmp_path)
+    own = PlainSource(plain)
     if kind == "its own samples":
-        own = source._reader.source  # type: ignore[union-attr]
         own.sample = lambda seed, n: [[2 + (seed + i) % 3] * (i % 4) for i in range(n)]  # type: ignore[attr-defined]
-    sampling = Sampling(31_000 if kind == "backoff" else 3000, seed=1)
+    source = SampledSource(columns if kind == "backoff" else own)
+    sampling = Sampling(3000 if kind == "its own samples" else 1000, seed=1)
     whole = collect_sentences(source, sampling)
     file = tmp_path / work.SENTENCES
     settings = {"source": source.identity(), **sampling.settings()}
     for steps in (3, 2, None):
-        collection = source.collection(sampling)
-        step, done, clock = collection.step, itertools.count(), itertools.count()
-        limit = None if steps is None else steps * (1 if kind != "protocol" else 40)
-
-        def killed(step: Callable[[], int | None] = step, done: itertools.count[int] = done,
-                   limit: int | None = limit) -> int | None:  # fmt: skip
-            if next(done) == limit:
-                raise Killed
-            return step()
-
-        collection.step = killed  # type: ignore[method-assign]
+        collection, clock = SentenceCollection(source.sentences()), itertools.count()
+        limit = None if steps is None else steps * (1 if kind != "protocol" else 200)
         try:
             work.count_all(
-                collection, settings, file=file, saved_every_s=1.0,
-                clock=lambda clock=clock: float(next(clock)),  # type: ignore[misc]
+                killed(collection.blocks(sampling), limit), collection, settings, file=file,
+                saved_every_s=1.0, clock=lambda clock=clock: float(next(clock)),  # type: ignore[misc]
             )  # fmt: skip
         except Killed:
             continue
@@ -154,7 +162,7 @@ def test_another_source_topology_or_seed_is_refused_by_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["backoff", "protocol"])
-def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
+def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str, small_blocks: None) -> None:
     """As those of one process do that counts all parts; unfinished, foreign and doubled ones are
     refused."""
     source, topology = a_pair(5, tmp_path, kind)
@@ -189,9 +197,8 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
             count_source(source, topology, None, added=added)
     unfinished = tmp_path / "unfinished" / work.COUNTS
     with pytest.raises(Killed):
-        counted(
-            source, topology, Sampling(45_000 if kind == "backoff" else 500), unfinished, 4, 1.0
-        )
+        steps = 2 if kind == "backoff" else 900
+        counted(source, topology, Sampling(60_000), unfinished, steps, 1.0)
     with pytest.raises(ConfigError, match="is not finished"):
         count_source(source, topology, None, added=[unfinished])
 
@@ -264,7 +271,7 @@ WORKER = """
 import sys
 from pathlib import Path
 from dlm.distill import sampled, work
-from dlm.distill.counting import Sampling
+from dlm.distill.sampling import Sampling
 from dlm.distill.topology import closed
 from dlm.estimate.columns import ModelColumns
 work.SAVED_EVERY_S = work.count_all.__kwdefaults__["saved_every_s"] = 0.0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import register
 from dlm.federated.run_files import METRICS, check_history
 from dlm.federated.run_folder import RunBinding, RunFolder, RunState
 from dlm.record.ledger import ParticipationLedger
@@ -134,153 +130,16 @@ def test_a_simulation_does_not_begin_over_releases(tmp_path: Path) -> None:
         loaded(tmp_path, released=False)
 
 
-def copied(folder: Path, name: str) -> Path:
-    """The whole folder as it is now."""
-    return Path(shutil.copytree(folder, folder.parent / name))
-
-
-def done_again(folder: Path, rounds: int) -> list[str]:
-    """A run that goes on for rounds; what its report must say of the folder."""
-    with RunFolder(folder) as run:
-        found = run.load(BINDING, released=True)
-        assert found is not None
-        for done in range(found.done + 1, found.done + rounds + 1):
-            run.save(state(done), BINDING, [{"round": done - 1}], released=True)
-        return run.incidents
-
-
-def test_an_older_copy_of_a_whole_folder_is_noticed_on_this_machine(tmp_path: Path) -> None:
-    """Put back with its journal, which no file in it tells; cut, likewise."""
-    folder = tmp_path / "run"
-    kept(folder, 2, released=True)
-    older = copied(folder, "older")
-    assert done_again(folder, 1) == []
-    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on"):
-        loaded(older, released=True)
-    shutil.rmtree(folder)
-    older.rename(folder)
-    with pytest.raises(PrivacyError, match="an older copy, or another copy went on"):
-        loaded(folder, released=True)
-
-
-@pytest.mark.parametrize("text", ["../../x", "/etc/x", "a" * 31, "A" * 32, "", None, 7])
-def test_a_run_is_named_by_an_id_and_by_no_path(text: object, tmp_path: Path) -> None:
-    """What a folder from elsewhere says becomes the name of a file here."""
-    assert register.run_id("0123456789abcdef" * 2, tmp_path) == "0123456789abcdef" * 2
-    with pytest.raises(FormatError, match="expected 32 hexadecimal digits"):
-        register.run_id(text, tmp_path)
-
-
-def test_of_two_copies_one_goes_on(tmp_path: Path) -> None:
-    """Also where both were opened before either did; the one that moved is told from neither."""
-    folder = tmp_path / "run"
-    kept(folder, 2, released=True)
-    other = copied(folder, "copy")
-    with RunFolder(folder) as first, RunFolder(other) as second:
-        assert first.load(BINDING, released=True) is not None
-        assert second.load(BINDING, released=True) is not None
-        second.save(state(3), BINDING, [{"round": 2}], released=True)
-        with pytest.raises(PrivacyError, match="another copy went on"):
-            first.save(state(3), BINDING, [{"round": 2}], released=True)
-    assert rounds_of(folder) == [0, 1]
-    other.rename(tmp_path / "moved")
-    assert done_again(tmp_path / "moved", 1) == []
-
-
-def test_a_folder_from_elsewhere_goes_on_and_its_report_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether another copy went on there nobody can know; what was said once stays said."""
-    folder = tmp_path / "run"
-    kept(folder, 2, released=True)
-    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "another machine"))
-    (told,) = done_again(folder, 1)
-    assert "after round 2 it resumed where its rounds were not counted before" in told
-    assert done_again(folder, 1) == [told]
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "file"))  # no folder can be made below it
-    assert "could not all be counted outside of it" in done_again(folder, 1)[-1]
-
-
-def test_a_folder_from_elsewhere_that_is_only_reported_did_not_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opened twice, and once more to go on: then it is told."""
-    folder = tmp_path / "run"
-    kept(folder, 2, released=True)
-    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "another machine"))
-    for _ in range(2):
-        assert done_again(folder, 0) == []
-    (told,) = done_again(folder, 1)
-    assert told.startswith("after round 2 it resumed")
-
-
-def test_a_round_that_is_not_counted_is_told_and_counted_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A disk that is full is logged; when there is room again, the register has caught up before
-    any round is done, so that an older copy is noticed."""
-
-    def full(path: Path, *_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    folder = tmp_path / "run"
-    kept(folder, 2, released=True)
-    older = copied(folder, "older")
-    with monkeypatch.context() as patch:
-        patch.setattr(register, "write_whole", full)
-        (told,) = done_again(folder, 1)
-    assert "could not all be counted outside of it" in told
-    (event,) = [line for line in caplog.records if line.name == register.__name__]
-    assert event.levelname == "WARNING"
-    assert event.getMessage().startswith("federated.round.not_counted run=")
-    assert "rounds=3 error=OSError" in event.getMessage()
-    with monkeypatch.context() as patch:
-        patch.setattr(register, "write_whole", full)
-        assert done_again(folder, 0) == [told]
-    assert done_again(older, 0) == []  # nothing here knows better yet
-    assert done_again(folder, 0) == []
-    with pytest.raises(PrivacyError, match="has 2 rounds, but 3 rounds of this run were done on"):
-        loaded(older, released=True)
-
-
-@pytest.mark.parametrize("error", [PermissionError(), RuntimeError("no home")])
-def test_a_register_that_nobody_may_write_is_told_in_the_report_alone(
-    error: Exception,
+def test_a_journal_without_lines_of_the_last_round_gets_them_from_the_checkpoint(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It was so before, and will be."""
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise error
-
-    kept(tmp_path / "run", 2, released=True)
-    monkeypatch.setattr(register, "write_whole", refused)
-    assert "could not all be counted" in done_again(tmp_path / "run", 1)[-1]
-    assert not caplog.records
-
-
-def test_a_register_is_never_put_back(tmp_path: Path) -> None:
-    """By a copy that was opened before another one went on."""
-    run = "0" * 32
-    register.state_folder().mkdir(parents=True, exist_ok=True)
-    assert register.count(run, 5, tmp_path)
-    assert register.count(run, 3, tmp_path)
-    assert register.rounds_of(run) == 5
-
-
-def test_a_journal_without_lines_of_earlier_rounds_is_told(tmp_path: Path) -> None:
-    """The last one the checkpoint has."""
+    """So a stop between the two loses none."""
     folder = tmp_path / "run"
     kept(folder, 4, released=True)
     lines = (folder / METRICS).read_text().splitlines(keepends=True)
     (folder / METRICS).write_text("".join(lines[:-1]))
-    assert done_again(folder, 0) == []
+    loaded(folder, released=True)
     assert rounds_of(folder) == [0, 1, 2, 3]
-    (folder / METRICS).write_text(lines[0])
-    assert done_again(folder, 0) == ["its journal was cut: it lacks 2 of 4 rounds"]
 
 
 @pytest.mark.parametrize(

@@ -309,10 +309,9 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert report.numbers["epsilon"] == zcdp_epsilon(stage.rho, 1e-6)
         assert "gaussian" not in report.numbers["epsilons"]
         assert recheck(report.provenance).follows
-        # The same run, read from its checkpoint: one release, of one life.
+        # The same run, read from its checkpoint: one release.
         assert train.load_model(tmp_path / name).record.stages == report.provenance.stages
-        (life,) = report.provenance.stages[0]["extras"]["lives"]
-        assert life[1] == 1
+        assert report.provenance.stages[0]["extras"]["released"]
 
 
 def test_a_poisson_run_is_accounted_for_by_whole_orders(

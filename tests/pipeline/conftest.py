@@ -20,7 +20,6 @@ def dlm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     environ = {
         **os.environ,
         "DLM_CACHE_DIR": str(kept / "cache"),
-        "DLM_STATE_DIR": str(kept / "state"),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 

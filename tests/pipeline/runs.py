@@ -59,7 +59,7 @@ shards = 2
 PUBLIC = 'public = "the tests"'
 
 # Ends the process as a power cut would, at the n-th call of a function: before it, or after. Counts
-# of dlm distill are kept at each step.
+# of dlm distill are kept after each block.
 DRIVER = """
 import functools, importlib, os, signal, sys
 from dlm.distill import work

@@ -35,7 +35,7 @@ KILLED = [
     ("dlm.federated.run_folder:RunFolder.remove", 1, "before", 1),  # counted, and not noted
     ("dlm.federated.run_folder:RunFolder._save", 2, "after", 2),
     ("dlm.federated.run_folder:RunFolder.remove_text", 1, "after", 2),  # trained, and not noted
-    ("dlm.distill.work:_save", 3, "after", 3),  # some sentences were counted
+    ("dlm.distill.work:_save", 1, "before", 3),  # all sentences were counted, none kept
     ("dlm.estimate.prune:prune", 1, "after", 4),
     ("dlm.estimate.prune:measure", 1, "before", 5),
     ("dlm.index.making.shard_set:move", 1, "after", 6),

@@ -34,7 +34,7 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     config.write_text(
         config.read_text().replace("[federate.run]", f"[pieces]\nsize = {SIZE}\n[federate.run]")
     )
-    stopped = dlm(folder, "pipeline", "p.toml", killed=("dlm.distill.work:_save", 3, "after"))
+    stopped = dlm(folder, "pipeline", "p.toml", killed=("dlm.distill.work:_save", 1, "after"))
     assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert "stage 3 of 8, pieces: make 16 wordpieces from the words of counts.tsv" in stopped.stderr
     assert done_stages(folder) == ["estimate", "unigrams", "pieces", "federate"]
