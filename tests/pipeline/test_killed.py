@@ -33,7 +33,7 @@ KILLED = [
     ("dlm.pipeline.journal:PipelineJournal.write", 2, "before", 0),  # estimated, and not noted
     ("dlm.federated.collect:apply", 3, "before", 1),
     ("dlm.federated.run_folder:RunFolder.remove", 1, "before", 1),  # counted, and not noted
-    ("dlm.federated.run_folder:RunFolder._save", 2, "after", 2),
+    ("dlm.federated.run_folder:RunFolder.save", 2, "after", 2),
     ("dlm.federated.run_folder:RunFolder.remove_text", 1, "after", 2),  # trained, and not noted
     ("dlm.distill.work:_save", 1, "before", 3),  # all sentences were counted, none kept
     ("dlm.estimate.prune:prune", 1, "after", 4),
