@@ -121,7 +121,7 @@ def compile_kernels() -> None:
 
     kernels = jit.declared_kernels()
     if importlib.util.find_spec("pyctcdecode") is None:  # its search takes long, and is not tested
-        kernels = [one for one in kernels if one.__module__ != "dlm.asr.letter_kernels"]
+        kernels = [one for one in kernels if one.__module__ != "dlm.asr.decoders.letter_kernels"]
     jit.compile_ahead(kernels)
 
 

@@ -15,7 +15,7 @@ jnp = jax.numpy
 
 from dlm import checkpoint  # noqa: E402
 from dlm.errors import ConfigError, FormatError  # noqa: E402
-from dlm.federated import trees  # noqa: E402
+from dlm.federated.training import trees  # noqa: E402
 
 SETTINGS = {"rounds": 5, "server": {"learning_rate": 0.1}, "clip": (1.0, 2.0)}
 

@@ -49,9 +49,9 @@ FLOORS = {
 }
 
 
-# What `distill` may import of `federated`: the trained network, its ids and words, its metrics, and
-# the accounting of records. What is stored lies below, in `record` and `checkpoint`.
-TRAINING = {"rnn", "train", "tokens", "words", "pieces", "metrics", "account"}
+# What `distill` may import of `federated`: the trained network, its ids, words and pieces, and the
+# accounting of records. What is stored lies below, in `record` and `checkpoint`.
+TRAINING = {"training", "tokens", "words", "pieces", "account"}
 
 
 # The same inside of a part: what stands on no floor may import whatever does not import it.
@@ -314,10 +314,12 @@ def test_distill_imports_only_training_of_federated() -> None:
 def test_a_planted_import_beyond_training_is_found(tmp_path: Path) -> None:
     """A module of storage, and the package as a whole."""
     (tmp_path / "distill").mkdir()
-    lines = ["from dlm.federated import rnn, run_folder", "import dlm.federated"]
-    (tmp_path / "distill/a.py").write_text("\n".join([*lines, "from dlm.federated.train import x"]))
+    lines = ["from dlm.federated import training, run", "import dlm.federated"]
+    (tmp_path / "distill/a.py").write_text(
+        "\n".join([*lines, "from dlm.federated.training import x"])
+    )
     assert beyond_training(tmp_path) == [
-        "distill/a.py imports dlm.federated.run_folder",
+        "distill/a.py imports dlm.federated.run",
         "distill/a.py imports dlm.federated",
     ]
 
@@ -398,7 +400,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("wire/generate.py", "from grpc_tools import protoc"),
         ("client/api/metrics.py", "from prometheus_client import Metric"),
         ("tracing.py", "from opentelemetry import trace"),
-        ("federated/rnn.py", "import jax"),
+        ("federated/training/rnn.py", "import jax"),
         ("spark/a.py", "from pyspark.sql import SparkSession\nfrom dlm.estimate import text"),
         ("cli/main.py", "from dlm.client import Client\nprint(1)"),
         ("wire/generate.py", "if __name__ == '__main__':\n    print(1)"),

@@ -122,7 +122,12 @@ def python_api() -> Iterator[str]:
         )
 
 
-MODULES = ["dlm.asr.kenlm", "dlm.asr.flashlight", "dlm.asr.pyctcdecode", "dlm.asr.wer"]
+MODULES = [
+    "dlm.asr.kenlm",
+    "dlm.asr.decoders.flashlight",
+    "dlm.asr.decoders.pyctcdecode",
+    "dlm.asr.speech.wer",
+]
 
 
 def autodoc(kind: str, name: str) -> Iterator[str]:

@@ -32,8 +32,8 @@ from dlm.cli.unigrams import (
     print_counted,
 )
 from dlm.errors import ConfigError
+from dlm.federated.counting.settings import CollectionSettings
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
-from dlm.federated.unigram_settings import CollectionSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -240,8 +240,8 @@ def server(
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.devices.fleet import Fleet
     from dlm.federated.devices.training import DeviceTraining
-    from dlm.federated.settings import TrainingSettings
-    from dlm.federated.train_network import run_rounds
+    from dlm.federated.training.settings import TrainingSettings
+    from dlm.federated.training.train_network import run_rounds
 
     check_reads("DEVICES", devices)
     check_writes("--output", output, folder=True)
@@ -360,7 +360,7 @@ def unigrams(
     check_writes("--output", output)
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     tell("importing jax")
-    from dlm.federated.count_unigrams import run_collection
+    from dlm.federated.counting.count_unigrams import run_collection
     from dlm.federated.devices.fleet import Fleet
     from dlm.federated.devices.training import DeviceCollection
 

@@ -15,7 +15,7 @@ from dlm.cli.progress import stage_printer
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.federated.train import RoundReport
+    from dlm.federated.training.train import RoundReport
 
 
 def federate(
@@ -56,9 +56,9 @@ def federate(
     from dlm.errors import ConfigError
 
     stage_printer(quiet=quiet, timed=False)("importing jax")
-    from dlm.federated.settings import TrainingSettings
-    from dlm.federated.train_network import train_network
-    from dlm.federated.unigram_settings import MISSING
+    from dlm.federated.counting.settings import MISSING
+    from dlm.federated.training.settings import TrainingSettings
+    from dlm.federated.training.train_network import train_network
     from dlm.federated.users import UserDataset
 
     if missing not in MISSING:

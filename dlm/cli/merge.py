@@ -129,7 +129,7 @@ def merge(
     tuned = None
     merged: MergedModel | ModelColumns
     if by_counts:
-        from dlm.distill.mixture import merge_by_counts
+        from dlm.distill.fitting.mixture import merge_by_counts
 
         merged = merge_by_counts(read, shares, threads=threads, progress=tell).model
     else:

@@ -10,7 +10,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, option
 from dlm.cli.records import PublicKey
-from dlm.federated.piece_settings import PieceSettings
+from dlm.federated.pieces.settings import PieceSettings
 from dlm.units import counted
 
 
@@ -48,7 +48,7 @@ def pieces(
         dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.federated.make_pieces import make_pieces
+    from dlm.federated.pieces.make_pieces import make_pieces
 
     check_reads("COUNTS", counts)
     check_writes("--output", output)

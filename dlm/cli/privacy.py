@@ -75,7 +75,7 @@ def compose(
     import dataclasses
 
     from dlm.federated.account.runs import compose_runs, read_run
-    from dlm.federated.run_files import REPORTS, refuse_secrets_left
+    from dlm.federated.run.run_files import REPORTS, refuse_secrets_left
 
     for one in reports:
         refuse_secrets_left(one if one.is_dir() else one.parent)
@@ -254,9 +254,9 @@ def audit(
         dlm privacy audit run.toml
         dlm privacy audit run.toml --canaries 200 --json
     """
-    from dlm.federated.audit import Auditor
     from dlm.federated.keys import Key
-    from dlm.federated.settings import TrainingSettings
+    from dlm.federated.report.audit import Auditor
+    from dlm.federated.training.settings import TrainingSettings
     from dlm.files import write_whole
 
     check_reads("CONFIG", config)
@@ -369,7 +369,7 @@ def erase(
     Examples:
         dlm privacy erase runs/first
     """
-    from dlm.federated.run_folder import RunFolder
+    from dlm.federated.run.run_folder import RunFolder
 
     check_reads("DIR", run, folders=True)
     with RunFolder(run) as folder:

@@ -50,7 +50,7 @@ def sign(
     """
     from datetime import UTC, datetime
 
-    from dlm.federated.run_files import PIPELINE_JOURNAL
+    from dlm.federated.run.run_files import PIPELINE_JOURNAL
     from dlm.pipeline.journal import recorded_files
     from dlm.record.signature import claims_of, read_private_key
     from dlm.record.signature import sign as sign_claim
@@ -136,7 +136,7 @@ def _meant(file: Path) -> Path:
     """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
     from dlm.checkpoint import CHECKPOINT
     from dlm.cli.paths import check_reads
-    from dlm.federated.run_files import refuse_secrets_left
+    from dlm.federated.run.run_files import refuse_secrets_left
 
     refuse_secrets_left(file if file.is_dir() else file.parent)
     if file.is_dir():

@@ -19,8 +19,8 @@ from dlm.errors import ConfigError, LatticeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dlm.asr.nbest import Hypotheses
-    from dlm.asr.rescore_many import RescoredUtterance
+    from dlm.asr.rescoring.nbest import Hypotheses
+    from dlm.asr.rescoring.rescore_many import RescoredUtterance
 
 # Per position of an utterance; queries without an answer by then are scored by shorter n-grams.
 DEADLINE_S = 2.0
@@ -122,12 +122,12 @@ def rescore(
         dlm rescore nbest.jsonl --lm shards/model --output rescored.jsonl
         dlm rescore nbest.jsonl --lm shards/model --phrases names.tsv -o r.jsonl
     """
-    from dlm.asr.kaldi import SymbolTable
-    from dlm.asr.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
     from dlm.asr.open import open_model
     from dlm.asr.phrase_file import known_words, read_phrases
-    from dlm.asr.rescore import Search
-    from dlm.asr.rescore_many import rescore_many
+    from dlm.asr.rescoring.kaldi import SymbolTable
+    from dlm.asr.rescoring.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
+    from dlm.asr.rescoring.rescore import Search
+    from dlm.asr.rescoring.rescore_many import rescore_many
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client import ClientConfig

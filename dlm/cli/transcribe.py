@@ -20,7 +20,7 @@ from dlm.units import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlm.asr.transcribe import Transcript
+    from dlm.asr.speech.transcribe import Transcript
 
 CLUSTER = "cluster.toml"
 
@@ -93,10 +93,10 @@ def transcribe(
         dlm transcribe a.flac --phrases names.tsv
         dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
-    from dlm.asr.audio import SAMPLE_RATE, promised_s, read_audio
     from dlm.asr.open import open_model
     from dlm.asr.phrase_file import known_words, read_phrases
-    from dlm.asr.transcribe import Transcriber
+    from dlm.asr.speech.audio import SAMPLE_RATE, promised_s, read_audio
+    from dlm.asr.speech.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
     from dlm.cli.scoring import any_bytes_on_stdout

@@ -15,12 +15,12 @@ from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn, option
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
-from dlm.federated.unigram_settings import MISSING, CollectionSettings
+from dlm.federated.counting.settings import MISSING, CollectionSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.federated.count_unigrams import CountedUnigrams
-    from dlm.federated.unigrams import OovRate, RoundMetrics
+    from dlm.federated.counting.count_unigrams import CountedUnigrams
+    from dlm.federated.counting.unigrams import OovRate, RoundMetrics
 
 REPORT_INTERVAL_S = 5.0
 
@@ -87,7 +87,7 @@ def unigrams(
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.federated.count_unigrams import count_unigrams
+    from dlm.federated.counting.count_unigrams import count_unigrams
     from dlm.federated.users import UserDataset
     from dlm.resources import parse_size
 

@@ -15,7 +15,7 @@ from dlm.units import counted
 FEW_GROUPS = 5  # a bootstrap over fewer gives an interval that is too narrow
 
 if TYPE_CHECKING:
-    from dlm.asr.wer import Interval, WordErrors
+    from dlm.asr.speech.wer import Interval, WordErrors
 
 
 def wer(
@@ -85,8 +85,8 @@ def wer(
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
         dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
     """
-    from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
-    from dlm.asr.wer import (
+    from dlm.asr.speech.transcripts import paired, read_transcripts, with_kaldi_names
+    from dlm.asr.speech.wer import (
         align,
         by_group,
         error_rate,
@@ -96,7 +96,7 @@ def wer(
         spoken_words,
         total,
     )
-    from dlm.asr.wer import word_errors as errors_of
+    from dlm.asr.speech.wer import word_errors as errors_of
     from dlm.errors import TextError
 
     said = read_transcripts(reference)

@@ -16,13 +16,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill.next_words import NextWords
+from dlm.distill.sources.next_words import NextWords
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
-from dlm.federated import metrics
-from dlm.federated.metrics import Metrics
-from dlm.federated.pieces import UNKNOWN
-from dlm.federated.train import load_model
+from dlm.federated.pieces.inventory import UNKNOWN
+from dlm.federated.training import metrics
+from dlm.federated.training.metrics import Metrics
+from dlm.federated.training.train import load_model
 from dlm.federated.words import WordList
 from dlm.units import LN_10
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dlm.checkpoint import CHECKPOINT
-from dlm.distill import work
-from dlm.distill.backoff import distill_backoff
-from dlm.distill.fit import DistilledModel
+from dlm.distill.counts import work
+from dlm.distill.counts.sampling import GivenText, Sampling
+from dlm.distill.fitting.fit import DistilledModel
+from dlm.distill.fitting.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.distill.request import SELF, DistillRequest
 from dlm.distill.sampled import (
     Inference,
@@ -19,9 +20,8 @@ from dlm.distill.sampled import (
     distill_inferred,
     distill_samples,
 )
-from dlm.distill.sampling import GivenText, Sampling
-from dlm.distill.source import load_object
-from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
+from dlm.distill.sources.backoff import distill_backoff
+from dlm.distill.sources.source import load_object
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
@@ -140,7 +140,7 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
     inputs = _Inputs()
     tell(f"reading {request.source}")
     if request.kind == "network":
-        from dlm.distill.network import NetworkSource  # needs jax
+        from dlm.distill.sources.network import NetworkSource  # needs jax
 
         network = inputs.source = NetworkSource(Path(request.source))
         name = Path(request.source).name
@@ -172,7 +172,7 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
     if request.unigrams is not None:
         _read_unigrams(inputs, request, request.unigrams)
     if request.kind == "network":
-        from dlm.distill.pieces_to_words import in_words
+        from dlm.distill.sources.pieces_to_words import in_words
 
         inputs.source = in_words(inputs.source, inputs.topology, inputs.cased, tell)
     return inputs

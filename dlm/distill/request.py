@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.checkpoint import CHECKPOINT
-from dlm.distill.infer import MOST_ORDER
+from dlm.distill.fitting.infer import MOST_ORDER
+from dlm.distill.fitting.unigrams import check_weight
 from dlm.distill.settings import DistillSettings
-from dlm.distill.source import is_object_name
-from dlm.distill.unigrams import check_weight
+from dlm.distill.sources.source import is_object_name
 from dlm.errors import ConfigError
 
 SELF = "self"

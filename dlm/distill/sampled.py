@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill import work
-from dlm.distill.count import NgramCounts
-from dlm.distill.counting import NgramCounting, VisitCounting, WalkCounting
-from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
-from dlm.distill.infer import check_inferred, infer_topology, interpolate
-from dlm.distill.prior import Prior, as_backed_off
-from dlm.distill.sampling import Sampling
-from dlm.distill.sentences import (
+from dlm.distill.counts import work
+from dlm.distill.counts.count import NgramCounts
+from dlm.distill.counts.counting import NgramCounting, VisitCounting, WalkCounting
+from dlm.distill.counts.sampling import Sampling
+from dlm.distill.counts.sentences import (
     SentenceBlocks,
     SentenceCollection,
     sentences_of,
     walked_sentences,
 )
-from dlm.distill.source import Source, SourceReader
-from dlm.distill.topology import Restriction, closed, restricted, united
+from dlm.distill.fitting.fit import DistilledModel, FitResult, evaluate_model, fit
+from dlm.distill.fitting.infer import check_inferred, infer_topology, interpolate
+from dlm.distill.fitting.prior import Prior, as_backed_off
+from dlm.distill.fitting.topology import Restriction, closed, restricted, united
+from dlm.distill.sources.source import Source, SourceReader
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import END_SENTENCE, Vocabulary

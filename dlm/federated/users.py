@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlm.errors import ConfigError, FormatError
-from dlm.federated.unigram_settings import MISSING
+from dlm.federated.counting.settings import MISSING
 from dlm.files import replacing, scratch_folder, write_whole
 from dlm.record.provenance import file_digest
 from dlm.spill.text import sorted_rows

@@ -18,7 +18,7 @@ from dlm.record.sidecar import PIECES_DIGEST, sidecar
 from dlm.record.signature import require_signed
 
 if TYPE_CHECKING:
-    from dlm.federated.pieces import Inventory
+    from dlm.federated.pieces.inventory import Inventory
 
 PIECES_SUFFIX = ".model"
 Encode: TypeAlias = Callable[[list[str]], Any]
@@ -115,7 +115,7 @@ class RunVocabulary:
             raise ConfigError(f"the {what} {path} cannot be read: {exc}") from exc
         words: WordList | Inventory
         if has_pieces:
-            from dlm.federated.pieces import Inventory
+            from dlm.federated.pieces.inventory import Inventory
 
             words = Inventory.load(path, content)
         else:
@@ -128,7 +128,7 @@ class RunVocabulary:
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
         """The inventory whose method an encoder is, with this record; None for another encoder."""
-        from dlm.federated.pieces import Inventory, inventory_of
+        from dlm.federated.pieces.inventory import Inventory, inventory_of
 
         owner = inventory_of(encode)
         return None if owner is None else cls(Inventory(owner.model, record), record)
@@ -142,7 +142,7 @@ class RunVocabulary:
             words = None
         if words is not None and words.content == content and "\0" not in content.decode():
             return cls(words, record)
-        from dlm.federated.pieces import Inventory
+        from dlm.federated.pieces.inventory import Inventory
 
         return cls(Inventory(content, record), record)
 
@@ -165,7 +165,7 @@ def record_of(encode: Encode) -> Provenance:
     It has no guarantee for an encoder that is wrapped or has another type, or if the record is not
     that of the model.
     """
-    from dlm.federated.pieces import inventory_of
+    from dlm.federated.pieces.inventory import inventory_of
 
     owner = inventory_of(encode)
     if owner is None:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.lattice import Scales
-from dlm.asr.nbest import Hypothesis
+from dlm.asr.rescoring.lattice import Scales
+from dlm.asr.rescoring.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, Extension, Phrases, States
 from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words

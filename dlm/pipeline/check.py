@@ -9,10 +9,10 @@ from pathlib import Path
 from dlm.distill import files as distilling
 from dlm.errors import ConfigError
 from dlm.estimate.prune import run as pruning
-from dlm.federated.count_unigrams import list_record
-from dlm.federated.settings import TrainingSettings
+from dlm.federated.counting.count_unigrams import list_record
+from dlm.federated.counting.unigrams import read_wordlist
 from dlm.federated.tokens import FIRST_WORD_ID
-from dlm.federated.unigrams import read_wordlist
+from dlm.federated.training.settings import TrainingSettings
 from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
 from dlm.index.making import budget as sharding
@@ -33,7 +33,7 @@ def check(settings: PipelineSettings) -> None:
     Raises what a stage would have raised, and ModuleNotFoundError without the extra `train`."""
     import dp_accounting  # noqa: F401
 
-    import dlm.federated.train  # noqa: F401
+    import dlm.federated.training.train  # noqa: F401
 
     for name, path in settings.inputs.files().items():
         if not path.exists():
@@ -135,7 +135,7 @@ def needed_bytes(settings: PipelineSettings) -> int:
 
 def _check_training(settings: TrainingSettings) -> None:
     """Does what training does with settings alone, so that errors come before words are counted."""
-    from dlm.federated.train import mechanism_of
+    from dlm.federated.training.train import mechanism_of
 
     with about("federate.privacy", "federate.sampling"):
         release = settings.privacy.release(settings.sampling.users_a_round(1))
@@ -174,7 +174,7 @@ def _check_models(settings: PipelineSettings) -> None:
 
 def _state_bytes(settings: PipelineSettings, words: int) -> int:
     """Size of a checkpoint with its private part, for a network with this many words."""
-    from dlm.federated.rnn import network_size
+    from dlm.federated.training.rnn import network_size
 
     numbers = network_size(settings.federate.model.network(words))
     privacy, rounds = settings.federate.privacy, settings.federate.run.rounds

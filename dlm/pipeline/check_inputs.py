@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.estimate.text import Reader
-from dlm.federated.unigrams import read_wordlist
+from dlm.federated.counting.unigrams import read_wordlist
 from dlm.federated.users import check_columns
 from dlm.federated.words import RunVocabulary, WordList
 from dlm.kenlm.open import open_ngrams

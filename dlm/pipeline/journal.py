@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.run_files import PIPELINE_JOURNAL
+from dlm.federated.run.run_files import PIPELINE_JOURNAL
 from dlm.files import write_whole
 from dlm.pipeline.decide import Entry
 from dlm.record.provenance import file_digest

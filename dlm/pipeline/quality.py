@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dlm.federated.noise_level import noise_warning
-from dlm.federated.run_files import METRICS
+from dlm.federated.report.noise_level import noise_warning
+from dlm.federated.run.run_files import METRICS
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places
 

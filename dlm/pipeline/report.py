@@ -12,8 +12,8 @@ from typing import Any
 from dlm.errors import DlmError
 from dlm.federated.account.records import compose_records
 from dlm.federated.account.runs import PIPELINE_REPORT
-from dlm.federated.report import PrivacyReport
-from dlm.federated.run_files import REPORTS
+from dlm.federated.report.report import PrivacyReport
+from dlm.federated.run.run_files import REPORTS
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
 from dlm.kenlm.open import open_ngrams

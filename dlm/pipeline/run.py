@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlm import config
 from dlm.errors import ConfigError, DlmError
-from dlm.federated.run_files import PIPELINE_JOURNAL
+from dlm.federated.run.run_files import PIPELINE_JOURNAL
 from dlm.files import locked
 from dlm.pipeline.check import check, voids
 from dlm.pipeline.decide import Entry, Found, NextAction, StagePlan, next_action

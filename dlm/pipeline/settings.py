@@ -14,9 +14,9 @@ from dlm.distill.settings import DistillSettings
 from dlm.errors import ConfigError, DlmError
 from dlm.estimate.goal import PruneSettings
 from dlm.estimate.settings import EstimateOptions
-from dlm.federated.piece_settings import PieceSettings
-from dlm.federated.settings import TrainingSettings
-from dlm.federated.unigram_settings import CollectionSettings
+from dlm.federated.counting.settings import CollectionSettings
+from dlm.federated.pieces.settings import PieceSettings
+from dlm.federated.training.settings import TrainingSettings
 from dlm.federated.words import PIECES_SUFFIX
 from dlm.index.settings import ShardSettings
 from dlm.pipeline.tables import FolderSettings, InputSettings

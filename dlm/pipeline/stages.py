@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from dlm.checkpoint import CHECKPOINT
-from dlm.distill.work import COUNTS
+from dlm.distill.counts.work import COUNTS
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.files import write_whole
 from dlm.pipeline.quality import shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlm.config import about, check, setting
 from dlm.errors import ConfigError
-from dlm.federated.unigram_settings import MISSING, TOKENIZER_NAMES
+from dlm.federated.counting.settings import MISSING, TOKENIZER_NAMES
 from dlm.resources import parse_size
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from dlm.checkpoint import CHECKPOINT
 from dlm.errors import ConfigError, PrivacyError, TrainingDiverged
-from dlm.federated.count_unigrams import check_users, count_unigrams
-from dlm.federated.run_files import REPORTS
-from dlm.federated.sampling import check_population
-from dlm.federated.settings import TrainingSettings
-from dlm.federated.unigram_settings import CollectionSettings
-from dlm.federated.unigrams import read_wordlist
+from dlm.federated.counting.count_unigrams import check_users, count_unigrams
+from dlm.federated.counting.settings import CollectionSettings
+from dlm.federated.counting.unigrams import read_wordlist
+from dlm.federated.run.run_files import REPORTS
+from dlm.federated.run.sampling import check_population
+from dlm.federated.training.settings import TrainingSettings
 from dlm.federated.users import UserDataset
 from dlm.pipeline.quality import wordlist_warning
 from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouched, words_of
@@ -141,7 +141,7 @@ def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
     public = vouched(settings.inputs)
 
     def run(progress: ProgressReporter) -> None:
-        from dlm.federated.make_pieces import make_pieces
+        from dlm.federated.pieces.make_pieces import make_pieces
 
         made = make_pieces(
             counts, given.size, output, max_length=given.max_length, public=public or None
@@ -170,7 +170,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
         reads |= recorded("federate.pretrain.text", Path(given.pretrain.text))
 
     def run(progress: ProgressReporter) -> None:
-        from dlm.federated.train_network import train_network
+        from dlm.federated.training.train_network import train_network
 
         rounds = _Rounds(progress, given.run.rounds, timed=given.run.simulation)
         try:

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlm.asr.audio import SAMPLE_RATE, read_audio
-from dlm.asr.lattice import Scales
-from dlm.asr.rescore import PositionBatch, Search, rescore
-from dlm.asr.slf import read_slf, utterance_id
+from dlm.asr.rescoring.lattice import Scales
+from dlm.asr.rescoring.rescore import PositionBatch, Search, rescore
+from dlm.asr.rescoring.slf import read_slf, utterance_id
+from dlm.asr.speech.audio import SAMPLE_RATE, read_audio
 from dlm.client import Client, Utterance
 from dlm.errors import TextError
 from dlm.progress import Tell
@@ -20,7 +20,7 @@ from loadtest.traces import rescoring
 from loadtest.traces.recorder import Recorder
 
 if TYPE_CHECKING:
-    from dlm.asr.transcribe import Transcriber
+    from dlm.asr.speech.transcribe import Transcriber
 
 LATTICES = (".slf", ".lat", ".htk")
 AUDIO = (".flac", ".wav", ".ogg", ".mp3")
@@ -91,7 +91,7 @@ def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding
     The decoder does not say at which frame it asks, but it asks in their order: the requests of a
     segment are spread evenly over it.
     """
-    from dlm.asr.transcribe import Transcriber
+    from dlm.asr.speech.transcribe import Transcriber
 
     with recorder.silent():  # the lexicon's unigrams
         transcriber = Transcriber(_as_client(recorder), tell=tell)

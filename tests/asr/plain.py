@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from dlm.asr.lattice import Lattice, LatticeDraft
+from dlm.asr.rescoring.lattice import Lattice, LatticeDraft
 
 
 def random_lattice(

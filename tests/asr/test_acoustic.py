@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 
-from dlm.asr.acoustic import FRAME_S, AcousticModel
-from dlm.asr.audio import SAMPLE_RATE
+from dlm.asr.speech.acoustic import FRAME_S, AcousticModel
+from dlm.asr.speech.audio import SAMPLE_RATE
 from dlm.errors import QueryError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster import Cluster, ModelFiles, build
-from dlm.asr.advance import TokenLM
+from dlm.asr.decoders.advance import TokenLM
 from dlm.client import Client
 from dlm.errors import QueryError
 from dlm.units import LN_10

@@ -14,7 +14,7 @@ pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
 
 import soundfile
 
-from dlm.asr.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, promised_s, read_audio
+from dlm.asr.speech.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, promised_s, read_audio
 from dlm.errors import AudioError
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from cluster import build
-from dlm.asr.ctc import CtcDecoder, HeardSentence
-from dlm.asr.flashlight import DlmLM
-from dlm.asr.lexicon import PhonemeLexicon
+from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.lexicon import PhonemeLexicon
+from dlm.asr.speech.lexicon_search import CtcDecoder, HeardSentence
 from dlm.client import Client, Utterance
 from dlm.errors import ClientClosed, ConfigError, QueryError
 from models import HAND_MADE

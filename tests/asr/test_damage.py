@@ -10,12 +10,12 @@ import pytest
 from asr.plain import random_lattice
 from asr.test_kaldi import ARCHIVE
 from asr.test_slf import ON_LINKS, ON_NODES
-from dlm.asr.kaldi import SymbolTable
-from dlm.asr.lattice import Lattice
-from dlm.asr.lattice_files import KALDI, NBEST, SLF, LatticeFiles
-from dlm.asr.nbest import Hypothesis, NbestList, nbest_json, nbest_text
-from dlm.asr.paths import best_paths
-from dlm.asr.slf import slf_text
+from dlm.asr.rescoring.kaldi import SymbolTable
+from dlm.asr.rescoring.lattice import Lattice
+from dlm.asr.rescoring.lattice_files import KALDI, NBEST, SLF, LatticeFiles
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, nbest_json, nbest_text
+from dlm.asr.rescoring.paths import best_paths
+from dlm.asr.rescoring.slf import slf_text
 from dlm.errors import ConfigError, LatticeError
 
 LISTED = NbestList("a", (Hypothesis(("the", "man"), -1.5, -2.5), Hypothesis((), 0.0, 1e-3)))

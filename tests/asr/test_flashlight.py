@@ -13,9 +13,9 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from asr.decoding import decode, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build, until
-from dlm.asr import flashlight
-from dlm.asr.advance import TokenLM
-from dlm.asr.flashlight import DlmLM
+from dlm.asr.decoders import flashlight
+from dlm.asr.decoders.advance import TokenLM
+from dlm.asr.decoders.flashlight import DlmLM
 from dlm.client import Client, ClientConfig
 from dlm.errors import ConfigError, QueryError
 from dlm.units import LN_10

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asr.plain import all_paths, random_lattice, words_of
-from dlm.asr.kaldi import SymbolTable, kaldi_text, read_kaldi
+from dlm.asr.rescoring.kaldi import SymbolTable, kaldi_text, read_kaldi
 from dlm.errors import ConfigError, DlmError, LatticeError
 
 ARCHIVE = """utt-1

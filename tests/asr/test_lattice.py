@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asr.plain import all_paths, edit_distance, random_lattice, words_of
-from dlm.asr.lattice import LatticeDraft, Scales
-from dlm.asr.nbest import Hypothesis, NbestList
+from dlm.asr.rescoring.lattice import LatticeDraft, Scales
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList
 from dlm.errors import LatticeError
 
 

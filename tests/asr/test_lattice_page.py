@@ -10,8 +10,8 @@ import typer
 import forked
 from asr.plain import random_lattice
 from cluster import Cluster, build
-from dlm.asr.nbest import Hypothesis, nbest_json, nbest_text, read_nbest
-from dlm.asr.slf import slf_text
+from dlm.asr.rescoring.nbest import Hypothesis, nbest_json, nbest_text, read_nbest
+from dlm.asr.rescoring.slf import slf_text
 from dlm.cli.main import program
 from models import HAND_MADE
 

@@ -12,9 +12,9 @@ pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 pytest.importorskip("pocketsphinx", reason="pip install -e '.[asr]'")
 
 from cluster import build
-from dlm.asr import lexicon
-from dlm.asr.acoustic import AcousticModel
-from dlm.asr.lexicon import HOMOPHONES, model_lexicon, read_dictionary, read_table
+from dlm.asr.speech import lexicon
+from dlm.asr.speech.acoustic import AcousticModel
+from dlm.asr.speech.lexicon import HOMOPHONES, model_lexicon, read_dictionary, read_table
 from dlm.client import Client
 from dlm.errors import ConfigError
 from models import PlainModel

@@ -11,8 +11,12 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "package", "command"),
     [
-        ("dlm.asr.flashlight", "flashlight", "pip install flashlight-text"),
-        ("dlm.asr.pyctcdecode", "pyctcdecode", "pip install --no-deps pyctcdecode pygtrie"),
+        ("dlm.asr.decoders.flashlight", "flashlight", "pip install flashlight-text"),
+        (
+            "dlm.asr.decoders.pyctcdecode",
+            "pyctcdecode",
+            "pip install --no-deps pyctcdecode pygtrie",
+        ),
     ],
 )
 def test_an_import_says_what_to_install(

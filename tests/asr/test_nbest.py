@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlm.asr.nbest import Hypothesis, NbestList, nbest_json, nbest_text, read_nbest
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, nbest_json, nbest_text, read_nbest
 from dlm.errors import ConfigError, LatticeError
 
 LISTS = [

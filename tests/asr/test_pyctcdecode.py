@@ -19,7 +19,7 @@ pytest.importorskip("pyctcdecode", reason="pip install --no-deps pyctcdecode; pi
 
 from asr.decoding import TOKENS, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build
-from dlm.asr import pyctcdecode as ours
+from dlm.asr.decoders import pyctcdecode as ours
 from dlm.client import Client
 from dlm.errors import ConfigError, ModelMismatch, QueryError
 from dlm.units import LN_10

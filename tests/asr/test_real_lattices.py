@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dlm.asr.lattice import Lattice, Scales
-from dlm.asr.nbest import Hypothesis, NbestList
 from dlm.asr.open import open_model
-from dlm.asr.paths import best_paths
-from dlm.asr.rescore import Search, rescore
-from dlm.asr.slf import read_slf, slf_text
+from dlm.asr.rescoring.lattice import Lattice, Scales
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList
+from dlm.asr.rescoring.paths import best_paths
+from dlm.asr.rescoring.rescore import Search, rescore
+from dlm.asr.rescoring.slf import read_slf, slf_text
 from dlm.client import Client
 from dlm.units import LN_10
 

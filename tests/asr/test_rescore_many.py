@@ -10,9 +10,9 @@ import pytest
 from asr.plain import random_lattice
 from asr.test_rescore import SEARCH, WORDS, summed
 from cluster import Cluster, ModelFiles, build
-from dlm.asr.lattice import Lattice
-from dlm.asr.nbest import Hypotheses, Hypothesis, NbestList
-from dlm.asr.rescore_many import rescore_many
+from dlm.asr.rescoring.lattice import Lattice
+from dlm.asr.rescoring.nbest import Hypotheses, Hypothesis, NbestList
+from dlm.asr.rescoring.rescore_many import rescore_many
 from dlm.client import Client, ClientConfig
 from dlm.errors import LatticeError, UnavailableError
 from models import random_model

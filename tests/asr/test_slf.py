@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from asr.plain import all_paths, random_lattice, words_of
-from dlm.asr.lattice import Scales
-from dlm.asr.slf import read_slf, slf_text, utterance_id
+from dlm.asr.rescoring.lattice import Scales
+from dlm.asr.rescoring.slf import read_slf, slf_text, utterance_id
 from dlm.errors import LatticeError
 
 ON_LINKS = r"""# words on links, logarithms of base 10

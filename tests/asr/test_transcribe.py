@@ -24,12 +24,12 @@ import soundfile
 from typer.testing import CliRunner
 
 from cluster import WAIT_S, Cluster, ModelFiles, command, until
-from dlm.asr.audio import SAMPLE_RATE, read_audio
-from dlm.asr.nbest import read_nbest
 from dlm.asr.phrase_file import read_phrases
+from dlm.asr.rescoring.nbest import read_nbest
 from dlm.asr.settings import BeamSettings
-from dlm.asr.transcribe import Transcriber
-from dlm.asr.wer import word_errors
+from dlm.asr.speech.audio import SAMPLE_RATE, read_audio
+from dlm.asr.speech.transcribe import Transcriber
+from dlm.asr.speech.wer import word_errors
 from dlm.cli.main import app
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import Endpoint, write_cluster_file

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
-from dlm.asr.wer import (
+from dlm.asr.speech.transcripts import paired, read_transcripts, with_kaldi_names
+from dlm.asr.speech.wer import (
     WordErrors,
     align,
     distance,

@@ -41,7 +41,7 @@ from flashlight.lib.text.dictionary import Dictionary
 
 from benchmarks.settings import DLM, TEXT, cache_folder
 from benchmarks.workload import lines_of
-from dlm.asr.flashlight import DlmLM
+from dlm.asr.decoders.flashlight import DlmLM
 from dlm.client import Client
 
 LINES, HELD_OUT_LINES, LENGTH = 300_000, 500, 40

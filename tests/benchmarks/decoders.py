@@ -46,8 +46,8 @@ from flashlight.lib.text.decoder import LM, LMState
 
 from benchmarks.heard import LETTERS, Heard, drawn, recorded
 from cluster import Cluster, ModelFiles, ProcessServer
-from dlm.asr.contexts import Counts
-from dlm.asr.flashlight import DlmLM
+from dlm.asr.decoders.contexts import Counts
+from dlm.asr.decoders.flashlight import DlmLM
 from dlm.client import Client, ClientConfig, Phrases, Utterance
 from dlm.client.api.core import Core
 from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
@@ -282,7 +282,7 @@ def pyctcdecode_rows(
     from pyctcdecode.alphabet import Alphabet
     from pyctcdecode.decoder import BeamSearchDecoderCTC
 
-    from dlm.asr.pyctcdecode import DlmDecoder, DlmLanguageModel, DlmState
+    from dlm.asr.decoders.pyctcdecode import DlmDecoder, DlmLanguageModel, DlmState
 
     labels = ["", " ", *LETTERS]
     theirs = build_ctcdecoder(labels, str(arpa), words)
@@ -409,7 +409,7 @@ def main() -> None:
             rows = flashlight_rows(arpa, heard, clients)
             measure(rows, heard, given, ((DlmLM, "score"), (Utterance, "context_blocks")))
             if not given.speech:  # pyctcdecode has no lexicon: labels are letters of words
-                from dlm.asr.pyctcdecode import DlmLanguageModel
+                from dlm.asr.decoders.pyctcdecode import DlmLanguageModel
 
                 print("### pyctcdecode, beam 100\n")
                 rows = pyctcdecode_rows(arpa, heard.words, clients, 100)

@@ -25,12 +25,12 @@ import numpy as np
 
 from dlm.federated.devices import device as machine
 from dlm.federated.devices import summing
+from dlm.federated.devices.encoding import Encoding
 from dlm.federated.devices.messages import to_bytes
 from dlm.federated.devices.participant import DeviceAnswer, Request, segments_of
 from dlm.federated.devices.primitives import Signer, Vector
 from dlm.federated.devices.protocol import MaskedInput, RoundTerms, least_threshold
 from dlm.federated.devices.shamir import SHARE_BYTES
-from dlm.federated.secagg import Encoding
 
 MEASURED = (1, 2)  # devices, by number
 KEY_BYTES = 32

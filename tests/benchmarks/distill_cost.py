@@ -36,13 +36,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.settings import DATA, DLM
-from dlm.distill import fit as fitting
-from dlm.distill.backoff import BackoffSource, exact_counts
-from dlm.distill.count import LocalCounts, NgramCounts, local_counts
-from dlm.distill.fit import fit
+from dlm.distill.counts.count import LocalCounts, NgramCounts, local_counts
+from dlm.distill.counts.sampling import Sampling
+from dlm.distill.fitting import fit as fitting
+from dlm.distill.fitting.fit import fit
+from dlm.distill.fitting.topology import closed, restricted, united
 from dlm.distill.sampled import SampledSource, count_source
-from dlm.distill.sampling import Sampling
-from dlm.distill.topology import closed, restricted, united
+from dlm.distill.sources.backoff import BackoffSource, exact_counts
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import MARKS, Vocabulary
 
@@ -203,9 +203,9 @@ def a_network(model: ModelColumns) -> Any:
     """A network of the model's most frequent words, whose biases are their frequencies."""
     import jax
 
-    from dlm.distill.network import NetworkHistories
-    from dlm.federated import rnn
-    from dlm.federated.presets import preset
+    from dlm.distill.sources.network import NetworkHistories
+    from dlm.federated.training import rnn
+    from dlm.federated.training.presets import preset
 
     config = preset(NETWORK)
     assert config.vocab_size == NETWORK_WORDS

@@ -261,7 +261,7 @@ def sampled_text(visits: Iterator[Any], vocabulary: Any) -> Ids:
 
 def drawn_alone(text: Ids, vocabulary: Any) -> Iterator[Any]:
     """The text as visits whose distributions hold the word that followed, and no other."""
-    from dlm.distill.count import Visit
+    from dlm.distill.counts.count import Visit
 
     ends = np.flatnonzero(text == vocabulary.end_id)
     begins = np.concatenate([[0], ends[:-1] + 1])
@@ -332,7 +332,7 @@ class Judge:
 
 def counts_of(topology: Any, visits: Iterable[Any]) -> Any:
     """Those of visits, all in one go."""
-    from dlm.distill.count import VisitCounter
+    from dlm.distill.counts.count import VisitCounter
 
     counter = VisitCounter(topology)
     for visit in visits:
@@ -348,8 +348,8 @@ def methods(
     The text is recorded while sentences are counted for SampleApprox, so that the seconds of the
     estimated models hold that counting, a tenth of sampling.
     """
-    from dlm.distill.fit import fit
-    from dlm.distill.topology import closed
+    from dlm.distill.fitting.fit import fit
+    from dlm.distill.fitting.topology import closed
 
     vocabulary = source.vocabulary
     size = sum(topology.counts)
@@ -408,7 +408,7 @@ def book_model(work: Path, learnt: Path, vocabulary: Any) -> Any:
 
 def held_out_text(learnt: Path, name: str) -> list[NDArray[np.int32]]:
     """Utterances by id of the users that the run kept out, as its own evaluation takes them."""
-    from dlm.federated.settings import TrainingSettings
+    from dlm.federated.training.settings import TrainingSettings
     from dlm.federated.users import UserDataset
     from dlm.federated.words import WordList
 
@@ -429,8 +429,8 @@ def held_out_text(learnt: Path, name: str) -> list[NDArray[np.int32]]:
 def yardsticks(learnt: Path, name: str, small: Any, judge: Judge) -> dict[str, Any]:
     """The network itself, and the model of books that the n-grams are of."""
     from dlm.estimate.columns import ModelColumns
-    from dlm.federated.metrics import evaluate
-    from dlm.federated.train import load_model
+    from dlm.federated.training.metrics import evaluate
+    from dlm.federated.training.train import load_model
 
     loaded = load_model(learning.folder_of(learnt, name, 0))
     own = evaluate(loaded.params, loaded.network, sorted(held_out_text(learnt, name), key=len))
@@ -446,8 +446,8 @@ def yardsticks(learnt: Path, name: str, small: Any, judge: Judge) -> dict[str, A
 
 def run(work: Path, learnt: Path, most_samples: int, until: float) -> None:
     """Does what is left: few samples first, then seed by seed."""
-    from dlm.distill.network import NetworkSource
-    from dlm.distill.topology import closed, restricted
+    from dlm.distill.fitting.topology import closed, restricted
+    from dlm.distill.sources.network import NetworkSource
 
     work.mkdir(parents=True, exist_ok=True)
     for name in NETWORKS:

@@ -31,12 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import ConfigError
-from dlm.federated import rnn
-from dlm.federated.clip import Array
 from dlm.federated.keys import Key
-from dlm.federated.settings import TrainingSettings
 from dlm.federated.tokens import FIRST_WORD_ID, Ids, sequence
-from dlm.federated.train import Training
+from dlm.federated.training import rnn
+from dlm.federated.training.clip import Array
+from dlm.federated.training.settings import TrainingSettings
+from dlm.federated.training.train import Training
 from dlm.federated.users import UserDataset
 from dlm.files import scratch_folder
 

@@ -25,15 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.federated import rnn
-from dlm.federated.engine import LocalEngine
 from dlm.federated.fixed_point import BITS, GRID_BITS
 from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.noise.discrete import discrete
-from dlm.federated.presets import preset
-from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
+from dlm.federated.training import rnn
+from dlm.federated.training.engine import LocalEngine
+from dlm.federated.training.local import LocalConfig, UserWork, work_of
+from dlm.federated.training.presets import preset
+from dlm.federated.training.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
 
 TOKENS = 1600  # of a user (DPF)
 

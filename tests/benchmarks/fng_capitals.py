@@ -141,8 +141,8 @@ def compare(files: LanguageFiles, network: Network) -> dict[str, Any]:
     """All of it, for one network."""
     from dlm.distill.evaluate import Evaluation
     from dlm.distill.files import distill_files
-    from dlm.distill.network import NetworkSource
     from dlm.distill.request import DistillRequest
+    from dlm.distill.sources.network import NetworkSource
     from dlm.estimate.columns import ModelColumns
 
     spellings = spellings_of(files)

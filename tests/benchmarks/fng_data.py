@@ -186,9 +186,9 @@ def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
 
 def write_words(files: LanguageFiles) -> dict[str, Any]:
     """The words of all models, and wordpieces, from counts of users' words (FNG 3, 6)."""
-    from dlm.federated.count_unigrams import count_unigrams
-    from dlm.federated.pieces import build_inventory
-    from dlm.federated.unigram_settings import CollectionSettings
+    from dlm.federated.counting.count_unigrams import count_unigrams
+    from dlm.federated.counting.settings import CollectionSettings
+    from dlm.federated.pieces.inventory import build_inventory
     from dlm.federated.users import UserDataset
     from dlm.record.counts_file import read_counts
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dlm.distill.evaluate import Evaluation, Judge, NetworkJudge, NgramJudge, Sentence, evaluate
 from dlm.estimate.columns import ModelColumns
-from dlm.federated import metrics
-from dlm.federated.metrics import Metrics
+from dlm.federated.training import metrics
+from dlm.federated.training.metrics import Metrics
 
 DRAWS = 1_000
 

@@ -82,7 +82,7 @@ def centralised(files: LanguageFiles) -> dict[str, Any]:
 
 def said_in_words(run: Path, vocabulary: Any) -> Any:
     """What a network of wordpieces says, in the words of the models, as `as_ids` has them."""
-    from dlm.distill.network import NetworkSource
+    from dlm.distill.sources.network import NetworkSource
 
     source = NetworkSource(run)
     assert source.inventory is not None
@@ -115,7 +115,7 @@ def _of_pieces(
     network: Network, kind: str, files: LanguageFiles, ngrams: int, output: Path
 ) -> dict[str, Any]:
     """The same for wordpieces, whose own n-grams of words `dlm distill` does not infer."""
-    from dlm.distill.infer import infer_topology, interpolate
+    from dlm.distill.fitting.infer import infer_topology, interpolate
     from dlm.estimate.columns import ModelColumns
 
     vocabulary = vocabulary_of(files.words.read_text(encoding="utf-8").split())

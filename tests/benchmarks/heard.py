@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
-from dlm.asr.acoustic import FRAME_S, AcousticModel
-from dlm.asr.audio import read_audio
-from dlm.asr.ctc import CtcDecoder
-from dlm.asr.lexicon import model_lexicon
 from dlm.asr.settings import BeamSettings
+from dlm.asr.speech.acoustic import FRAME_S, AcousticModel
+from dlm.asr.speech.audio import read_audio
+from dlm.asr.speech.lexicon import model_lexicon
+from dlm.asr.speech.lexicon_search import CtcDecoder
 from dlm.client import Client
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"

@@ -282,8 +282,8 @@ def table(work: Path, seeds: int) -> str:
 
 def train(work: Path, users: Any, name: str, tables: Tables, seed: int, until: float) -> bool:
     """Goes on with a run until it is finished, or time is up; whether it is finished."""
-    from dlm.federated.settings import TrainingSettings
-    from dlm.federated.train import Training
+    from dlm.federated.training.settings import TrainingSettings
+    from dlm.federated.training.train import Training
 
     folder = folder_of(work, name, seed)
     file = work / f"{folder.parent.name}-{seed}.toml"

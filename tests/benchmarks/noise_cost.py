@@ -21,16 +21,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from dlm.federated import rnn
-from dlm.federated.engine import LocalEngine
 from dlm.federated.fixed_point import BITS, GRID_BITS
 from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.noise.discrete import DiscreteNoise, discrete
-from dlm.federated.presets import preset
-from dlm.federated.rnn import RnnConfig
-from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
+from dlm.federated.training import rnn
+from dlm.federated.training.engine import LocalEngine
+from dlm.federated.training.local import LocalConfig, work_of
+from dlm.federated.training.presets import preset
+from dlm.federated.training.rnn import RnnConfig
+from dlm.federated.training.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
 
 ROUNDS, GAP, MOST = 256, 64, 4
 CASES: dict[str, dict[str, Any]] = {

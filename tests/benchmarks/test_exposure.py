@@ -26,11 +26,11 @@ from benchmarks.exposure import (
     rank,
 )
 from dlm.errors import ConfigError
-from dlm.federated import rnn
 from dlm.federated.keys import Key
-from dlm.federated.rnn import RnnConfig
-from dlm.federated.settings import TrainingSettings
 from dlm.federated.tokens import FIRST_WORD_ID, sequence
+from dlm.federated.training import rnn
+from dlm.federated.training.rnn import RnnConfig
+from dlm.federated.training.settings import TrainingSettings
 from dlm.federated.users import UserDataset
 from federated.compiling import quickly
 

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dlm.federated.collect import Collection
+from dlm.federated.counting.collect import Collection
+from dlm.federated.counting.settings import UnigramConfig
+from dlm.federated.counting.unigrams import oov_counts
 from dlm.federated.keys import Key
-from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler
-from dlm.federated.unigram_settings import UnigramConfig
-from dlm.federated.unigrams import oov_counts
+from dlm.federated.run.sampling import AvailabilitySampler, FixedGoalSampler
 from dlm.federated.users import UserDataset, spoken_words
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -51,13 +51,13 @@ from benchmarks.wer_models import (
     write_text,
 )
 from benchmarks.wer_plot import Bar, intervals
-from dlm.asr.acoustic import AcousticModel
-from dlm.asr.audio import read_audio
-from dlm.asr.ctc import CtcDecoder
-from dlm.asr.flashlight import DlmLM
-from dlm.asr.lexicon import model_lexicon
+from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
-from dlm.asr.wer import (
+from dlm.asr.speech.acoustic import AcousticModel
+from dlm.asr.speech.audio import read_audio
+from dlm.asr.speech.lexicon import model_lexicon
+from dlm.asr.speech.lexicon_search import CtcDecoder
+from dlm.asr.speech.wer import (
     Interval,
     WordErrors,
     by_group,

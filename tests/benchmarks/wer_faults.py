@@ -39,9 +39,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.wer import SHARDS, Study, say
 from benchmarks.wer_models import Spoken
 from benchmarks.wer_plot import lines
-from dlm.asr.ctc import CtcDecoder
-from dlm.asr.flashlight import DlmLM
-from dlm.asr.wer import WordErrors, total, word_errors
+from dlm.asr.decoders.flashlight import DlmLM
+from dlm.asr.speech.lexicon_search import CtcDecoder
+from dlm.asr.speech.wer import WordErrors, total, word_errors
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.cluster.processes import Server, running_servers

@@ -15,9 +15,9 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from cli.trained import dlm, ln_after, train  # noqa: E402
 from dlm.checkpoint import CHECKPOINT  # noqa: E402
-from dlm.distill.network import NetworkSource  # noqa: E402
-from dlm.distill.source import MOST_WORDS  # noqa: E402
-from dlm.distill.work import COUNTS  # noqa: E402
+from dlm.distill.counts.work import COUNTS  # noqa: E402
+from dlm.distill.sources.network import NetworkSource  # noqa: E402
+from dlm.distill.sources.source import MOST_WORDS  # noqa: E402
 from dlm.errors import ConfigError, FormatError  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402

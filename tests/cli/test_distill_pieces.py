@@ -19,8 +19,8 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from cli.trained import dlm, ln_after, train  # noqa: E402
-from dlm.distill import sampling  # noqa: E402
-from dlm.distill.network import NetworkSource  # noqa: E402
+from dlm.distill.counts import sampling  # noqa: E402
+from dlm.distill.sources.network import NetworkSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
@@ -179,7 +179,10 @@ def test_counting_that_is_killed_goes_on_to_the_same_bytes(
         **os.environ,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    for killed in (("dlm.distill.work:_save", 1, "after"), ("dlm.distill.work:_save", 1, "before")):
+    for killed in (
+        ("dlm.distill.counts.work:_save", 1, "after"),
+        ("dlm.distill.counts.work:_save", 1, "before"),
+    ):
         stopped = subprocess.run(
             [sys.executable, "-c", driver, *map(str, (*killed, *args, *more))],
             env=environ,

@@ -17,8 +17,8 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, DlmError, PrivacyError, TrainingDiverged  # noqa: E402
-from dlm.federated.run_files import refuse_secrets_left  # noqa: E402
-from dlm.federated.train import Training  # noqa: E402
+from dlm.federated.run.run_files import refuse_secrets_left  # noqa: E402
+from dlm.federated.training.train import Training  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 

@@ -16,7 +16,7 @@ pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
-from dlm.federated.pieces import Inventory
+from dlm.federated.pieces.inventory import Inventory
 from dlm.record.counts_file import WordCounts, read_counts, write_counts
 from dlm.record.provenance import Guarantee, Provenance
 

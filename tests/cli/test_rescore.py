@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 from asr.plain import random_lattice
 from asr.test_rescore import summed
 from cluster import Cluster, ModelFiles, build
-from dlm.asr.kaldi import SymbolTable, kaldi_text, read_kaldi
-from dlm.asr.lattice import Scales
-from dlm.asr.nbest import Hypothesis, NbestList, nbest_json, read_nbest
-from dlm.asr.rescore import Search, rescore
-from dlm.asr.slf import read_slf, slf_text
+from dlm.asr.rescoring.kaldi import SymbolTable, kaldi_text, read_kaldi
+from dlm.asr.rescoring.lattice import Scales
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, nbest_json, read_nbest
+from dlm.asr.rescoring.rescore import Search, rescore
+from dlm.asr.rescoring.slf import read_slf, slf_text
 from dlm.cli.main import program
 from dlm.client import Client
 from dlm.errors import DlmError

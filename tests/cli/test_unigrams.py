@@ -19,11 +19,11 @@ from cluster import WAIT_S, command
 from dlm import checkpoint
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.collect import Collection, folder_of
+from dlm.federated.counting.collect import Collection, folder_of
+from dlm.federated.counting.settings import UnigramConfig
+from dlm.federated.counting.unigrams import UserCounts, round_sum
 from dlm.federated.keys import Key
-from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
-from dlm.federated.unigram_settings import UnigramConfig
-from dlm.federated.unigrams import UserCounts, round_sum
+from dlm.federated.run.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
 from dlm.federated.users import UserDataset
 from dlm.record.counts_file import WordCounts, read_counts, write_counts
 from dlm.record.ledger import ParticipationLedger

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from dlm.cli.main import app
 
 if TYPE_CHECKING:
-    from dlm.distill.network import NetworkSource
+    from dlm.distill.sources.network import NetworkSource
 
 CONFIG = """
 [run]

@@ -11,7 +11,7 @@ import numpy as np
 
 from distill import oracle
 from distill.oracle import Ngram
-from dlm.distill.count import NgramCounts, Visit, VisitCounter, WordMass
+from dlm.distill.counts.count import NgramCounts, Visit, VisitCounter, WordMass
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import normalised_model, read

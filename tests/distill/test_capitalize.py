@@ -13,10 +13,10 @@ from distill import oracle
 from distill.oracle import Ngram
 from distill.plain import Plain, a_source, ngrams_of, sampled_counts
 from distill.test_fit import visits_of
-from dlm.distill.capitalize import CasedSource, Spellings, cased_visits, lower
-from dlm.distill.count import Visit, local_counts
-from dlm.distill.fit import fit
-from dlm.distill.topology import closed, restricted
+from dlm.distill.counts.count import Visit, local_counts
+from dlm.distill.fitting.fit import fit
+from dlm.distill.fitting.topology import closed, restricted
+from dlm.distill.sources.capitalize import CasedSource, Spellings, cased_visits, lower
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary

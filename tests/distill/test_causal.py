@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dlm.cli.main import app
-from dlm.distill.source import SourceReader
+from dlm.distill.sources.source import SourceReader
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import worst_sum
 

@@ -17,7 +17,7 @@ from distill.plain import Plain
 from dlm.distill import evaluate as judging
 from dlm.distill.evaluate import NgramJudge, Sentence, evaluate
 from dlm.errors import ConfigError
-from dlm.federated.metrics import Metrics
+from dlm.federated.training.metrics import Metrics
 from estimate.merge_models import normalised_model, read
 
 WORDS = list("abcdefgh")

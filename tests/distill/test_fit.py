@@ -24,19 +24,19 @@ from distill.plain import (
     sampled,
     sampled_counts,
 )
-from dlm.distill import fit as fit_module
-from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
-from dlm.distill.count import (
+from dlm.distill.counts.count import (
     NgramCounts,
     Visit,
     ln_likelihood,
     local_counts,
 )
-from dlm.distill.fit import fit
-from dlm.distill.mixture import merge_by_counts
+from dlm.distill.counts.sampling import GivenText, Sampling
+from dlm.distill.fitting import fit as fit_module
+from dlm.distill.fitting.fit import fit
+from dlm.distill.fitting.mixture import merge_by_counts
+from dlm.distill.fitting.topology import closed, restricted, united
 from dlm.distill.sampled import distill_samples
-from dlm.distill.sampling import GivenText, Sampling
-from dlm.distill.topology import closed, restricted, united
+from dlm.distill.sources.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.errors import ConfigError, DlmError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from distill.plain import PlainSource, a_source, restricted_values, sentences_of
-from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
-from dlm.distill.infer import infer_topology, interpolate
+from dlm.distill.counts.sampling import GivenText, Sampling
+from dlm.distill.fitting.infer import infer_topology, interpolate
+from dlm.distill.fitting.topology import closed, united
 from dlm.distill.sampled import Inference, SampledSource, collect_sentences, distill_inferred
-from dlm.distill.sampling import GivenText, Sampling
-from dlm.distill.topology import closed, united
+from dlm.distill.sources.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.ngram.vocab import Vocabulary

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from distill.plain import a_source, restricted_values
-from dlm.distill.backoff import BackoffSource, as_log10, distill_backoff, exact_counts
-from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
-from dlm.distill.mixture import merge_by_counts, mixed_counts
+from dlm.distill.counts.count import NgramCounts, ln_likelihood, local_counts
+from dlm.distill.counts.sampling import Sampling
+from dlm.distill.fitting.mixture import merge_by_counts, mixed_counts
+from dlm.distill.fitting.topology import united
 from dlm.distill.sampled import SampledSource, count_source
-from dlm.distill.sampling import Sampling
-from dlm.distill.topology import united
+from dlm.distill.sources.backoff import BackoffSource, as_log10, distill_backoff, exact_counts
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 

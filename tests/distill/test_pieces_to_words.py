@@ -15,16 +15,16 @@ from distill import oracle
 from distill.oracle import END, Ngram
 from distill.pieces_oracle import SPACE, Composed, ComposedCounts, Pieces, Spelled, words_of
 from distill.plain import Plain, ngrams_of, sampled_counts
-from dlm.distill.capitalize import Spellings
-from dlm.distill.count import NgramCounts, Visit, local_counts
-from dlm.distill.fit import fit
-from dlm.distill.lexicon import Lexicon
-from dlm.distill.pieces_to_words import PieceReader
-from dlm.distill.prior import as_backed_off
-from dlm.distill.topology import closed, restricted
+from dlm.distill.counts.count import NgramCounts, Visit, local_counts
+from dlm.distill.fitting.fit import fit
+from dlm.distill.fitting.prior import as_backed_off
+from dlm.distill.fitting.topology import closed, restricted
+from dlm.distill.sources.capitalize import Spellings
+from dlm.distill.sources.lexicon import Lexicon
+from dlm.distill.sources.pieces_to_words import PieceReader
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
-from dlm.federated.pieces import Inventory, build_inventory
+from dlm.federated.pieces.inventory import Inventory, build_inventory
 from dlm.record.counts_file import WordCounts
 from dlm.record.provenance import Provenance
 from estimate.merge_models import normalised_model, read

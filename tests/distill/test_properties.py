@@ -19,15 +19,15 @@ from distill.plain import (
     sampled,
     sentences_of,
 )
-from dlm.distill import fit as fit_module
-from dlm.distill import kernels
-from dlm.distill.backoff import BackoffSource, as_log10, exact_counts
-from dlm.distill.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
-from dlm.distill.fit import fit
-from dlm.distill.prior import as_seen
+from dlm.distill.counts.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
+from dlm.distill.counts.sampling import Sampling
+from dlm.distill.fitting import fit as fit_module
+from dlm.distill.fitting import kernels
+from dlm.distill.fitting.fit import fit
+from dlm.distill.fitting.prior import as_seen
+from dlm.distill.fitting.topology import closed, first_child, restricted, united
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
-from dlm.distill.sampling import Sampling
-from dlm.distill.topology import closed, first_child, restricted, united
+from dlm.distill.sources.backoff import BackoffSource, as_log10, exact_counts
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.estimate.prune import Goal, prune
 from dlm.units import LN_10

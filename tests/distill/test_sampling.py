@@ -13,13 +13,13 @@ import pytest
 
 from distill.oracle import Ngram
 from distill.plain import PlainSource, a_source, by_definition, restricted_values, sentences_of
-from dlm.distill.backoff import BackoffSource, exact_counts
-from dlm.distill.count import NgramCounts, Visit
+from dlm.distill.counts.count import NgramCounts, Visit
+from dlm.distill.counts.sampling import GIVEN, GivenText, Sampling
+from dlm.distill.counts.visits import visits_of
+from dlm.distill.fitting.topology import closed, restricted, united
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
-from dlm.distill.sampling import GIVEN, GivenText, Sampling
-from dlm.distill.source import SourceReader
-from dlm.distill.topology import closed, restricted, united
-from dlm.distill.visits import visits_of
+from dlm.distill.sources.backoff import BackoffSource, exact_counts
+from dlm.distill.sources.source import SourceReader
 from dlm.errors import ConfigError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary

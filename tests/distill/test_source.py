@@ -10,14 +10,14 @@ import pytest
 
 from distill.plain import PlainSource, a_source
 from dlm.distill.sampled import distill_samples
-from dlm.distill.source import (
+from dlm.distill.sources.source import (
     MOST_WORDS,
     PrefixHistories,
     SourceReader,
     is_object_name,
     load_object,
 )
-from dlm.distill.user_code import UserSource
+from dlm.distill.sources.user_code import UserSource
 from dlm.errors import ConfigError, SourceError
 from dlm.ngram.vocab import Vocabulary
 

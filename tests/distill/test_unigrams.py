@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlm.distill.topology import closed
-from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
+from dlm.distill.fitting.topology import closed
+from dlm.distill.fitting.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.errors import ConfigError, PrivacyError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel

@@ -18,12 +18,12 @@ import pytest
 import forked
 from distill.plain import PlainSource, a_source
 from dlm import checkpoint
-from dlm.distill import sampling as sampling_module
-from dlm.distill import work
+from dlm.distill.counts import sampling as sampling_module
+from dlm.distill.counts import work
+from dlm.distill.counts.sampling import GivenText, Sampling
+from dlm.distill.counts.sentences import SentenceCollection
+from dlm.distill.fitting.topology import closed, restricted
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
-from dlm.distill.sampling import GivenText, Sampling
-from dlm.distill.sentences import SentenceCollection
-from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
 
@@ -270,9 +270,10 @@ def test_parts_that_are_not_given_are_named() -> None:
 WORKER = """
 import sys
 from pathlib import Path
-from dlm.distill import sampled, work
-from dlm.distill.sampling import Sampling
-from dlm.distill.topology import closed
+from dlm.distill import sampled
+from dlm.distill.counts import work
+from dlm.distill.counts.sampling import Sampling
+from dlm.distill.fitting.topology import closed
 from dlm.estimate.columns import ModelColumns
 work.SAVED_EVERY_S = work.count_all.__kwdefaults__["saved_every_s"] = 0.0
 model = ModelColumns.read(sys.argv[1])

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dlm.federated import rnn
-from dlm.federated.local import LocalConfig, UserWork
+from dlm.federated.training import rnn
+from dlm.federated.training.local import LocalConfig, UserWork
 
 
 def norm_of(tree: Any) -> float:

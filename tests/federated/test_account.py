@@ -34,8 +34,8 @@ from dlm.federated.account.zcdp import (
     split_noise,
     zcdp_epsilon,
 )
+from dlm.federated.devices.encoding import Encoding
 from dlm.federated.noise.participation import named_sensitivity
-from dlm.federated.secagg import Encoding
 
 NETWORK = StageRecord("network", "tree", 7.0, 930, gap=213, max_participations=4)
 

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
-from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
 from dlm.federated.fixed_point import GRID_BITS, steps_per_unit  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
-from dlm.federated.local import LocalConfig  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import discrete  # noqa: E402
 from dlm.federated.noise.mechanism import GaussianMechanism  # noqa: E402
-from dlm.federated.rnn import RnnConfig  # noqa: E402
-from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm  # noqa: E402
+from dlm.federated.training.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.training.local import LocalConfig  # noqa: E402
+from dlm.federated.training.rnn import RnnConfig  # noqa: E402
+from dlm.federated.training.rounds import OptimizerConfig, ReleaseConfig, make_algorithm  # noqa: E402
 
 SIZE = 1 << 16  # numbers that a round releases
 GOAL = 100.0  # users of a round

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from dlm.cli.main import app
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.account.zcdp import gaussian_epsilon, noise_for
-from dlm.federated.audit import REASON, Audit, Auditor, gram_of, lower_mu, worst_pattern
 from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig
 from dlm.federated.noise import make_mechanism
-from dlm.federated.parts import unknown_parts
-from dlm.federated.rounds import OptimizerConfig, ReleaseConfig
-from dlm.federated.settings import (
+from dlm.federated.report.audit import REASON, Audit, Auditor, gram_of, lower_mu, worst_pattern
+from dlm.federated.training.local import LocalConfig
+from dlm.federated.training.parts import unknown_parts
+from dlm.federated.training.rounds import OptimizerConfig, ReleaseConfig
+from dlm.federated.training.settings import (
     AggregationSettings,
     DataSettings,
     ModelSettings,

@@ -12,9 +12,9 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError, PrivacyError  # noqa: E402
-from dlm.federated import clip  # noqa: E402
 from dlm.federated.account.zcdp import split_noise  # noqa: E402
-from dlm.federated.clip import AdaptiveClip, ClippedDenominator, FixedDenominator  # noqa: E402
+from dlm.federated.training import clip  # noqa: E402
+from dlm.federated.training.clip import AdaptiveClip, ClippedDenominator, FixedDenominator  # noqa: E402
 from federated import oracle  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

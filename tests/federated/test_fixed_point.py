@@ -12,11 +12,12 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError, PrivacyError  # noqa: E402
-from dlm.federated import fixed_point, unigrams  # noqa: E402
-from dlm.federated.engine import LocalEngine  # noqa: E402
-from dlm.federated.local import LocalConfig, UserUpdate, UserWork  # noqa: E402
-from dlm.federated.rnn import RnnConfig  # noqa: E402
-from dlm.federated.unigrams import round_sum  # noqa: E402
+from dlm.federated import fixed_point  # noqa: E402
+from dlm.federated.counting import unigrams  # noqa: E402
+from dlm.federated.counting.unigrams import round_sum  # noqa: E402
+from dlm.federated.training.engine import LocalEngine  # noqa: E402
+from dlm.federated.training.local import LocalConfig, UserUpdate, UserWork  # noqa: E402
+from dlm.federated.training.rnn import RnnConfig  # noqa: E402
 
 # Casacuberta et al. 2022, in one coordinate: without the user, sums stay below 4096, where floats
 # lie 2^-12 apart; with them they are above, where those 2^-11 apart round every contribution up.

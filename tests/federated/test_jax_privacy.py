@@ -21,7 +21,6 @@ from jax_privacy.clipping import clip_pytree
 from jax_privacy.matrix_factorization import banded, buffered_toeplitz, sensitivity, toeplitz
 from jax_privacy.noise_addition import matrix_factorization_privatizer
 
-from dlm.federated.clip import clip_flat
 from dlm.federated.noise.banded import BandMF, optimise_bandmf
 from dlm.federated.noise.blt import PRODUCTION, Blt, BltParameters, optimise_blt
 from dlm.federated.noise.participation import (
@@ -34,6 +33,7 @@ from dlm.federated.noise.participation import (
 )
 from dlm.federated.noise.toeplitz import band_toep, inverse_coefs
 from dlm.federated.noise.tree import TreeAggFull
+from dlm.federated.training.clip import clip_flat
 from federated.linear import dense_toeplitz, linear_map, node_matrix
 
 PATTERNS = [(40, 1, 40), (40, 7, 3), (41, 10, 9), (64, 64, 5), (33, 5, 1)]

@@ -14,10 +14,10 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError  # noqa: E402
-from dlm.federated import rnn  # noqa: E402
-from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
-from dlm.federated.local import LocalConfig, UserWork, user_update, work_of  # noqa: E402
-from dlm.federated.rnn import RnnConfig  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
+from dlm.federated.training.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.training.local import LocalConfig, UserWork, user_update, work_of  # noqa: E402
+from dlm.federated.training.rnn import RnnConfig  # noqa: E402
 from federated import oracle  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")

@@ -25,9 +25,9 @@ import pytest
 from dlm import checkpoint
 from dlm.errors import DlmError
 from dlm.federated.account.records import merged_record
-from dlm.federated.report import build
-from dlm.federated.run_files import METRICS
-from dlm.federated.run_folder import RunBinding, RunFolder, RunState
+from dlm.federated.report.report import build
+from dlm.federated.run.run_files import METRICS
+from dlm.federated.run.run_folder import RunBinding, RunFolder, RunState
 from dlm.federated.words import record_of
 from dlm.record.counts_file import WordCounts, read_counts, write_counts
 from dlm.record.inputs import record_or_word
@@ -91,7 +91,7 @@ def as_vocabulary(path: Path, by: str = "", record: Provenance | None = None) ->
 def pieces(*, words: tuple[str, ...] = ("ab", "ba")) -> Any:
     """Wordpieces with a record."""
     pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
-    from dlm.federated.pieces import build_inventory
+    from dlm.federated.pieces.inventory import build_inventory
 
     return build_inventory(WordCounts(words, np.array([3.0, 2.0]), GOOD), 6)
 
@@ -143,7 +143,7 @@ def _(folder: Path) -> str:
     "no guarantee: nothing says whose text it was made from",
 )
 def _(folder: Path) -> str:
-    from dlm.federated.pieces import Inventory
+    from dlm.federated.pieces.inventory import Inventory
 
     class Derived(Inventory):
         """Says that it is one."""
@@ -155,11 +155,11 @@ def _(folder: Path) -> str:
 def parts(**given: Any) -> str:
     """What a run says of an engine."""
     pytest.importorskip("jax", reason="pip install -e '.[train]'")
-    from dlm.federated.engine import LocalEngine
-    from dlm.federated.local import LocalConfig
-    from dlm.federated.parts import unknown_parts
-    from dlm.federated.rnn import RnnConfig
-    from dlm.federated.secagg import SecureAggregator
+    from dlm.federated.devices.encoding import SecureAggregator
+    from dlm.federated.training.engine import LocalEngine
+    from dlm.federated.training.local import LocalConfig
+    from dlm.federated.training.parts import unknown_parts
+    from dlm.federated.training.rnn import RnnConfig
 
     class Hundredfold(SecureAggregator):
         """Multiplies what it adds up by 100."""
@@ -212,7 +212,7 @@ def _(folder: Path) -> str:
 
 @row("rename: wordpieces, and not their record", "no guarantee: no record stands beside it")
 def _(folder: Path) -> str:
-    from dlm.federated.pieces import Inventory
+    from dlm.federated.pieces.inventory import Inventory
 
     pieces().save(folder / "a.model")
     assert "kept" in told(Inventory.load(folder / "a.model").provenance)

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
-from dlm.federated.noise_level import noise_over_signal, noise_warning
-from dlm.federated.settings import TrainingSettings
+from dlm.federated.report.noise_level import noise_over_signal, noise_warning
+from dlm.federated.training.settings import TrainingSettings
 
 SETTINGS = """
 [run]

@@ -17,7 +17,7 @@ from dlm.record.provenance import Guarantee, Provenance
 
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
-from dlm.federated.pieces import (
+from dlm.federated.pieces.inventory import (
     BEGIN,
     END,
     SPACE,

@@ -24,7 +24,7 @@ from dlm.federated.noise.blt import Blt, BltParameters
 from dlm.federated.noise.mechanism import GaussianMechanism
 from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
-from dlm.federated.report import PrivacyReport, build
+from dlm.federated.report.report import PrivacyReport, build
 from dlm.record.counts_file import WordCounts, write_counts
 from dlm.record.ledger import ParticipationLedger
 from dlm.record.provenance import Guarantee, Provenance, digest_of

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from dlm.errors import ConfigError, PrivacyError
-from dlm.federated import checklist
 from dlm.federated.keys import Key
-from dlm.federated.report import build, check_stage
-from dlm.federated.sampling import FixedGoalSampler, PoissonSampler
+from dlm.federated.report import checklist
+from dlm.federated.report.report import build, check_stage
+from dlm.federated.run.sampling import FixedGoalSampler, PoissonSampler
 from dlm.record.ledger import ParticipationLedger
 from dlm.record.provenance import Guarantee, Provenance, digest_of
 

@@ -14,9 +14,9 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError  # noqa: E402
-from dlm.federated import metrics, rnn  # noqa: E402
-from dlm.federated.presets import PRESETS, preset  # noqa: E402
-from dlm.federated.rnn import RnnConfig  # noqa: E402
+from dlm.federated.training import metrics, rnn  # noqa: E402
+from dlm.federated.training.presets import PRESETS, preset  # noqa: E402
+from dlm.federated.training.rnn import RnnConfig  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 

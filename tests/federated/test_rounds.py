@@ -17,17 +17,17 @@ optax = pytest.importorskip("optax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError, PrivacyError  # noqa: E402
-from dlm.federated import rnn  # noqa: E402
 from dlm.federated.account.zcdp import split_noise  # noqa: E402
-from dlm.federated.clip import LEAST_NORM, AdaptiveClip  # noqa: E402
-from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
-from dlm.federated.local import LocalConfig, UserWork, work_of  # noqa: E402
 from dlm.federated.noise import make_mechanism  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import discrete  # noqa: E402
-from dlm.federated.rnn import RnnConfig  # noqa: E402
-from dlm.federated.rounds import (  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
+from dlm.federated.training.clip import LEAST_NORM, AdaptiveClip  # noqa: E402
+from dlm.federated.training.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.training.local import LocalConfig, UserWork, work_of  # noqa: E402
+from dlm.federated.training.rnn import RnnConfig  # noqa: E402
+from dlm.federated.training.rounds import (  # noqa: E402
     FederatedAlgorithm,
     OptimizerConfig,
     ReleaseConfig,

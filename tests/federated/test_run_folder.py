@@ -12,8 +12,8 @@ import pytest
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.run_files import METRICS, check_history
-from dlm.federated.run_folder import RunBinding, RunFolder, RunState
+from dlm.federated.run.run_files import METRICS, check_history
+from dlm.federated.run.run_folder import RunBinding, RunFolder, RunState
 from dlm.record.ledger import ParticipationLedger
 
 BINDING = RunBinding({"rounds": 9}, {"users": "these"}, b"alpha\nbeta\n")

@@ -19,7 +19,7 @@ from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
 from dlm.federated.account.zcdp import rho_of, zcdp_epsilon
-from dlm.federated.report import PrivacyReport, build
+from dlm.federated.report.report import PrivacyReport, build
 from dlm.record.counts_file import REPORT_JSON
 from dlm.record.ledger import ParticipationLedger
 from dlm.record.provenance import Provenance

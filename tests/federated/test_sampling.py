@@ -10,7 +10,7 @@ import pytest
 
 from dlm.errors import ConfigError, PrivacyError, UnavailableError
 from dlm.federated.keys import Key
-from dlm.federated.sampling import (
+from dlm.federated.run.sampling import (
     DAY_S,
     AvailabilitySampler,
     Diurnal,

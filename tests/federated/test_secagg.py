@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.keys import Key
-from dlm.federated.secagg import (
+from dlm.federated.devices.encoding import (
     Encoding,
     SecureAggregator,
     hadamard,
     modular_sum,
     padded_dimension,
 )
+from dlm.federated.keys import Key
 
 KEY = Key.from_seed(31)
 

@@ -11,8 +11,8 @@ pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.sampling import Diurnal
-from dlm.federated.settings import REAL, TrainingSettings
+from dlm.federated.run.sampling import Diurnal
+from dlm.federated.training.settings import REAL, TrainingSettings
 
 FILE = """
 [run]

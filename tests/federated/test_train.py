@@ -21,20 +21,20 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 from dlm import checkpoint  # noqa: E402
 from dlm.checkpoint import CHECKPOINT  # noqa: E402
 from dlm.errors import ConfigError, FormatError, PrivacyError, TrainingDiverged  # noqa: E402
-from dlm.federated import grid, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.account.recheck import recheck  # noqa: E402
 from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
-from dlm.federated.engine import LocalEngine  # noqa: E402
+from dlm.federated.counting.unigrams import read_wordlist  # noqa: E402
+from dlm.federated.devices.encoding import SecureAggregator  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import DiscreteState  # noqa: E402
-from dlm.federated.run_files import LEDGER, METRICS, refuse_secrets_left  # noqa: E402
-from dlm.federated.run_folder import RunFolder  # noqa: E402
-from dlm.federated.secagg import SecureAggregator  # noqa: E402
-from dlm.federated.settings import TrainingSettings  # noqa: E402
-from dlm.federated.train import Training  # noqa: E402
-from dlm.federated.unigrams import read_wordlist  # noqa: E402
+from dlm.federated.run.run_files import LEDGER, METRICS, refuse_secrets_left  # noqa: E402
+from dlm.federated.run.run_folder import RunFolder  # noqa: E402
+from dlm.federated.training import grid, train  # noqa: E402
+from dlm.federated.training.engine import LocalEngine  # noqa: E402
+from dlm.federated.training.settings import TrainingSettings  # noqa: E402
+from dlm.federated.training.train import Training  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from dlm.federated.words import WordList  # noqa: E402
 from dlm.record import counts_file  # noqa: E402
@@ -583,7 +583,9 @@ def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
     """Others are refused, even where they have the stages of these and cut this text alike."""
-    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
+    pieces = pytest.importorskip(
+        "dlm.federated.pieces.inventory", reason="pip install -e '.[train]'"
+    )
     pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
     stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
     noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
@@ -700,7 +702,9 @@ def test_an_encoder_whose_record_is_lost_begins_no_run(
     stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
     noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
 
-    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
+    pieces = pytest.importorskip(
+        "dlm.federated.pieces.inventory", reason="pip install -e '.[train]'"
+    )
     pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
     counts = counts_file.WordCounts(("alp", "pal", "lap"), np.array([3.0, 2.0, 1.0]), noised)
     made = pieces.build_inventory(counts, len(WORDS) + 3)
@@ -1023,7 +1027,7 @@ def test_public_text_first_moves_the_model_and_costs_no_participation(
             models[name] = training.state.params
             network = training.model
             encode = training._encode
-    from dlm.federated import metrics
+    from dlm.federated.training import metrics
 
     text = [encode(["alpha", "beta", "gamma", "delta", "rho"])]
     found = {name: metrics.evaluate(p, network, text).perplexity for name, p in models.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.convergence import (
+from dlm.federated.counting.convergence import (
     Moments,
     new_word_rate,
     on_grid,
@@ -19,9 +19,8 @@ from dlm.federated.convergence import (
     z_between_rounds,
     z_statistic,
 )
-from dlm.federated.keys import Key
-from dlm.federated.unigram_settings import UnigramConfig
-from dlm.federated.unigrams import (
+from dlm.federated.counting.settings import UnigramConfig
+from dlm.federated.counting.unigrams import (
     NOISED_STEP_BITS,
     UserCounts,
     apply,
@@ -32,6 +31,7 @@ from dlm.federated.unigrams import (
     round_sum,
     seen_threshold,
 )
+from dlm.federated.keys import Key
 from dlm.federated.users import UserDataset
 from federated.corpus import WORDS, population, top_words
 

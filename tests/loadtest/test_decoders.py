@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cluster import ModelFiles
-from dlm.asr.lattice import Scales
 from dlm.asr.open import open_model
-from dlm.asr.rescore import PositionBatch, Search, rescore
-from dlm.asr.slf import read_slf
+from dlm.asr.rescoring.lattice import Scales
+from dlm.asr.rescoring.rescore import PositionBatch, Search, rescore
+from dlm.asr.rescoring.slf import read_slf
 from dlm.client import Client
 from dlm.errors import TextError
 from loadtest.traces.decoders import files_of, lattices_of, speech_of, transcripts_of

@@ -62,7 +62,7 @@ PUBLIC = 'public = "the tests"'
 # of dlm distill are kept after each block.
 DRIVER = """
 import functools, importlib, os, signal, sys
-from dlm.distill import work
+from dlm.distill.counts import work
 work.count_all.__kwdefaults__["saved_every_s"] = 0.0
 where, count, when, *arguments = sys.argv[1:]
 module, _, path = where.partition(":")

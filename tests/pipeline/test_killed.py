@@ -31,11 +31,11 @@ from pipeline.runs import (
 KILLED = [
     ("dlm.ngram.arpa.writer:ArpaWriter.section", 2, "after", 0),
     ("dlm.pipeline.journal:PipelineJournal.write", 2, "before", 0),  # estimated, and not noted
-    ("dlm.federated.collect:apply", 3, "before", 1),
-    ("dlm.federated.run_folder:RunFolder.remove", 1, "before", 1),  # counted, and not noted
-    ("dlm.federated.run_folder:RunFolder.save", 2, "after", 2),
-    ("dlm.federated.run_folder:RunFolder.remove_text", 1, "after", 2),  # trained, and not noted
-    ("dlm.distill.work:_save", 1, "before", 3),  # all sentences were counted, none kept
+    ("dlm.federated.counting.collect:apply", 3, "before", 1),
+    ("dlm.federated.run.run_folder:RunFolder.remove", 1, "before", 1),  # counted, and not noted
+    ("dlm.federated.run.run_folder:RunFolder.save", 2, "after", 2),
+    ("dlm.federated.run.run_folder:RunFolder.remove_text", 1, "after", 2),  # trained, and not noted
+    ("dlm.distill.counts.work:_save", 1, "before", 3),  # all sentences were counted, none kept
     ("dlm.estimate.prune:prune", 1, "after", 4),
     ("dlm.estimate.prune:measure", 1, "before", 5),
     ("dlm.index.making.shard_set:move", 1, "after", 6),

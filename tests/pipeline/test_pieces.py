@@ -16,7 +16,7 @@ pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 from typer.testing import CliRunner
 
 from dlm.cli.main import app
-from dlm.federated.pieces import Inventory
+from dlm.federated.pieces.inventory import Inventory
 from dlm.ngram.backoff import DictModel
 from dlm.record.counts_file import read_counts
 from dlm.record.provenance import Provenance, digest_of
@@ -34,7 +34,9 @@ def test_users_become_a_model_of_words_by_wordpieces(tmp_path: Path, dlm: Run) -
     config.write_text(
         config.read_text().replace("[federate.run]", f"[pieces]\nsize = {SIZE}\n[federate.run]")
     )
-    stopped = dlm(folder, "pipeline", "p.toml", killed=("dlm.distill.work:_save", 1, "after"))
+    stopped = dlm(
+        folder, "pipeline", "p.toml", killed=("dlm.distill.counts.work:_save", 1, "after")
+    )
     assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     assert "stage 3 of 8, pieces: make 16 wordpieces from the words of counts.tsv" in stopped.stderr
     assert done_stages(folder) == ["estimate", "unigrams", "pieces", "federate"]

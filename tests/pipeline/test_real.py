@@ -41,8 +41,8 @@ def real(tmp_path_factory: pytest.TempPathFactory, dlm: Run) -> Path:
     """A real run, which was killed while it counted, and again while it trained."""
     folder = people(tmp_path_factory.mktemp("real") / "run", seed="")
     for killed in (
-        ("dlm.federated.collect:apply", 2, "after"),
-        ("dlm.federated.train:Training._round", 2, "after"),
+        ("dlm.federated.counting.collect:apply", 2, "after"),
+        ("dlm.federated.training.train:Training._round", 2, "after"),
     ):
         stopped = dlm(folder, "pipeline", "p.toml", killed=killed)
         assert stopped.returncode == -signal.SIGKILL, stopped.stderr

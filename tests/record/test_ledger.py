@@ -16,7 +16,7 @@ import pytest
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.keys import Key
-from dlm.federated.sampling import FixedGoalSampler, PoissonSampler
+from dlm.federated.run.sampling import FixedGoalSampler, PoissonSampler
 from dlm.record.ledger import ParticipationLedger, _canonical
 
 

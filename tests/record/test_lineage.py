@@ -13,11 +13,11 @@ pytest.importorskip("scipy", reason="pip install -e '.[train]'")
 from dlm.federated.account.recheck import recheck
 from dlm.federated.account.records import compose_records
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
-from dlm.federated.collect import Collection
+from dlm.federated.counting.collect import Collection
+from dlm.federated.counting.settings import UnigramConfig
 from dlm.federated.keys import Key
-from dlm.federated.run_folder import RunFolder
-from dlm.federated.sampling import FixedGoalSampler
-from dlm.federated.unigram_settings import UnigramConfig
+from dlm.federated.run.run_folder import RunFolder
+from dlm.federated.run.sampling import FixedGoalSampler
 from dlm.record.lineage import shared_ledgers, stages_of
 from dlm.record.provenance import Guarantee, Provenance
 from federated.corpus import WORDS, population

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
+from dlm.asr.decoders.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import file_kernels, kernels
 from dlm.asr.kenlm.row_kernels import (
     CONTEXT_BYTES,

@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import DlmError, ProtocolError
-from dlm.federated import rnn
-from dlm.federated.checklist import REGISTERED, UNREGISTERED
-from dlm.federated.clip import Array
 from dlm.federated.devices import summing
+from dlm.federated.devices.encoding import SecureAggregator
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.participant import (
     LEFT_OUT,
@@ -31,10 +29,12 @@ from dlm.federated.devices.participant import (
 from dlm.federated.devices.primitives import Vector, is_signed
 from dlm.federated.devices.protocol import InputSegment, answer_content, least_threshold
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState
-from dlm.federated.engine import RoundSums
 from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig
-from dlm.federated.secagg import SecureAggregator
+from dlm.federated.report.checklist import REGISTERED, UNREGISTERED
+from dlm.federated.training import rnn
+from dlm.federated.training.clip import Array
+from dlm.federated.training.engine import RoundSums
+from dlm.federated.training.local import LocalConfig
 
 _TOLD = to_bytes(Request(LEFT_OUT, b""))  # the round goes on without the device's input
 # Bytes of an answer: its header at most, and what it holds for each device.

@@ -20,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import ConfigError, DlmError, PrivacyError, ProtocolError
-from dlm.federated import rnn
+from dlm.federated.counting.settings import UnigramConfig
+from dlm.federated.counting.unigrams import round_sum, step_bits, steps_per_count
 from dlm.federated.devices import device
 from dlm.federated.devices.clocks import Clock, Clocks
+from dlm.federated.devices.encoding import Encoding, SecureAggregator
 from dlm.federated.devices.messages import from_bytes, to_bytes
 from dlm.federated.devices.primitives import Draw, Signer, Vector
 from dlm.federated.devices.protocol import (
@@ -35,13 +37,11 @@ from dlm.federated.devices.protocol import (
     answer_content,
 )
 from dlm.federated.devices.settings import OwnerLimits
-from dlm.federated.engine import LocalEngine
 from dlm.federated.keys import Key
-from dlm.federated.local import LocalConfig, UserWork, work_of
-from dlm.federated.secagg import Encoding, SecureAggregator
 from dlm.federated.tokens import FIRST_WORD_ID, Ids, check_ids
-from dlm.federated.unigram_settings import UnigramConfig
-from dlm.federated.unigrams import round_sum, step_bits, steps_per_count
+from dlm.federated.training import rnn
+from dlm.federated.training.engine import LocalEngine
+from dlm.federated.training.local import LocalConfig, UserWork, work_of
 from dlm.federated.users import TOKENIZERS, tokens_of
 from dlm.federated.words import RunVocabulary
 from dlm.logs import EventLog

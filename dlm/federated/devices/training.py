@@ -13,8 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, UnavailableError
-from dlm.federated.collect import Collection
-from dlm.federated.count_unigrams import key_of
+from dlm.federated.counting.collect import Collection
+from dlm.federated.counting.count_unigrams import key_of
+from dlm.federated.counting.settings import CollectionSettings
+from dlm.federated.counting.unigrams import Floats, RoundMetrics, steps_per_count
+from dlm.federated.devices.encoding import SecureAggregator
 from dlm.federated.devices.engine import (
     DeviceCohort,
     DeviceRounds,
@@ -26,16 +29,13 @@ from dlm.federated.devices.fleet import Fleet
 from dlm.federated.devices.participant import counts_segment
 from dlm.federated.devices.protocol import least_threshold
 from dlm.federated.devices.settings import LEAST_DEVICES, MOST_DEVICES, ServerSettings
-from dlm.federated.engine import Aggregator, Engine
 from dlm.federated.keys import Key
-from dlm.federated.run import Done, FederatedRun
-from dlm.federated.run_folder import RunFolder
-from dlm.federated.sampling import AvailabilitySampler, Sampler, Users, check_population
-from dlm.federated.secagg import SecureAggregator
-from dlm.federated.settings import TrainingSettings
-from dlm.federated.train import RoundReport, Training
-from dlm.federated.unigram_settings import CollectionSettings
-from dlm.federated.unigrams import Floats, RoundMetrics, steps_per_count
+from dlm.federated.run.run import Done, FederatedRun
+from dlm.federated.run.run_folder import RunFolder
+from dlm.federated.run.sampling import AvailabilitySampler, Sampler, Users, check_population
+from dlm.federated.training.engine import Aggregator, Engine
+from dlm.federated.training.settings import TrainingSettings
+from dlm.federated.training.train import RoundReport, Training
 from dlm.federated.words import WordList
 from dlm.record.provenance import Provenance
 

@@ -16,9 +16,11 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
-from dlm.federated import rnn  # noqa: E402
+from dlm.federated.counting.settings import UnigramConfig  # noqa: E402
+from dlm.federated.counting.unigrams import steps_per_count  # noqa: E402
 from dlm.federated.devices import summing  # noqa: E402
 from dlm.federated.devices.clocks import Clocks  # noqa: E402
+from dlm.federated.devices.encoding import SecureAggregator  # noqa: E402
 from dlm.federated.devices.engine import (  # noqa: E402
     DeviceCohort,
     DeviceRounds,
@@ -41,10 +43,8 @@ from dlm.federated.devices.protocol import MaskedInput, SharesDelivery  # noqa: 
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.summing import RoundAbandoned, Step, SummingState  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
-from dlm.federated.local import LocalConfig  # noqa: E402
-from dlm.federated.secagg import SecureAggregator  # noqa: E402
-from dlm.federated.unigram_settings import UnigramConfig  # noqa: E402
-from dlm.federated.unigrams import steps_per_count  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
+from dlm.federated.training.local import LocalConfig  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 from federated.devices.toy_device import rounding, signer_of  # noqa: E402
 

@@ -17,8 +17,8 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
-from dlm.federated import rnn  # noqa: E402
 from dlm.federated.devices.clocks import Clocks  # noqa: E402
+from dlm.federated.devices.encoding import SecureAggregator  # noqa: E402
 from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, Network, RoundOutcome  # noqa: E402
 from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
 from dlm.federated.devices.participant import (  # noqa: E402
@@ -31,11 +31,11 @@ from dlm.federated.devices.participant import (  # noqa: E402
 )
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.sockets import LocalSockets, socket_of  # noqa: E402
-from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
-from dlm.federated.local import LocalConfig, work_of  # noqa: E402
-from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.tokens import Ids  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
+from dlm.federated.training.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.training.local import LocalConfig, work_of  # noqa: E402
 from federated.devices.toy_device import (  # noqa: E402
     DEVICES,
     VOCABULARY,

@@ -17,12 +17,12 @@ pytest.importorskip("flwr", reason="pip install -e '.[flower]'")
 
 from certificates import Authority  # noqa: E402
 from cluster import WAIT_S, free_ports, until  # noqa: E402
-from dlm.federated import rnn  # noqa: E402
 from dlm.federated.devices.engine import RoundOutcome  # noqa: E402
 from dlm.federated.devices.flower import SILENT, FlowerNodes, flower_nodes  # noqa: E402
 from dlm.federated.devices.messages import from_bytes  # noqa: E402
 from dlm.federated.devices.participant import Request  # noqa: E402
 from dlm.federated.devices.sockets import DeviceSocket, socket_of  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
 from federated.devices.test_engine import (  # noqa: E402
     DEVICES,
     KEY,

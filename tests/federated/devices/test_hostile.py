@@ -17,7 +17,6 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ProtocolError  # noqa: E402
-from dlm.federated import rnn  # noqa: E402
 from dlm.federated.devices.clocks import Clocks  # noqa: E402
 from dlm.federated.devices.engine import DeviceCohort, DevicesEngine, RoundOutcome  # noqa: E402
 from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
@@ -25,6 +24,7 @@ from dlm.federated.devices.participant import DeviceAnswer, Participant, Request
 from dlm.federated.devices.protocol import MaskedInput, Shares  # noqa: E402
 from dlm.federated.devices.settings import OwnerLimits  # noqa: E402
 from dlm.federated.devices.sockets import DeviceSocket, LocalSockets, socket_of  # noqa: E402
+from dlm.federated.training import rnn  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
 from federated.devices.test_engine import KEY, LOCAL, MODEL, aggregator, plain_sum, same  # noqa: E402
 from federated.devices.toy_device import DEVICES, order, rounding, signer_of, text_of  # noqa: E402

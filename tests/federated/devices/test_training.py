@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.errors import UnavailableError
+from dlm.federated.counting.settings import CollectionSettings
 from dlm.federated.devices import training
 from dlm.federated.devices.clocks import Clocks
 from dlm.federated.devices.fleet import Fleet
@@ -20,9 +21,8 @@ from dlm.federated.devices.participant import DeviceAnswer, Participant, Request
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.federated.devices.training import CheckedIn, DeviceCollection, DeviceTraining
 from dlm.federated.keys import Key
-from dlm.federated.run_folder import RunFolder
-from dlm.federated.settings import TrainingSettings
-from dlm.federated.unigram_settings import CollectionSettings
+from dlm.federated.run.run_folder import RunFolder
+from dlm.federated.training.settings import TrainingSettings
 from federated.compiling import quickly
 from federated.devices.toy_device import DEVICES, VOCABULARY, rounding, signer_of, text_of
 

@@ -1,0 +1,1 @@
+"""Language models for decoders of others, and a beam search over letters."""

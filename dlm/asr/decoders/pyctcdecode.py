@@ -1,0 +1,308 @@
+"""A language model for pyctcdecode, and a decoder that queries it once per frame.
+
+pyctcdecode asks for one word at a time. `DlmDecoder` fetches the new contexts of all beams of a
+frame together; then every word is answered locally. Its beam search is compiled (`letter_search`);
+pyctcdecode's own goes on where labels are word pieces, or its own hotwords are given.
+
+pyctcdecode declares numpy below 2 and dlm needs 2 or later, but it works with both:
+`pip install --no-deps pyctcdecode`, and `pip install pygtrie`. Release 0.5.0, whose beams are
+tuples, works, and so do those whose beams are objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.decoders.contexts import MAX_WORDS, Contexts, Counts
+from dlm.asr.decoders.letter_search import LetterLabels, LetterSearch, LetterTrie, Word
+from dlm.asr.decoders.word_ids import check_known, check_utterance
+from dlm.client import State, Utterance
+from dlm.errors import ConfigError, ModelMismatch, QueryError
+from dlm.extras import needed
+from dlm.ngram.vocab import UNK_ID, as_text
+from dlm.units import LN_10
+
+try:
+    from pyctcdecode import language_model
+    from pyctcdecode.alphabet import Alphabet
+    from pyctcdecode.constants import (
+        AVG_TOKEN_LEN,
+        DEFAULT_ALPHA,
+        DEFAULT_BETA,
+        DEFAULT_SCORE_LM_BOUNDARY,
+        DEFAULT_UNK_LOGP_OFFSET,
+        LOG_BASE_CHANGE_FACTOR,
+    )
+    from pyctcdecode.decoder import EMPTY_START_BEAM, BeamSearchDecoderCTC
+    from pyctcdecode.language_model import LanguageModel
+    from pygtrie import CharTrie
+except ModuleNotFoundError as exc:
+    raise needed(exc, ["--no-deps", "pyctcdecode", "pygtrie"]) from exc
+
+__all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
+
+
+# What pyctcdecode 0.5.0 passes to the search.
+_ARGUMENTS = {
+    *("beam_width", "beam_prune_logp", "token_min_logp", "prune_history", "hotword_scorer"),
+    "lm_start_state",
+}
+
+
+class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ignore[misc]
+    """A dlm state for pyctcdecode, and the node of its phrases; it can be pickled."""
+
+    def __init__(self, state: State, node: int = 0, phrases: str = "") -> None:
+        self.state, self.node = state, node
+        self.phrases = phrases  # their digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DlmState) and self.state == other.state and self.node == other.node
+
+    def __hash__(self) -> int:
+        return hash((self.state, self.node))
+
+    def get_mp_safe_state(self) -> DlmState:
+        return self
+
+
+class _Known:
+    """What pyctcdecode needs from a KenLM model besides scores."""
+
+    def __init__(self, utterance: Utterance) -> None:
+        phrases = utterance.phrases
+        # pyctcdecode drops beams that differ only in words before the last `order` - 1.
+        self.order = max(utterance.order, 0 if phrases is None else phrases.phrases.longest)
+        self._ids = utterance.vocabulary.ids
+        self._new = {} if phrases is None else phrases.new
+
+    def __contains__(self, word: str) -> bool:
+        key = word.encode("utf-8", "surrogateescape")
+        return self._ids.get(key, UNK_ID) != UNK_ID or key in self._new
+
+    def id_of(self, word: str) -> int:
+        return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID)
+
+
+class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
+    """A model behind an utterance as pyctcdecode's `LanguageModel`, with the same settings.
+
+    Args
+        utterance  of a `Client`, or of `Client.local`. The bonuses of its phrases are added to the
+                   score, outside of `alpha`; `unk_score_offset` is not added to their words
+        unigrams   the words that may be said, besides those of phrases; default: all words of the
+                   model
+        alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
+        max_words  stored words to keep in memory, 11 bytes each
+    Raises
+        QueryError, ConfigError  see `word_ids`
+        QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
+            `ClientConfig(bigram_fallback=True)` server failures raise nothing
+    """
+
+    def __init__(
+        self,
+        utterance: Utterance,
+        unigrams: Collection[str] | None = None,
+        alpha: float = DEFAULT_ALPHA,
+        beta: float = DEFAULT_BETA,
+        unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+        score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
+        *,
+        max_words: int = MAX_WORDS,
+    ) -> None:
+        check_utterance(utterance)
+        vocabulary = utterance.vocabulary
+        if isinstance(unigrams, (str, bytes)):
+            raise QueryError("unigrams is a string; expected a collection of words")
+        check_known(unigrams or (), utterance)
+        if unigrams is None:
+            unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
+        self.phrases = utterance.phrases
+        if self.phrases is not None:
+            unigrams = [*unigrams, *map(as_text, self.phrases.phrases.words)]
+        self._digest = "" if self.phrases is None else self.phrases.phrases.digest
+        self._known = _Known(utterance)
+        # As the base class does, but for its trie of letters, which takes most of the time.
+        self._kenlm_model = self._known
+        self._unigram_set = language_model._prepare_unigram_set(unigrams, self._known)
+        self.alpha, self.beta, self.unk_score_offset = alpha, beta, unk_score_offset
+        self.score_boundary = score_boundary
+        self.long_word, self.log_base = AVG_TOKEN_LEN, LOG_BASE_CHANGE_FACTOR
+        # Whatever was said of a phrase, the model's contexts are the same.
+        self._utterance = utterance if self.phrases is None else utterance.without_phrases()
+        self._end_id = vocabulary.end_id
+        self.contexts = Contexts(self._utterance, max_words)
+
+    @property
+    def counts(self) -> Counts:
+        return self.contexts.counts
+
+    @cached_property
+    def _char_trie(self) -> CharTrie:
+        """For pyctcdecode's own search."""
+        return CharTrie.fromkeys(self._unigram_set)
+
+    @cached_property
+    def trie(self) -> LetterTrie:
+        """Of the words that may be said, for `LetterSearch`."""
+        return LetterTrie(sorted(self._unigram_set))
+
+    def word(self, text: str) -> Word:
+        """What `LetterSearch` must know of a word."""
+        known = text in (self._unigram_set or self._known)
+        phrases = self.phrases
+        symbol = 0 if phrases is None else int(phrases.symbols[phrases.id_of(text)])
+        return self._known.id_of(text), known, symbol
+
+    def get_start_state(self) -> DlmState:
+        self.contexts.begin_sentence()
+        begin = self._utterance.begin if self.score_boundary else self._utterance.null
+        return DlmState(begin(), 0, self._digest)
+
+    def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
+        """Fetches what `score` will need for these states and words, in one message per shard,
+        or in two if the sentence end is scored after them."""
+        pairs = [(state.state, word) for state, word in asked]
+        if not pairs:
+            return
+        contexts = self.contexts.get_all([state for state, _ in pairs])
+        if is_last_word and self.score_boundary:
+            ids = [self._known.id_of(word) for _, word in pairs]
+            after = [context.score(i)[1] for context, i in zip(contexts, ids, strict=True)]
+            self.contexts.get_all(after)
+
+    def score(
+        self, prev_state: DlmState, word: str, is_last_word: bool = False
+    ) -> tuple[float, DlmState]:
+        """The weighted score of a word, and the state after it, not counting the sentence end."""
+        self.contexts.counts.queries += 1
+        context = self.contexts.get(prev_state.state)
+        log10_prob, after = context.score(self._known.id_of(word))
+        if (self._unigram_set and word not in self._unigram_set) or word not in self._known:
+            log10_prob += self.unk_score_offset
+        if is_last_word and self.score_boundary:
+            log10_prob += self.contexts.get(after).score(self._end_id)[0]
+        total = self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta
+        if self.phrases is None:
+            return total, DlmState(after)
+        node, bonus = self.phrases.step(prev_state.node, self.phrases.id_of(word))
+        if is_last_word:  # which gives shares back: whatever follows begins its phrases anew
+            bonus, node = bonus + float(self.phrases.finish(node)), 0
+        return total + LN_10 * bonus, DlmState(after, node, prev_state.phrases)
+
+    def check(self, state: object) -> None:
+        """Raises `QueryError`, or `ModelMismatch` for a state of another model or other phrases."""
+        if not isinstance(state, DlmState):
+            raise QueryError(
+                f"lm_start_state is of type {type(state).__name__}; expected the state that "
+                "decode_beams returned with a hypothesis"
+            )
+        self._utterance.states([state.state])
+        if state.phrases != self._digest:
+            raise ModelMismatch(
+                "lm_start_state is of an utterance with other phrases; give both the same"
+            )
+
+    def save_to_dir(self, filepath: str) -> None:
+        _refuse_saving(filepath)
+
+
+class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
+    """pyctcdecode's decoder, fetching for all beams of a frame together; same results."""
+
+    def save_to_dir(self, filepath: str) -> None:
+        _refuse_saving(filepath)
+
+    def _decode_logits(self, logits: NDArray[Any], *others: Any, **given: Any) -> list[Any]:
+        model, labels = self._language_model, self._labels
+        start = given.get("lm_start_state")
+        if start is not None and isinstance(model, DlmLanguageModel):
+            model.check(start)
+        if (
+            labels is None
+            or type(model) is not DlmLanguageModel
+            or others
+            or set(given) != _ARGUMENTS
+            or given["beam_width"] < 1
+            or len(given["hotword_scorer"]._char_trie)
+            or logits.dtype not in (np.float32, np.float64)
+            or not np.isfinite(logits).all()
+        ):
+            found: list[Any] = super()._decode_logits(logits, *others, **given)
+            return found
+        search = LetterSearch(model, labels, model.get_start_state() if start is None else start)
+        return search.run(
+            logits,
+            given["beam_width"],
+            given["beam_prune_logp"],
+            given["token_min_logp"],
+            given["prune_history"],
+        )
+
+    @cached_property
+    def _labels(self) -> LetterLabels | None:
+        """None where labels are not letters of words, or beams not those of 0.5.0."""
+        if self._is_bpe or not isinstance(EMPTY_START_BEAM, tuple):
+            return None
+        return LetterLabels.of(self._alphabet.labels)
+
+    def _get_lm_beams(
+        self,
+        beams: list[Any],
+        hotword_scorer: Any,
+        cached_lm_scores: dict[tuple[str, bool], Any],
+        cached_partial_token_scores: dict[str, float],
+        is_eos: bool = False,
+    ) -> list[Any]:
+        model = self._language_model
+        if isinstance(model, DlmLanguageModel):
+            model.fetch(_unscored(beams, cached_lm_scores, is_eos), is_eos)
+        found: list[Any] = super()._get_lm_beams(
+            beams, hotword_scorer, cached_lm_scores, cached_partial_token_scores, is_eos
+        )
+        return found
+
+
+def _refuse_saving(folder: str) -> NoReturn:
+    raise ConfigError(
+        f"{folder}: a decoder whose model is on servers cannot be saved; create it with "
+        "build_decoder wherever you need it"
+    )
+
+
+def _unscored(
+    beams: Iterable[Any], cached: Mapping[tuple[str, bool], Any], is_eos: bool
+) -> list[tuple[DlmState, str]]:
+    """State and word of each beam whose text has no score yet."""
+    found: dict[str, tuple[DlmState, str]] = {}
+    for beam in beams:
+        text, word = beam[:2] if isinstance(beam, tuple) else (beam.text, beam.next_word)
+        if not (word or is_eos):
+            continue  # most beams: no word has ended, so the text already has its score
+        merged = f"{text} {word}" if text and word else text or word
+        if (merged, is_eos) not in cached:
+            found.setdefault(merged, (cached[text, False][2], word))  # the first is asked
+    return list(found.values())
+
+
+def build_decoder(
+    labels: Sequence[str],
+    utterance: Utterance,
+    unigrams: Collection[str] | None = None,
+    alpha: float = DEFAULT_ALPHA,
+    beta: float = DEFAULT_BETA,
+    unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+    lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
+) -> DlmDecoder:
+    """Like pyctcdecode's `build_ctcdecoder`, with an utterance instead of a model's path.
+
+    Args  labels  of the acoustic model's outputs, with an empty string for the blank
+    """
+    model = DlmLanguageModel(utterance, unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
+    return DlmDecoder(Alphabet.build_alphabet(list(labels)), model)

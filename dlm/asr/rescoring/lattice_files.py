@@ -1,0 +1,186 @@
+"""Files of lattices and n-best lists: detects their format, reads them and writes results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dlm.asr.lines import finite, read_lines, recovered, whole
+from dlm.asr.rescoring.kaldi import SymbolTable, kaldi_text, read_kaldi
+from dlm.asr.rescoring.lattice import NON_WORDS, Lattice
+from dlm.asr.rescoring.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
+from dlm.asr.rescoring.slf import read_slf, slf_text
+from dlm.client.api.splitting import SPACES, split_text
+from dlm.errors import ConfigError, LatticeError
+from dlm.files import Replacement, naming, write_whole
+from dlm.ngram.vocab import as_bytes
+
+SLF, KALDI, NBEST = "slf", "kaldi", "nbest"
+FORMATS = (SLF, KALDI, NBEST)
+_HEAD_LINES = 20
+
+
+@dataclass(frozen=True)
+class LatticeFiles:
+    """Files of one format; `table` is for Kaldi lattices whose labels are numbers."""
+
+    paths: Sequence[Path]
+    format: str
+    table: SymbolTable | None = None
+    non_words: Collection[str] = ()
+
+    @classmethod
+    def find(
+        cls,
+        path: Path,
+        format_: str | None = None,
+        table: SymbolTable | None = None,
+        non_words: Collection[str] = (),
+    ) -> LatticeFiles:
+        """The file at `path`, or all files of a folder, sorted by name; the format is detected.
+
+        Raises  ConfigError  no file, or an unknown format;  LatticeError  the first file has none
+        """
+        if format_ not in (None, *FORMATS):
+            raise ConfigError(f"unknown format {format_!r}; expected one of {', '.join(FORMATS)}")
+        if path.is_dir():
+            paths = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
+            if not paths:
+                raise ConfigError(f"{path} is a folder without files; expected lattices")
+        else:
+            paths = [path]
+            if str(path) != "-" and not path.exists():
+                raise ConfigError(f"no such file or folder: {path}; expected lattices")
+        if format_ is None:
+            if str(path) == "-":
+                raise ConfigError("standard input can only be read once; give --format")
+            format_ = _format_of(paths[0])
+        return cls(paths, format_, table, non_words)
+
+    def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
+        """Every utterance, in the order of the files.
+
+        Args    skip  called with the error of each malformed utterance, which is then left out
+        Raises  LatticeError, OSError, ConfigError, see the readers
+        """
+        non_words = {*NON_WORDS, *self.non_words}
+        for path in self.paths:
+            if self.format == SLF:
+                yield from recovered(partial(read_slf, path, non_words=non_words), skip)
+            elif self.format == KALDI:
+                yield from read_kaldi(path, self.table, non_words=non_words, skip=skip)
+            else:
+                yield from read_nbest(path, skip=skip)
+
+
+def _format_of(path: Path) -> str:
+    lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip(SPACES)]
+    if lines and lines[0].lstrip(SPACES)[0] == "{":
+        return NBEST
+    if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
+        return SLF
+    if not lines:
+        raise LatticeError("the file is empty; expected lattices or n-best lists", path=str(path))
+    fields = [split_text(line) for line in lines[:2]]
+    if (
+        len(fields) == 2
+        and len(fields[0]) == 1
+        and all(whole(f) is not None for f in fields[1][:1])
+    ):
+        return KALDI
+    if fields and len(fields[0]) > 2 and None not in map(finite, fields[0][1:3]):
+        return NBEST
+    raise LatticeError(
+        "the file is not an SLF lattice, a Kaldi text lattice or an n-best list (JSON lines, or "
+        "ID ACOUSTIC LM WORDS...). Convert binary Kaldi lattices with `lattice-copy ark:F ark,t:F`",
+        path=str(path),
+    )
+
+
+class FileWriter:
+    """Writes all results to one file, which appears when it is complete, or not at all.
+
+    Args  path  n-best lists are JSON lines if it ends in .jsonl or .json, else text
+          table  for Kaldi lattices whose labels are numbers
+    """
+
+    def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
+        self._format, self._table = format_, table
+        self._json = path.suffix in (".jsonl", ".json")
+        self._replacement = Replacement(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._replacement.commit()
+        finally:
+            self._replacement.discard()
+
+    def write(self, found: Hypotheses, remark: str = "") -> None:
+        if isinstance(found, NbestList):
+            text = nbest_json(found) if self._json else nbest_text(found)
+        elif self._format == KALDI:
+            text = kaldi_text(found, self._table)
+        else:
+            text = slf_text(found, remark)
+        with naming(self._replacement.path):
+            self._replacement.file.write(as_bytes(text))
+
+
+class FolderWriter:
+    """Writes one SLF file per lattice; each appears when it is complete.
+
+    Args    resume  skip utterances that already have a file; otherwise the folder must have none
+    Raises  ConfigError  it already has files
+    """
+
+    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file; expected a folder for one file per lattice")
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} already has files; give another folder, or --resume to skip what is done"
+            )
+        self._folder = folder
+        self._written: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def has(self, name: str) -> bool:
+        return name not in self._written and self._path(name).exists()
+
+    def write(self, found: Hypotheses, remark: str = "") -> None:
+        """Writes an utterance's file, with `remark` as a comment; ConfigError if there is one."""
+        assert isinstance(found, Lattice)
+        if found.id in self._written:
+            raise ConfigError(
+                f"utterance {found.id!r} appears twice, but each needs its own file; rename one"
+            )
+        self._written.add(found.id)
+        write_whole(self._path(found.id), as_bytes(slf_text(found, remark)))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.slf"

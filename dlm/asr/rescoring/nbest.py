@@ -1,0 +1,191 @@
+"""N-best lists: the likeliest sentences of an utterance, with scores; JSON lines or text.
+
+JSON has one utterance per line; a missing score is 0:
+
+    {"id": "a1", "hyps": [{"words": "the man", "acoustic": -12.5, "lm": -7.25}]}
+
+Text has one hypothesis per line, with those of an utterance together:
+
+    a1 -12.5 -7.25 the man
+
+Scores are natural logarithms, not scaled; higher is better. Words are split as those of the model
+are: at spaces, tabs and line ends, not at other spaces of Unicode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dlm.asr.lines import finite, read_lines, recovered
+from dlm.asr.rescoring.lattice import Lattice, LatticeDraft, OraclePath, Scales
+from dlm.client.api.splitting import SPACES, split_text
+from dlm.errors import ConfigError, LatticeError
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A hypothesis for an utterance; `acoustic` and `lm` are natural logarithms, not scaled."""
+
+    words: tuple[str, ...] = field(repr=False)  # what was said is not for logs
+    acoustic: float = 0.0
+    lm: float = 0.0
+
+    def total(self, scales: Scales) -> float:
+        return (
+            scales.acoustic * self.acoustic
+            + scales.lm * self.lm
+            + scales.word_penalty * len(self.words)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NbestList:
+    """The hypotheses of an utterance, best first.
+
+    bigram_fallback  scores from shorter n-grams, since no shard answered in time
+    local_fallback   scores from the local fallback, since servers failed
+    scales   how scores are combined
+    """
+
+    id: str
+    hypotheses: tuple[Hypothesis, ...]
+    bigram_fallback: int = 0
+    local_fallback: int = 0
+    scales: Scales = field(default_factory=Scales)
+
+    def lattice(self) -> Lattice:
+        draft, node = LatticeDraft(self.id, non_words=("",)), 1
+        for one in self.hypotheses:
+            at = 0
+            for word in one.words:
+                node += 1
+                draft.arc(at, node, word)
+                at = node
+            draft.arc(at, 1, "", one.acoustic, one.lm)
+        return draft.finish(0, 1)
+
+    def oracle(self, reference: Sequence[str]) -> OraclePath:
+        return self.lattice().oracle(reference)
+
+
+# The hypotheses for an utterance, in either form.
+Hypotheses: TypeAlias = Lattice | NbestList
+
+
+def read_nbest(
+    path: Path | str, *, skip: Callable[[LatticeError], None] | None = None
+) -> Iterator[NbestList]:
+    """The lists in a file: JSON lines if its first line begins with `{`, else text.
+
+    Args    path  plain or compressed; `-` is standard input
+            skip  called with the error of each malformed list, which is then left out
+    Raises  OSError, LatticeError
+    """
+    lines = ((number, text) for number, text in read_lines(path) if text.strip(SPACES))
+    for first in lines:
+        every = chain([first], lines)
+        if first[1].lstrip(SPACES)[0] == "{":
+            for number, text in every:
+                yield from recovered(partial(_json_list, number, text, str(path)), skip)
+        else:
+            seen: set[str] = set()
+            for name, some in groupby(every, key=lambda line: split_text(line[1])[0]):
+                rows = list(some)
+                yield from recovered(partial(_text_list, name, rows, str(path), seen), skip)
+
+
+def _json_list(number: int, text: str, path: str) -> NbestList:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise LatticeError(f"not JSON ({exc})", path=path, line=number) from exc
+    try:
+        return _list_of(found)
+    except LatticeError as exc:
+        raise LatticeError(str(exc), path=path, line=number) from None
+
+
+def _list_of(found: Any) -> NbestList:
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
+        raise LatticeError('found no id; expected an object {"id": "...", "hyps": [...]}')
+    name, hyps = found["id"], found.get("hyps")
+    if not isinstance(hyps, list) or not hyps:
+        raise LatticeError(f"utterance {name!r} has no list of hypotheses; expected hyps: [...]")
+    return NbestList(
+        name, tuple(_hypothesis(one, f"hyps[{at}] of {name!r}") for at, one in enumerate(hyps))
+    )
+
+
+def _hypothesis(found: Any, where: str) -> Hypothesis:
+    if not isinstance(found, dict) or not isinstance(found.get("words"), str):
+        raise LatticeError(
+            f'{where} is not a hypothesis; expected {{"words": "...", "acoustic": 0}}'
+        )
+    scores = []
+    for name in ("acoustic", "lm"):
+        value = found.get(name, 0.0)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or finite(str(value)) is None
+        ):
+            raise LatticeError(
+                f"{name} of {where} is {str(value)[:60]!r}; expected a finite number"
+            )
+        scores.append(float(value))
+    return Hypothesis(tuple(split_text(found["words"])), *scores)
+
+
+def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]) -> NbestList:
+    if name in seen:
+        raise LatticeError(
+            f"utterance {name!r} appears again; expected all of its lines together",
+            path=path,
+            line=rows[0][0],
+        )
+    seen.add(name)
+    hypotheses = []
+    for number, text in rows:
+        fields = split_text(text)[1:]
+        acoustic, lm = [*map(finite, fields[:2]), None, None][:2]
+        if acoustic is None or lm is None:
+            raise LatticeError(
+                "the id is not followed by two finite scores; expected ID ACOUSTIC LM WORDS...",
+                path=path,
+                line=number,
+            )
+        hypotheses.append(Hypothesis(tuple(fields[2:]), acoustic, lm))
+    return NbestList(name, tuple(hypotheses))
+
+
+def nbest_json(found: NbestList) -> str:
+    facts: dict[str, Any] = {"id": found.id}
+    facts |= {
+        name: n
+        for name, n in (
+            ("bigram_fallback", found.bigram_fallback),
+            ("local_fallback", found.local_fallback),
+        )
+        if n
+    }
+    facts["hyps"] = [
+        {"words": " ".join(one.words), "acoustic": one.acoustic, "lm": one.lm}
+        for one in found.hypotheses
+    ]
+    return json.dumps(facts) + "\n"
+
+
+def nbest_text(found: NbestList) -> str:
+    """The list as lines of text; ConfigError if the id has a space."""
+    if split_text(found.id) != [found.id]:
+        raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a .jsonl file")
+    return "".join(
+        " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"
+        for one in found.hypotheses
+    )

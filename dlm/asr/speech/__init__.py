@@ -1,0 +1,1 @@
+"""From audio to words, and how many of them are right."""

@@ -1,0 +1,1 @@
+"""How often a source is expected to say each n-gram."""

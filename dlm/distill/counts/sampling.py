@@ -1,0 +1,106 @@
+"""Which sentences are counted, drawn ones or those of a text, in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.counts import work
+from dlm.errors import ConfigError
+from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.wordtable import WordTable
+
+# Sentences of a block: those that are drawn word by word or walked, and those that are given, which
+# are sorted by length and followed together.
+DRAWN, GIVEN = 20_000, 1024
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """Text whose histories are visited instead of sampled ones; `sha256` is of its content.
+
+    `blocks` has one sentence per line, joined by line feeds; every call returns the same. `record`
+    is the line of its privacy record, stored with its counts; "" without one.
+    """
+
+    name: str
+    sha256: str
+    blocks: Callable[[], Iterable[bytes]]
+    record: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which sentences are counted.
+
+    Fields
+        samples  sentences to draw, over all parts; 0 with `text`
+        seed     the same seed gives the same sentences
+        part     (i, n): part i of n, from 1, each counted by one worker
+        text     instead of samples
+    """
+
+    samples: int = 0
+    seed: int = 0
+    part: tuple[int, int] = (1, 1)
+    text: GivenText | None = None
+
+    def __post_init__(self) -> None:
+        place, parts = self.part
+        if not 1 <= place <= parts:
+            most = max(parts, 1)
+            raise ConfigError(f"part {place}/{parts}; expected 1/{most} to {most}/{most}")
+        if self.text is not None:
+            if self.samples:
+                raise ConfigError("both samples and a text were given; give only one")
+        elif self.own_samples < 1:
+            raise ConfigError(
+                f"{self.samples} samples; expected at least 1 per part, of {self.part[1]}"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed}; expected 0 or more")
+
+    @property
+    def own_samples(self) -> int:
+        place, parts = self.part
+        return self.samples // parts + (place <= self.samples % parts)
+
+    def drawn(self, most: int | None = None) -> Iterator[tuple[int, np.random.SeedSequence]]:
+        """How many sentences each block of drawn ones has, and its own seed; `most` is `DRAWN`
+        unless given."""
+        size = most or DRAWN
+        for number, first in enumerate(range(0, self.own_samples, size)):
+            seed = np.random.SeedSequence([self.seed, *self.part, number])
+            yield min(size, self.own_samples - first), seed
+
+    def given(self, vocabulary: Vocabulary) -> Iterator[list[NDArray[np.uint32]]]:
+        """The sentences of the text as ids, by block; a part takes every n-th block. Words outside
+        the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out."""
+        assert self.text is not None
+        rest = _lines(self.text, vocabulary)
+        blocks = iter(lambda: list(islice(rest, GIVEN)), [])
+        return islice(blocks, self.part[0] - 1, None, self.part[1])
+
+    def settings(self) -> dict[str, Any]:
+        """As `work` stores them: what all parts share, and what is this part's own."""
+        place, parts = self.part
+        if self.text is not None:
+            record = {"text_record": self.text.record} if self.text.record else {}
+            own = {"text": self.text.sha256, "parts": parts, work.SHARE: {"part": place}}
+            return own | record
+        share = {"seed": self.seed, "part": f"{place}/{parts}", "samples": self.own_samples}
+        return {work.SHARE: share}
+
+
+def _lines(text: GivenText, vocabulary: Vocabulary) -> Iterator[NDArray[np.uint32]]:
+    table = WordTable.from_vocabulary(vocabulary)
+    for block in text.blocks():
+        ids, begins = table.ids_of_text(block)
+        for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
+            line = ids[begin:end]
+            yield line[(line != vocabulary.begin_id) & (line != vocabulary.end_id)]

@@ -1,0 +1,1 @@
+"""The nearest model to counts, on n-grams that are given or inferred."""

@@ -1,0 +1,74 @@
+"""Merges models by their counts: the nearest model to a mixture of whole sentences, each from model
+k with probability weight k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dlm.distill.counts.count import NgramCounts
+from dlm.distill.fitting.fit import FitResult, fit
+from dlm.distill.fitting.topology import closed, restricted, united
+from dlm.distill.sources.backoff import BackoffSource, exact_counts
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.estimate.merge import check_weights, unite
+
+
+def mixed_counts(
+    counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
+) -> NgramCounts:
+    """Expected counts of a sentence of a mixture; ConfigError for invalid weights.
+
+    Args
+        counts     of each source, on one topology
+        weights    of the sources: at least 0, of sum 1
+        sentences  how many each of `counts` covers (sampled sentences); 1 each by default, as from
+                   `backoff.exact_counts`
+    """
+    shares = check_weights(weights, len(counts)).tolist()
+    said = list(sentences) or [1.0] * len(counts)
+    if len(said) != len(counts) or not all(number > 0 for number in said):
+        raise ConfigError(
+            f"sentences {said}; expected a number above 0 for each of the {len(counts)} sources"
+        )
+    first, *rest = (
+        each.scaled(share / number)
+        for each, share, number in zip(counts, shares, said, strict=True)
+    )
+    return sum(rest, first)
+
+
+def merge_by_counts(
+    models: Sequence[ModelColumns],
+    weights: Sequence[float],
+    *,
+    topology: ModelColumns | None = None,
+    threads: int = 2,
+    progress: Callable[[str], None] | None = None,
+) -> FitResult:
+    """The nearest model to a mixture of backoff models, on their n-grams or fewer.
+
+    Args
+        weights   of the models, for whole sentences: at least 0, summing to 1
+        topology  the n-grams of the result; by default all n-grams of all models
+    Raises
+        ConfigError  invalid weights; as `topology.restricted`
+        DlmError     the sentences of a model do not end
+    Guarantees
+        no model with these n-grams is nearer to the mixture, by relative entropy; a word that a
+        model lacks has probability 0 there
+    """
+    check_weights(weights, len(models))
+    tell = progress or (lambda _: None)
+    alike = unite(models)
+    whole = united(alike.models, threads)
+    target = whole
+    if topology is not None:
+        target = closed(restricted(topology, alike.vocabulary).model, threads)
+        whole = united([*alike.models, target], threads)
+    counts = []
+    for place, model in enumerate(alike.models, 1):
+        tell(f"expected counts of model {place} of {len(models)}")
+        known = exact_counts(BackoffSource.of(model, whole))
+        counts.append(known.of(whole, target))
+    return fit(target, mixed_counts(counts, weights), threads=threads, progress=progress)

@@ -1,0 +1,1 @@
+"""What is imitated: networks, models in Python, backoff models."""

@@ -1,0 +1,162 @@
+"""A network of wordpieces as a source of words (FNG 6), without a topology of pieces.
+
+A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
+another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum
+of theirs; then no word is a prefix of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.counts.count import Visit, WordMass, grown
+from dlm.distill.sources.capitalize import CasedSource, Spellings, lower, spelling_generator
+from dlm.distill.sources.lexicon import Lexicon
+from dlm.distill.sources.network import NetworkSource
+from dlm.errors import ConfigError
+from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.federated.tokens import BOS_ID
+from dlm.ngram.vocab import UNK_ID, Vocabulary
+from dlm.units import counted
+
+_ROOT = 0  # the node at the beginning of a sentence
+
+
+class PieceSource:
+    """A network of wordpieces as a source of words; ConfigError if the pieces spell none of them.
+
+    Args
+        words       of the topology; those that the pieces cannot spell are left out
+        history     most words in a context of the topology
+        cased       a model of cased text: words get its spellings (`capitalize`), and the pieces
+                    spell their lower case
+    Fields
+        vocabulary  marks, and the words that pieces can spell
+        base        (v,) float64: the prior of words, for those that no sample spells
+    """
+
+    def __init__(
+        self,
+        network: NetworkSource,
+        words: Iterable[bytes],
+        history: int,
+        cased: ModelColumns | None = None,
+    ) -> None:
+        assert network.inventory is not None, "the network is one of words"
+        if cased is not None:
+            words = dict.fromkeys(map(lower, words))
+        self.lexicon = Lexicon.of(network.inventory, words)
+        self.vocabulary: Vocabulary = self.lexicon.vocabulary
+        self.base = self.lexicon.base
+        self._spellings = None
+        if cased is not None:
+            self._spellings = Spellings(self.vocabulary, cased)
+            self.vocabulary = self._spellings.vocabulary
+            self.base = self._spellings.spread(self.base)
+            history = max(history, self._spellings.history)
+        self.record = network.record
+        self._network, self._history = network, history
+
+    def visits(self, samples: int, seed: int) -> Iterator[WordMass]:
+        reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
+        return map(reader.read, self._network.visits(samples, seed))
+
+
+def in_words(
+    network: NetworkSource,
+    topology: ModelColumns | None,
+    cased: ModelColumns | None,
+    progress: Callable[[str], None],
+) -> NetworkSource | CasedSource | PieceSource:
+    """The network as a source of words: the topology's words, if the network says wordpieces.
+
+    `cased` is a model of cased text whose spellings the words get. Raises as `PieceSource` and
+    `capitalize.Spellings`; ConfigError for wordpieces without a topology.
+    """
+    if network.inventory is None:
+        return network if cased is None else CasedSource(network, cased)
+    if topology is None:
+        raise ConfigError(
+            "a network of wordpieces does not say which words it knows; give a topology of words"
+        )
+    words = topology.vocabulary.words
+    progress(
+        f"spelling {counted(len(words), 'word')} in {counted(network.inventory.size, 'piece')}"
+    )
+    return PieceSource(network, words, topology.order - 1, cased)
+
+
+class PieceReader:
+    """Turns each visit of pieces into a visit of words.
+
+    Inside a word, spelled as far as a node: the word that ends at the node gets the probability
+    that it ends there. `<unk>` gets it if no word does, and also the probability of leaving the
+    lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they get their
+    probability, after the history that the word would end.
+
+    Args
+        history    words of history to keep
+        spellings  of the words, if they are cased: a word's mass is split over them, and histories
+                   have spellings drawn from `seed`
+    Guarantees
+        a word's expected mass is the network's probability of it, summed over all its
+        segmentations; a history's visits are the mass of all words after it
+    """
+
+    def __init__(
+        self, lexicon: Lexicon, history: int, spellings: Spellings | None = None, seed: int = 0
+    ) -> None:
+        self._lexicon, self._length = lexicon, max(history, 1)
+        self._spellings = spellings
+        self._random = spelling_generator(seed)
+        # For each place: the node of the word being spelled, the words before it, and the word
+        # that has ended if the next piece begins one.
+        self._node = np.zeros(0, np.int64)
+        self._window = np.zeros((0, self._length), np.uint32)
+        self._ending = np.zeros(0, np.uint32)
+
+    def read(self, visit: Visit) -> WordMass:
+        lexicon, vocabulary, places = self._lexicon, self._lexicon.vocabulary, visit.places
+        rows = int(places[-1]) + 1
+        self._node = grown(self._node, rows, _ROOT)
+        self._window = grown(self._window, rows, MISSING)
+        self._ending = grown(self._ending, rows, UNK_ID)
+        pieces = visit.words.astype(np.int64)
+        at, here = self._node[places], self._window[places]
+        begins = visit.words == BOS_ID
+        at[begins] = _ROOT
+        here[begins] = MISSING
+        # Marks have the same ids in both vocabularies.
+        here[begins, -1] = vocabulary.begin_id
+        over = lexicon.begins_word[pieces] & (at != _ROOT)
+        here[over] = pushed(here[over], self._ending[places][over])
+        at = np.where(begins, _ROOT, lexicon.walk(at, pieces))
+        inside = at != _ROOT
+        said = np.where(at > _ROOT, lexicon.word_at[np.maximum(at, _ROOT)], UNK_ID)
+        ending = said.astype(np.uint32)
+        if self._spellings is not None:
+            ending = self._spellings.draw(here, ending, self._random)
+        after = np.where(inside[:, None], pushed(here, ending), here)
+        self._node[places], self._window[places], self._ending[places] = at, here, ending
+        entering, unknown, ends, out = lexicon.split(visit.given, at).T
+        each = np.arange(len(at))
+        given = WordMass.of(
+            np.concatenate([here, after]),
+            [
+                (each, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
+                (each, UNK_ID, np.where(inside, out, 0.0)),
+                (each + len(at), vocabulary.end_id, ends),
+                # A sentence begins with a piece that begins a word, or with one outside words.
+                (each + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
+            ],
+            int(begins.sum()),
+        )
+        return given if self._spellings is None else self._spellings.split_mass(given)
+
+
+def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Each history with one more word; the oldest is dropped."""
+    return np.concatenate([histories[:, 1:], words[:, None]], axis=1)

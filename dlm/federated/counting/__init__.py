@@ -1,0 +1,1 @@
+"""Counts how often users use each word of a list."""

@@ -1,0 +1,1 @@
+"""Wordpieces, made from counts of words."""

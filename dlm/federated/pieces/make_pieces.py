@@ -1,0 +1,84 @@
+"""Makes wordpieces from a file of counts, with their record: what `dlm pieces` does."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.federated.pieces.inventory import Inventory, build_inventory
+from dlm.federated.pieces.settings import PieceSettings
+from dlm.federated.words import PIECES_SUFFIX
+from dlm.record.counts_file import read_counts, traces_of_users
+from dlm.record.provenance import Provenance, content_digest
+from dlm.record.signature import require_signed
+
+
+@dataclass(frozen=True)
+class MadePieces:
+    """What `make_pieces` wrote, and the mean pieces per word, weighted by use."""
+
+    inventory: Inventory
+    per_word: float
+
+
+def make_pieces(
+    counts: Path,
+    size: int,
+    output: Path,
+    *,
+    max_length: int = PieceSettings.max_length,
+    public: str | None = None,
+    public_key: Path | None = None,
+) -> MadePieces:
+    """Builds an inventory of the words of `counts`, and writes it with its record.
+
+    Args
+        size        of the inventory, including marks
+        output      FILE.model
+        max_length  most characters in a piece
+        public      who says that the counts are of public text
+        public_key  the key that must have signed the counts
+    Raises as `read_counts`, `require_signed` and `build_inventory`; ConfigError, too, for users'
+    counts that are declared public, and for both `public` and `public_key`.
+    """
+    # Checked before the long estimation, and before any output is replaced.
+    PieceSettings(size, max_length)
+    _check_output(output, counts)
+    if public is not None and (beside := traces_of_users(counts)):
+        raise ConfigError(
+            f"--public-attested-by, but {beside[0]} says that {counts} comes from users; leave "
+            "--public-attested-by out"
+        )
+    if public is not None and public_key is not None:
+        raise ConfigError(
+            "--public-attested-by and --public-key were both given; public counts have no record"
+        )
+    content = counts.read_bytes()  # once: what is verified is what pieces are made of
+    found = read_counts(counts, content)
+    if public_key is not None:
+        signed = require_signed(counts, public_key, content)
+        found = dataclasses.replace(found, provenance=signed)
+    if public is not None:
+        said = Provenance.public(public, f"the counts {counts.name}", content_digest(content))
+        found = dataclasses.replace(found, provenance=said)
+    inventory = build_inventory(found, size, max_piece_length=max_length)
+    inventory.save(output)
+    return MadePieces(inventory, inventory.pieces_per_word(found))
+
+
+def _check_output(output: Path, counts: Path) -> None:
+    if output.suffix != PIECES_SUFFIX:
+        raise ConfigError(
+            f"--output is {output}; expected a name in {PIECES_SUFFIX}, by which dlm federate "
+            "recognises wordpieces"
+        )
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output is {output}, but its folder does not exist; create it")
+    if output.is_dir():
+        raise ConfigError(f"--output is {output}, which is a folder; name a file in it")
+    if output.exists() and counts.exists() and output.samefile(counts):
+        raise ConfigError(
+            f"--output is {output}, which would overwrite the counts; give another name"
+        )

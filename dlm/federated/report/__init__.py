@@ -1,0 +1,1 @@
+"""What a run guarantees, in words, and measures of it."""

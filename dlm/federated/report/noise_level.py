@@ -1,0 +1,78 @@
+"""Whether the noise of a run is larger than what its users contribute: from released figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dlm.federated.training.settings import TrainingSettings
+
+# Noise of its own in every round adds up as the square root of their number. Correlated noise
+# cancels over rounds, at best down to that of one round.
+INDEPENDENT = ("gaussian",)
+
+
+def noise_over_signal(
+    rounds: Iterable[Mapping[str, Any]], *, mechanism: str, users_over_denominator: float = 1.0
+) -> float:
+    """How many times the noise of a run is the most that its users can have contributed, at least.
+
+    Below 1, the users' updates may outweigh the noise. Above 1 they cannot, even if every user
+    pulls the same way in every round. 0 without rounds.
+
+    Args
+        rounds      lines of the run's journal: `clip_norm` and `released_norm` of each
+        mechanism   of the noise; one of `noise.NAMES`
+        users_over_denominator  users of a round over what their sum is divided by
+    """
+    found: list[tuple[float, float]] = [
+        (line["clip_norm"], line["released_norm"])
+        for line in rounds
+        if line.get("clip_norm") is not None and line.get("released_norm") is not None
+    ]
+    if not found or mechanism == "none":
+        return 0.0
+    released = statistics.median(norm for _, norm in found)
+    if mechanism in INDEPENDENT:
+        released *= math.sqrt(len(found))
+    most = users_over_denominator * sum(clip for clip, _ in found)
+    return released / most if most > 0 else math.inf
+
+
+def noise_warning(journal: Path, settings: TrainingSettings) -> str | None:
+    """What to say of a run, by its journal, whose noise is larger than its signal; None of
+    another."""
+    privacy, sampling = settings.privacy, settings.sampling
+    users_over_denominator = 1.0
+    if privacy.denominator:
+        if sampling.kind == "poisson":  # the users of a round are not known here
+            return None
+        users_over_denominator = sampling.report_goal / privacy.denominator
+    lines = rounds_of(journal)
+    ratio = noise_over_signal(
+        lines, mechanism=privacy.mechanism, users_over_denominator=users_over_denominator
+    )
+    if ratio <= 1:
+        return None
+    norms = [line["released_norm"] for line in lines if line.get("released_norm") is not None]
+    return (
+        "WARNING: the noise is larger than the signal, so the network has learned little or "
+        f"nothing: a round's update has norm {statistics.median(norms):.3g}, of which its users "
+        f"contribute at most {users_over_denominator * lines[-1]['clip_norm']:.3g}. Use more users "
+        "per round (sampling.report_goal) or a smaller network"
+    )
+
+
+def rounds_of(journal: Path) -> list[dict[str, Any]]:
+    """The lines of a run's journal; none where there is no file."""
+    found = []
+    if journal.exists():
+        for text in journal.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a stop may have cut the last one
+                found.append(json.loads(text))
+    return found

@@ -1,0 +1,368 @@
+"""The privacy report of a model: what was guaranteed, to whom, and the evidence for it; `checklist`
+has its text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dlm import __version__
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.account.records import compose_records, plain
+from dlm.federated.report import checklist
+from dlm.files import write_whole
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.lookup import REPORT_FORMAT
+from dlm.record.provenance import (
+    Provenance,
+    digest_of,
+)
+from dlm.units import counted
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """The completed checklist, as text and as data; `numbers` is None if there is no guarantee."""
+
+    provenance: Provenance
+    stages: tuple[Mapping[str, Any], ...]
+    ledgers: Mapping[str, Mapping[str, Any]]
+    config: Mapping[str, Any]
+    delta: float
+    numbers: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+    secure_aggregation: bool = False
+    held_out: int = 0
+    made: str = ""
+    data: Mapping[str, str] | None = None
+
+    def checklist(self) -> list[tuple[str, str]]:
+        """(number and title, text) of each point, in the papers' order."""
+        secure = checklist.secure_setting(self.stages) if self.secure_aggregation else ""
+        said = [str(one) for one in self.provenance.public_inputs]
+        return [
+            ("1. Setting and adversary", checklist.SETTING + secure),
+            ("2a. Data accesses covered", self._accesses()),
+            ("2b. Final mechanism output", checklist.OUTPUT),
+            ("2c. Unit of privacy", checklist.UNIT_TEXT),
+            ("2d. Adjacency", checklist.ADJACENCY_TEXT),
+            ("3a. Type of accounting", self._accounting()),
+            ("3b. Accounting assumptions", self._assumptions()),
+            ("3c. The formal statement", self.statement()),
+            ("3d. Transparency and verifiability", checklist.TRANSPARENCY),
+            ("4a. Noise", checklist.noise(self.stages)),
+            (
+                "4b. What was trusted",
+                checklist.trusted(self.stages, said, self.provenance.unverified),
+            ),
+            ("4c. What was enforced", checklist.enforced(self.stages, self.ledgers, self.config)),
+            ("4d. What is not covered", checklist.limits(self.held_out)),
+        ]
+
+    def statement(self) -> str:
+        return self.provenance.statement(held_out=self.held_out)
+
+    def _accesses(self) -> str:
+        public = "; ".join(map(str, self.provenance.public_inputs)) or "none"
+        return f"{checklist.accesses(self.stages)}\nPublic data used: {public}."
+
+    def _accounting(self) -> str:
+        if self.numbers is None:
+            return "None: there is nothing to account for."
+        text = (
+            "Stages compose by zero-concentrated differential privacy, adaptively, with a bound "
+            "that holds whatever was released; epsilon holds for every mechanism of that rho."
+        )
+        if any(stage.get("sampling_rate") is not None for stage in self.stages):
+            text += (
+                " Stages with Poisson-sampled cohorts are amplified by sampling, by Renyi "
+                "divergences of whole orders."
+            )
+        return " ".join([text, *(f"{note}." for note in self.notes)])
+
+    def _assumptions(self) -> str:
+        lines = []
+        for stage in self.stages:
+            name = stage["stage"]
+            ledger = self.ledgers.get(str(name))
+            if _is_raw(stage):
+                lines.append(f"{name}: no noise, nothing assumed.")
+                continue
+            planned = (stage.get("extras") or {}).get("rounds_planned", stage["rounds"])
+            if ledger is not None and ledger["rounds"] < stage["rounds"]:
+                lines.append(
+                    f"{name}: the run ended after {ledger['rounds']} of {planned} planned rounds "
+                    "because its model diverged. That depends on what was released, so the numbers "
+                    f"are for all {planned}."
+                )
+            if planned > stage["rounds"]:
+                lines.append(
+                    f"{name}: the run ended after {stage['rounds']} of {planned} planned rounds. "
+                    "Nobody decided that by looking at its output; if somebody did (early "
+                    f"stopping), account for all {planned}."
+                )
+            if stage.get("sampling_rate") is not None:
+                lines.append(
+                    f"{name}: every user takes part in each of {stage['rounds']} rounds with "
+                    f"probability {stage['sampling_rate']}, independently; the sizes of the "
+                    "cohorts agree with that."
+                )
+                continue
+            gap = stage["gap"]
+            how = checklist.sampling(str(stage.get("sampling")), None)
+            lines.append(
+                f"{name}: a user takes part at most "
+                f"{counted(stage['max_participations'], 'time')}, and the rounds of two "
+                f"participations differ by at least {gap} (MinS {gap - 1}). "
+                f"Cohorts: {how}."
+            )
+            if ledger is None or ledger["observed"] is None:
+                continue
+            seen = ledger["observed"]
+            gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
+            lines.append(
+                f"Of {ledger['population']} users, {ledger['participants']} took part; observed: "
+                f"{gap_seen}, at most {counted(seen['max_participations'], 'participation')} of a "
+                "user. The numbers are based on what was enforced (4c), not on this."
+            )
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        out = ["# Privacy report", "", f"**{self.statement()}**", ""]
+        out += [f"* {what}: {value}" for what, value in self._head().items()] + [""]
+        for title, text in self.checklist():
+            # Paragraphs, or a list.
+            gap = "\n" if text.startswith("* ") else "\n\n"
+            out += [f"## {title}", "", text.replace("\n", gap), ""]
+        out += [
+            "## Stages",
+            "",
+            "| stage | mechanism | noise multiplier | rounds | gap | max part |",
+        ]
+        out += ["| --- | --- | --- | --- | --- | --- |"]
+        for stage in self.stages:
+            noise = stage.get("noise_multiplier")
+            out.append(
+                f"| {stage['stage']} | {stage.get('mechanism')} | "
+                f"{'none' if noise is None else noise} | {stage.get('rounds')} | "
+                f"{stage.get('gap')} | {stage.get('max_participations')} |"
+            )
+        if self.numbers is not None:
+            out += [
+                "",
+                "## Numbers",
+                "",
+                "```json",
+                json.dumps(plain(self.numbers), indent=1),
+                "```",
+            ]
+        checks = self.checks()
+        if checks:
+            out += ["", "## Check the numbers", "", checklist.CHECKS]
+        for check in checks:
+            out += ["", f"{check['stage']}: {check['text']}.", "", "```", check["command"]]
+            out += [f"# rho {check['rho']!r}", check["event"], "```"]
+        out += ["", "## Evidence", "", f"* settings: SHA-256 {digest_of(plain(self.config))}"]
+        out += [
+            f"* participation ledger of {name}: SHA-256 {found['digest']}"
+            for name, found in self.ledgers.items()
+        ]
+        out += ["", "```", self.provenance.to_json(), "```", ""]
+        return "\n".join(out)
+
+    def checks(self) -> list[dict[str, Any]]:
+        """The `account.recheck.Check` of each stage, as JSON; none without numbers."""
+        if self.numbers is None:
+            return []
+        from dlm.federated.account.compose import StageRecord
+        from dlm.federated.account.recheck import checks_of
+
+        stages = [StageRecord.from_json(stage) for stage in self.stages]
+        return [check._asdict() for check in checks_of(stages, self.delta)]
+
+    def _head(self) -> dict[str, str]:
+        data = self.data or {}
+        name, digest = data.get("name", "not named"), data.get("digest", "not noted")
+        return {
+            "made": f"{self.made or 'date not recorded'}, by dlm {__version__}",
+            "data set": f"{name}, digest {digest} (keyed with the ledger: only someone who has it "
+            "can check the digest or confirm a guess)",
+        }
+
+    def write(self, markdown: Path, as_json: Path) -> None:
+        write_whole(markdown, self.markdown().encode())
+        write_whole(as_json, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        body = {
+            "format": REPORT_FORMAT,
+            "version": FORMAT_VERSION,
+            "made": self.made or None,
+            "made_by": f"dlm {__version__}",
+            "data_set": None if self.data is None else dict(self.data),
+            "statement": self.statement(),
+            "checklist": {
+                title.split(".")[0]: {"title": title.split(". ", 1)[1], "text": text}
+                for title, text in self.checklist()
+            },
+            "delta": self.delta,
+            "checks": self.checks(),
+            "numbers": plain(self.numbers),
+            "stages": [plain(stage) for stage in self.stages],
+            "ledgers": {name: dict(found) for name, found in self.ledgers.items()},
+            "config": plain(self.config),
+            "public_data": [str(one) for one in self.provenance.public_inputs],
+            "held_out_users": self.held_out,
+            "provenance": self.provenance.to_dict(),
+        }
+        return {**body, "digest": digest_of(body)}
+
+
+def build(
+    stages: Sequence[Any],
+    *,
+    delta: float,
+    ledgers: Mapping[str, ParticipationLedger] | None = None,
+    config: Mapping[str, Any] | None = None,
+    simulated: bool = False,
+    secure_aggregation: bool = False,
+    inputs: Mapping[str, Provenance | None] | None = None,
+    void: Sequence[str] = (),
+    content: Mapping[str, str] | None = None,
+    held_out: int = 0,
+    under_way: bool = False,
+    at: datetime | None = None,
+    data: Mapping[str, str] | None = None,
+) -> PrivacyReport:
+    """The report of a run, from its records.
+
+    Args
+        stages       every stage that used users' data: `account.StageRecord`s, or as JSON
+        ledgers      stage -> who took part in it; a noised stage without one has no guarantee,
+                     since nothing shows that its assumptions hold
+        simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
+                     numbers are reported as those of a simulation
+        secure_aggregation   also implied by a stage whose norms are inflated by rounding
+        inputs       inputs other than users' text, such as "the vocabulary words.txt", and their
+                     records: their stages used users' data too and are composed with these; an
+                     input without a record or guarantee leaves the whole without one
+        void         more reasons why there is no guarantee
+        content      SHA-256 of the outputs by name, which the record is about
+        held_out     number of users in no round, evaluated without noise and not covered
+        under_way    whether the stages have more rounds than the ledgers so far
+        at           time of the report
+        data         `name` of the users' data set, and its keyed `digest`: a plain one would be a
+                     release without noise
+    Raises  PrivacyError  as `check_stage`
+    """
+    if not stages:
+        raise ConfigError("a report needs at least one stage that used users' data")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta is {delta}; expected a number between 0 and 1")
+    records = [_as_dict(stage) for stage in stages]
+    books = dict(ledgers or {})
+    unknown = sorted(set(books) - {str(record["stage"]) for record in records})
+    if unknown:
+        raise ConfigError(
+            f"a ledger is given for {', '.join(unknown)}, not a stage of this report; give the "
+            "ledgers of its stages only"
+        )
+    reasons = list(void)
+    for record in records:
+        name = str(record["stage"])
+        if _is_raw(record):
+            reasons.append(f"{name}: users' data were used without noise")
+            continue
+        book = books.get(name)
+        if book is None:
+            reasons.append(f"{name}: no ledger shows who took part")
+        else:
+            check_stage(record, book, under_way=under_way)
+            reasons += unenforced(record, book)
+            # Which run it was: the same stage is composed once, that of another run again.
+            record["extras"] = {**(record.get("extras") or {}), "ledger": book.digest}
+    made = compose_records(
+        inputs or {},
+        delta=delta,
+        stages=records,
+        ledgers=[book.digest for book in books.values()],
+        void=reasons,
+        simulated=simulated,
+        config=config,
+        content=content,
+    )
+    # What a guarantee rests on nobody knowing: who was sampled, and so how many.
+    sampled = {str(r["stage"]) for r in records if r.get("sampling") == "poisson"}
+    secret = sampled if made.provenance.simulated is None else set()
+    return PrivacyReport(
+        made.provenance,
+        made.provenance.stages,
+        {name: book.summary(secret=name in secret) for name, book in books.items()},
+        dict(config or {}),
+        delta,
+        made.numbers,
+        made.notes,
+        secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
+        held_out,
+        "" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        data,
+    )
+
+
+def check_stage(
+    stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
+) -> None:
+    """Raises PrivacyError unless a ledger agrees with the rounds, participations and gap, or
+    sampling, that accounting assumes about a stage."""
+    if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
+        raise PrivacyError(
+            f"{stage['stage']}: the ledger's last round is {ledger.last_round}; expected at most "
+            f"{int(stage['rounds']) - 1}, the last that is accounted for. Give this stage's own "
+            "ledger"
+        )
+    if ledger.rounds != int(stage["rounds"]) and not under_way:
+        raise PrivacyError(
+            f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, but the stage has "
+            f"{stage['rounds']}: it is another ledger, or was cut off. Give this "
+            "stage's own"
+        )
+    if stage.get("sampling_rate") is not None:
+        ledger.check_poisson(float(stage["sampling_rate"]))
+    else:
+        ledger.covers(gap=int(stage["gap"]), max_participations=int(stage["max_participations"]))
+
+
+def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
+    """Participation limits that accounting assumes but nothing enforced: reasons for no guarantee,
+    even if they happened to hold."""
+    if stage.get("sampling_rate") is not None:
+        return []
+    found, name, gap = [], stage["stage"], int(stage["gap"])
+    if gap > (ledger.gap or 1):
+        found.append(f"{name}: a gap of {gap} rounds is assumed, but was not enforced")
+    most = ledger.max_participations or -(-int(stage["rounds"]) // (ledger.gap or 1))
+    if int(stage["max_participations"]) < most:
+        found.append(
+            f"{name}: at most {stage['max_participations']} participations are assumed, but only "
+            f"{most} were enforced"
+        )
+    return found
+
+
+def _as_dict(record: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return dataclasses.asdict(record)
+    if isinstance(record, Mapping):
+        return dict(record)
+    raise ConfigError(f"{type(record).__name__} is not a record of a stage")
+
+
+def _is_raw(stage: Mapping[str, Any]) -> bool:
+    return stage.get("mechanism") == "none" or not stage.get("noise_multiplier")

@@ -1,0 +1,140 @@
+"""Who takes part in the rounds of a run: drawn, and recorded before anybody is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError
+from dlm.federated.run.sampling import AvailabilitySampler, PoissonSampler, Sampler
+from dlm.federated.tokens import Ids
+from dlm.record.ledger import ParticipationLedger
+
+
+class Population(Protocol):
+    """Users whose text is here, or devices that keep theirs."""
+
+    def __len__(self) -> int: ...
+
+    def user_id(self, user: int) -> str:
+        """What the ledger knows a user by."""
+        ...
+
+    def tokens(
+        self,
+        user: int,
+        encode: Callable[[list[str]], Any],
+        *,
+        cap: int | None = None,
+        split: Callable[[str], list[str]] = str.split,
+    ) -> list[Ids]:
+        """A user's utterances as ids, at most `cap` in all; none where devices keep them."""
+        ...
+
+    def split(self, fraction: float) -> tuple[Self, Self]:
+        """(the rest, about `fraction` of the users)."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of all that makes two populations the same, which a resumed run compares."""
+        ...
+
+
+class Cohorts:
+    """A sampler of as many users, its clock, and the ledger of whom it drew.
+
+    Args
+        gap, max_participations  what the ledger enforces; None where it only observes
+        round_s  seconds from the beginning of a round to that of the next, for timers
+        salt     of the ledger's hashes; drawn by the operating system if None
+    """
+
+    def __init__(
+        self,
+        users: Population,
+        sampler: Sampler,
+        *,
+        gap: int | None = None,
+        max_participations: int | None = None,
+        round_s: float = 0.0,
+        salt: bytes | None = None,
+    ):
+        if sampler.users != len(users):
+            raise ConfigError(
+                f"the sampler is for {sampler.users} users, but the dataset has {len(users)}; "
+                "make it for as many"
+            )
+        self.users, self.sampler = users, sampler
+        self.ledger = ParticipationLedger(
+            len(users),
+            gap=gap,
+            max_participations=max_participations,
+            sampling=sampler.describe(),
+            salt=salt,
+        )
+        self.now_s = 0.0
+        self._round_s = round_s
+
+    def draw(self, index: int) -> list[int]:
+        """Places of the users of a round, who are in the ledger from then on; ConfigError if there
+        is no cohort, PrivacyError for one that breaks what the ledger enforces."""
+        if isinstance(self.sampler, AvailabilitySampler):
+            cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
+            self.now_s += self._round_s
+        else:
+            cohort = self.sampler.cohort(index)
+        users: list[int] = cohort.tolist()
+        self.ledger.record(index, (self.users.user_id(user) for user in users))
+        return users
+
+    def data_set(self, name: str, digest: str) -> dict[str, str]:
+        return {"name": name or "not named", "digest": self.ledger.keyed_digest(digest)}
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        state = self.sampler.state()
+        return [np.asarray(state[name]) for name in sorted(state)]
+
+    def restore(
+        self, arrays: Sequence[npt.NDArray[Any]], ledger: ParticipationLedger, now_s: float
+    ) -> None:
+        self.sampler.restore(dict(zip(sorted(self.sampler.state()), arrays, strict=True)))
+        self.ledger, self.now_s = ledger, now_s
+
+    def bounds(self, rounds: int) -> tuple[int, int]:
+        """(gap, most participations of a user) that accounting may use: what is enforced, or the
+        worst case."""
+        gap = self.ledger.gap or 1
+        return gap, self.ledger.max_participations or max(-(-rounds // gap), 1)
+
+    def stage(
+        self,
+        name: str,
+        rounds: int,
+        *,
+        mechanism: str,
+        noise_multiplier: float | None,
+        simulated: bool,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """An `account.compose.StageRecord`, as JSON, of so many rounds, done or planned."""
+        gap, most = self.bounds(rounds)
+        drawn = self.ledger.sampling
+        # Amplification is known for independent noise alone, and by whom who took part was drawn.
+        ours = type(self.sampler) is PoissonSampler
+        amplified = ours and drawn["kind"] == "poisson" and mechanism == "gaussian"
+        return {
+            "stage": name,
+            "mechanism": mechanism,
+            "noise_multiplier": noise_multiplier,
+            "rounds": rounds,
+            "gap": gap,
+            "max_participations": most,
+            "sampling": drawn["kind"],
+            "sampling_rate": drawn["q"] if amplified else None,
+            "simulated": simulated,
+            **more,
+        }

@@ -1,0 +1,335 @@
+"""The folder of a run: one process at a time uses it, and no round is done twice.
+
+| file | who may see it | contents |
+| --- | --- | --- |
+| `checkpoint.dlmfed` | whoever may have the model | what was released, settings, vocabulary |
+| `private-N.state` | the owner (mode 0600) | noise buffers, ledger, sampler; erased at the end |
+| `ledger.state` | the owner (mode 0600) | participation ledger of a run that has ended |
+| the journal, `metrics.jsonl` | as the checkpoint | one line per round |
+| `users.store` | the owner | users' text, sorted, while rounds remain |
+
+A round counts once its checkpoint is in place; its journal line is written after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT, Arrays
+from dlm.errors import ConfigError
+from dlm.federated.run.run_files import (
+    LEDGER,
+    METRICS,
+    PIPELINE_JOURNAL,
+    PRIVATE,
+    REPORTS,
+    STORE,
+    JournalLine,
+    check_history,
+    ended_part,
+    journal_lines,
+    journal_text,
+    ledger_in,
+    private_part,
+    private_parts,
+)
+from dlm.files import erase, lock_file, write_whole
+from dlm.record.ledger import ParticipationLedger
+from dlm.record.provenance import (
+    FORMAT_VERSION,
+    Provenance,
+    content_digest,
+)
+from dlm.resources import Closeable
+from dlm.units import finite
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class RunBinding:
+    """What must be the same when a run resumes: content of files, not their paths.
+
+    Fields
+        public      settings, and digests of files; stored in the checkpoint
+        private     digests of users' text: without noise, so they stay private
+        vocabulary  the words or wordpieces, stored in the checkpoint; None if the run does not know
+                    them
+    """
+
+    public: Mapping[str, Any]
+    private: Mapping[str, Any]
+    vocabulary: bytes | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`public`, with the version of records, and the digest of the vocabulary."""
+        found = {**self.public, "records": FORMAT_VERSION}
+        if self.vocabulary is not None:
+            found["vocabulary"] = content_digest(self.vocabulary)
+        return found
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run after `done` rounds that count.
+
+    Fields
+        public   arrays of what was released
+        private  arrays that hide users, or reveal who took part; None of a run that has ended
+        now_s    the sampler's clock
+        facts    more about the public part, as JSON
+    """
+
+    done: int
+    public: Arrays
+    private: Arrays | None
+    ledger: ParticipationLedger
+    now_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ErasedRun(NamedTuple):
+    """What `RunFolder.end` did: the rounds that count, and the names of what it erased."""
+
+    rounds: int
+    erased: list[str]
+
+
+class RunFolder(Closeable):
+    """The one owner of a run's folder.
+
+    Args
+        path      created if missing
+        journal   path of the journal; default: in the folder. Outside of it, the journal also shows
+                  that an older folder was restored *as a whole*
+        reports   paths of the privacy report, as text and as JSON
+        private   whether only its owner can read the whole folder
+    Raises  ConfigError  another process uses the folder; `path` is a file; it is a pipeline's
+    Guarantees
+        a folder whose run has ended is left without a copy of users' text, and so is one in which
+        no run has begun, which is removed if it was created here; where a run is refused that was
+        to resume, no copy is left that was made for it
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        journal: Path | None = None,
+        reports: tuple[Path, Path] | None = None,
+        private: bool = False,
+    ):
+        if path.is_file():
+            raise ConfigError(f"{path} is a file; expected a folder for the run")
+        if (path / PIPELINE_JOURNAL).exists():
+            raise ConfigError(
+                f"{path} belongs to `dlm pipeline`; choose another --output. A run there would "
+                "replace the pipeline's privacy report"
+            )
+        self.path, self.journal = path, journal or path / METRICS
+        self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
+        self._mode = 0o600 if private else 0o644
+        self._run = secrets.token_hex(16)
+        self._is_new = not path.exists()
+        self._had_text = (path / STORE).exists()
+        self._accepted = False  # a run was loaded or saved here
+        self.has_ended = False  # the run that was loaded or saved: it holds no noise to go on with
+        path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        self._lock: int | None = _locked(path / _LOCK)
+
+    @property
+    def store(self) -> Path:
+        return self.path / STORE
+
+    @property
+    def run_id(self) -> str:
+        """Random; a run whose rounds are releases keeps it when it resumes."""
+        return self._run
+
+    @property
+    def has_begun(self) -> bool:
+        return (self.path / CHECKPOINT).exists()
+
+    def close(self) -> None:
+        if self._lock is None:
+            return
+        if self.has_ended or not (self.has_begun and (self._accepted or self._had_text)):
+            self.remove_text()
+        if not self.has_begun and self._is_new:
+            (self.path / _LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not empty
+                self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
+
+    def remove_text(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.store)
+
+    def remove(self) -> None:
+        """Removes the folder of a finished run; a journal elsewhere stays."""
+        shutil.rmtree(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
+        """The state to resume from; None if a new run may begin.
+
+        Raises ConfigError for a run with other settings, users or vocabulary; PrivacyError if a
+        ledger or noise is not the checkpoint's, or that lacks released rounds; FormatError.
+        """
+        lines = journal_lines(journal_text(self.journal))
+        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob(PRIVATE)}
+        again = released or any(line.released for line in lines)
+        journal = [line.round for line in lines]
+        if not self.has_begun:
+            ended = (self.path / LEDGER).exists()
+            check_history(
+                self.path, done=None, private=parts, journal=journal, released=again, ended=ended
+            )
+            self._accepted = True
+            return None
+        found = checkpoint.read(self.path / CHECKPOINT)
+        found.refuse_other_settings(binding.settings)
+        done = int(found.facts["round"])
+        if released:
+            self._run = str(found.facts["run"])
+        last = ended_part(self.path, found)
+        self.has_ended = last is not None
+        private = last or private_part(self.path, found)
+        private.refuse_other_settings({**binding.settings, **binding.private})
+        ledger = ledger_in(private, found)
+        check_history(self.path, done=done, private=parts, journal=journal, released=released)
+        own = journal_lines(found.facts["lines"])
+        self._mend_journal(done, [*lines, *own])
+        self._erase_parts(None if last else private.path)
+        self._accepted = True
+        return RunState(
+            done,
+            found.arrays,
+            None if last else private.arrays,
+            ledger,
+            float(private.facts["now_s"]),
+            found.facts["state"],
+        )
+
+    def save(
+        self,
+        state: RunState,
+        binding: RunBinding,
+        lines: Sequence[Mapping[str, Any]] = (),
+        *,
+        released: bool,
+        record: Provenance | None = None,
+    ) -> None:
+        """Makes rounds count: writes the private part, then the checkpoint; erases the old part.
+
+        Of a run that ends (`state.private` is None), only the ledger is written.
+
+        Args
+            record    of the checkpoint's contents, stored in it
+            lines     of the journal for the new rounds; also in the checkpoint, for a stop before
+                      they are written
+            released  as in `check_history`
+        """
+        self._accepted = True
+        mark = {"released": True} if released else {}
+        texts = [json.dumps({**finite(line), **mark}) for line in lines]
+        vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
+        ends = state.private is None
+        # The checkpoint has a digest of this file. Whoever guesses the noise could confirm it by
+        # that, if the file held nothing else that is unknown once it is erased.
+        blind = {"blind": secrets.token_bytes(32)} if released and not ends else {}
+        private = self.path / (LEDGER if ends else f"private-{state.done}.state")
+        digest = checkpoint.save(
+            private,
+            state.private or (),
+            {**binding.settings, **binding.private},
+            facts={"now_s": state.now_s},
+            attachments={"ledger": state.ledger.to_bytes(), **blind},
+            mode=0o600,
+        )
+        facts = {
+            "round": state.done,
+            "private": digest,
+            "ledger": state.ledger.digest,
+            "lines": texts,
+            "state": state.facts,
+            **({"run": self._run} if released else {}),
+            **({} if record is None else {"record": record.to_dict()}),
+        }
+        checkpoint.save(
+            self.path / CHECKPOINT,
+            state.public,
+            binding.settings,
+            facts=facts,
+            attachments=vocabulary,
+            mode=self._mode,
+        )
+        self.has_ended = ends
+        self._erase_parts(private)
+        if state.done == 0:
+            write_whole(self.journal, b"", mode=self._mode)
+            return
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in texts)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def end(self) -> ErasedRun:
+        """Ends the run: erases its noise and the copy of users' text, and keeps the ledger.
+        ConfigError if none has begun here, PrivacyError if the private part is not the
+        checkpoint's."""
+        if not self.has_begun:
+            raise ConfigError(
+                f"{self.path} contains no {CHECKPOINT}: give the folder of a run of `dlm federate`"
+            )
+        found = checkpoint.read(self.path / CHECKPOINT)
+        if ended_part(self.path, found) is None:
+            private = private_part(self.path, found)
+            ledger_in(private, found)
+            checkpoint.save(
+                self.path / LEDGER,
+                (),
+                private.settings,
+                facts=private.facts,
+                attachments={"ledger": private.attachments["ledger"]},
+                mode=0o600,
+            )
+        held = [path for path in (*private_parts(self.path), self.store) if path.exists()]
+        self._erase_parts(None)
+        self.remove_text()
+        return ErasedRun(int(found.facts["round"]), sorted(path.name for path in held))
+
+    def _erase_parts(self, current: Path | None) -> None:
+        """Erases the private parts of other rounds, and what killed processes left of any."""
+        for old in private_parts(self.path):
+            if old != current:
+                erase(old)
+
+    def _mend_journal(self, done: int, lines: Iterable[JournalLine]) -> None:
+        """Leaves one line per round before `done`, from the journal or from the checkpoint; later
+        lines are of rounds that can be repeated to the bit."""
+        counted = {line.round: line.text for line in lines if line.round < done}
+        text = "".join(f"{counted[index]}\n" for index in sorted(counted))
+        write_whole(self.journal, text.encode(), mode=self._mode)
+
+
+def _locked(file: Path) -> int:
+    if (handle := lock_file(file)) is not None:
+        return handle
+    raise ConfigError(
+        f"another process is using {file.parent}; wait for it, since two processes would release "
+        "the same round with different noise"
+    )

@@ -1,0 +1,1 @@
+"""Trains a network on users' text, in rounds."""

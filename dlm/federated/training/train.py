@@ -1,0 +1,680 @@
+"""Trains a network in rounds: what is released, from whom, and how good it is.
+
+Above 500 lines: one object owns a run's state, and what resumes must set all of it in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dlm import checkpoint
+from dlm.checkpoint import CHECKPOINT, Arrays
+from dlm.errors import ConfigError, FormatError
+from dlm.federated.account.compose import StageRecord
+from dlm.federated.devices.encoding import SecureAggregator
+from dlm.federated.fixed_point import ARITHMETIC, BITS, GRID_BITS
+from dlm.federated.keys import Key
+from dlm.federated.noise import Mechanism, make_mechanism
+from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState, discrete
+from dlm.federated.report.report import PrivacyReport, build
+from dlm.federated.run.cohorts import Cohorts, Population
+from dlm.federated.run.run import FederatedRun
+from dlm.federated.run.run_folder import RunBinding, RunFolder
+from dlm.federated.run.sampling import (
+    AvailabilitySampler,
+    FixedGoalSampler,
+    PoissonSampler,
+    Sampler,
+    check_population,
+)
+from dlm.federated.tokens import Ids, check_ids
+from dlm.federated.training import grid, metrics, rnn, trees
+from dlm.federated.training.engine import Aggregator, Engine, LocalEngine
+from dlm.federated.training.local import UserWork, work_of
+from dlm.federated.training.parts import parts_of, unknown_parts
+from dlm.federated.training.pretrain import pretrain
+from dlm.federated.training.rounds import (
+    Diagnostics,
+    FederatedAlgorithm,
+    OptimizerConfig,
+    ReleaseConfig,
+    TrainingState,
+    grid_release,
+    make_algorithm,
+)
+from dlm.federated.training.settings import ModelSettings, TrainingSettings
+from dlm.federated.users import TOKENIZERS
+from dlm.federated.words import Encode, RunVocabulary, public_text, record_of
+from dlm.record.inputs import record_or_word, refuse_without_guarantee
+from dlm.record.lookup import STATE_DIGEST, VOCABULARY_DIGEST, record_in
+from dlm.record.provenance import FIRST_HAND, Provenance, content_digest
+from dlm.record.sidecar import read_record, sidecar
+from dlm.record.signature import require_signed
+
+GENERATOR = "threefry2x32"
+TEXT_DIGEST = "text_sha256"  # in the record of the pretraining text
+DIVERGED = 10  # times as bad as guessing
+_ANY_KEY = jax.random.key(0)  # of shapes alone
+LARGEST = 1e6  # of a parameter of a network that learns
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What is reported about a round, once it counts; `evaluation` is on held-out users, None in
+    rounds without one, and not in `seconds`."""
+
+    diagnostics: Diagnostics
+    evaluation: metrics.Metrics | None
+    seconds: float
+
+    def line(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            name: value for name, value in self.diagnostics._asdict().items() if name != "raw"
+        }
+        if self.diagnostics.raw is not None:
+            found["not_private"] = self.diagnostics.raw._asdict()
+        if self.evaluation is not None:
+            found["held_out"] = {
+                "top1_in_vocabulary": self.evaluation.top1_in_vocabulary,
+                "top1": self.evaluation.top1,
+                "sll_excluding_oov": self.evaluation.sll_excluding_oov,
+                "perplexity": self.evaluation.perplexity,
+                "perplexity_excluding_oov": self.evaluation.perplexity_excluding_oov,
+                **vars(self.evaluation),
+            }
+        if self.diagnostics.raw is not None:
+            # The time that a cohort takes reveals how much its users wrote.
+            found["seconds"] = round(self.seconds, 3)
+        return found
+
+
+class Training(FederatedRun[RoundReport]):
+    """One run.
+
+    Args
+        folder      folder of the run, or an open `RunFolder`; a run in it resumes
+        encode      words of an utterance -> ids, given with `vocab_size`; by default the words of
+                    `settings.data.vocabulary`
+        vocabulary_record  `Provenance.public` says that `encode` has no user's text, and who says
+                    so. Otherwise the record of the wordpieces whose method `encode` is; any other
+                    encoder has none, and a run with a guarantee is refused
+        engine      where updates are computed; default: here
+        aggregator  how they are added; default: as in `settings.aggregation`
+        progress    gets one line at a time about what happens
+    Raises
+        ConfigError   other settings, users or vocabulary than the folder's run; too few users for
+                      the rounds of a new run
+        PrivacyError  a ledger or noise that is not the checkpoint's; a run with a guarantee whose
+                      vocabulary or pretraining text has none and that nobody says is public; a
+                      grid too coarse for so many numbers
+        FormatError   a damaged file
+    """
+
+    state: TrainingState
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        users: Population,
+        folder: RunFolder | Path,
+        *,
+        encode: Encode | None = None,
+        vocab_size: int | None = None,
+        vocabulary_record: Provenance | None = None,
+        engine: Engine | None = None,
+        aggregator: Aggregator | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        place = folder if isinstance(folder, Path) else folder.path
+        self.settings, self._progress = settings, progress
+        run = settings.run
+        self._promises = settings.privacy.mechanism != "none" and not run.simulation
+        self._has_begun = (place / CHECKPOINT).exists()
+        vocabulary: RunVocabulary | None = None
+        if encode is None:
+            vocabulary = self._read_vocabulary()
+            encode, vocab_size = vocabulary.encoder(), vocabulary.size
+            vocabulary_record = vocabulary.record
+        else:
+            own = record_of(encode)  # wordpieces know it themselves
+            if vocabulary_record is None:
+                vocabulary_record = own
+            elif not vocabulary_record.is_public and vocabulary_record != own:
+                why = "the record given with the encoder is not shown to be of it"
+                vocabulary_record = Provenance.none(why)
+            if self._promises:
+                refuse_without_guarantee("the given encoder", vocabulary_record)
+            vocabulary = RunVocabulary.of(encode, vocabulary_record)
+            if vocabulary is not None:
+                encode = vocabulary.encoder()
+        if vocab_size is None:
+            raise ConfigError("encode was given without vocab_size; give the number of its ids too")
+        self._encode, self._vocabulary = encode, vocabulary
+        self._vocabulary_record = vocabulary_record
+        self._begun_with: dict[str, Provenance | None] = {}
+        self._text = b""
+        self._split = TOKENIZERS[settings.data.tokenizer]
+        self.train_users, self.held_out_users = users.split(settings.data.held_out)
+        if not len(self.train_users):
+            raise ConfigError(f"none of {len(users)} users is left to train; lower data.held_out")
+        # A run that has begun has its population and its text behind it.
+        if not self._has_begun:
+            self._check_population()
+            self._take_text()
+        self.model = settings.model.network(vocab_size)
+        self._root = Key.from_seed(run.seed) if run.simulation else Key.from_system()
+        self._release = settings.privacy.release(
+            settings.sampling.users_a_round(len(self.train_users))
+        )
+        self.mechanism = mechanism_of(settings, self._release, progress)
+        if aggregator is None and settings.aggregation.secure:
+            aggregator = SecureAggregator(
+                settings.privacy.clip_norm,
+                settings.aggregation.scale,
+                settings.sampling.most_users(len(self.train_users)),
+            )
+        self.noise = None if self.mechanism is None else discrete(self.mechanism)
+        self.engine = engine or self._make_engine(aggregator)
+        self.algorithm: FederatedAlgorithm = make_algorithm(
+            self._release,
+            settings.server,
+            self.engine,
+            self.noise,
+            simulation=run.simulation,
+            aggregation_key=lambda index: self._root.fold("aggregation", index),
+        )
+        privacy = settings.privacy
+        self.cohorts = Cohorts(
+            self.train_users,
+            self._make_sampler(),
+            gap=privacy.gap if privacy.gap > 1 else None,
+            max_participations=privacy.max_participations or None,
+            round_s=settings.sampling.round_s,
+            salt=bytes(self._root.fold("ledger").words(4).tobytes()),
+        )
+        self.rounds, self.save_every = run.rounds, run.checkpoint_every
+        self.released = not run.simulation
+        # For a plain list the words are compared; who says that it is public can change.
+        bound = None
+        if vocabulary_record is not None and not vocabulary_record.is_public:
+            bound = vocabulary_record.digest
+        self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
+        self._sensitivities: dict[tuple[int, int], float] = {}
+        self._roundings: dict[tuple[int, int], float] = {}
+        sums = ARITHMETIC if self.noise is None else grid.ARITHMETIC
+        self.binding = RunBinding(
+            {
+                **settings.binding(),
+                "vocab_size": vocab_size,
+                "vocabulary_record": bound,
+                "sums": None if settings.aggregation.secure else sums,
+                "matrix": None if self.mechanism is None else self.mechanism.digest(),
+            },
+            {"users": users.digest, "encoding": self._encoding_digest()},
+            None if vocabulary is None else vocabulary.content,
+        )
+        self._rounding(privacy.gap, 1)  # raises if the grid is too coarse
+        self._held_out: list[Ids] | None = None
+        self._begin(folder)
+        if self.resumed:
+            progress(f"resuming after round {self.rounds_done}")
+
+    def run(self, until: int | None = None) -> Iterator[RoundReport]:
+        """As of `FederatedRun`; by default up to `run.stop_after`."""
+        return super().run(until or self.settings.run.stop_after or None)
+
+    def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
+        began = time.monotonic()
+        self.state, diagnostics = self.algorithm.apply(self.state, self._asked(index, users))
+        seconds = time.monotonic() - began
+        every = self.settings.run.evaluate_every
+        evaluation = None
+        if every and len(self.held_out_users) and ((index + 1) % every == 0 or is_last):
+            evaluation = self.evaluate()
+        if why := self._diverges(diagnostics, evaluation):
+            self._over = (
+                f"after round {index + 1} the model diverges: {why}. The run has ended there. "
+                "Start a new one in another folder with a lower local.learning_rate or "
+                "server.learning_rate, or less noise; the privacy costs of both add up"
+            )
+        return RoundReport(diagnostics, evaluation, seconds)
+
+    def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
+        """How the model is worse than guessing, if it is, by released values and held-out users; by
+        training users only in simulations."""
+        largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
+        if not largest < LARGEST:
+            return f"a parameter is {largest:.3g}"
+        guess = self.model.vocab_size
+        if evaluation is not None and evaluation.words:
+            found = evaluation.perplexity
+            if not found < DIVERGED * guess:
+                return (
+                    f"its perplexity on held-out users is {found:.3g}, but guessing among all "
+                    f"ids gives {guess}"
+                )
+        raw = diagnostics.raw
+        if raw is not None and -raw.mean_ln_prob >= math.log(DIVERGED * guess):
+            return (
+                f"its loss on users is {-raw.mean_ln_prob:.3g}, but guessing among all ids "
+                f"gives {math.log(guess):.3g}"
+            )
+        return None
+
+    def evaluate(self) -> metrics.Metrics:
+        if self._held_out is None:
+            self._held_out = []
+            remaining = self.settings.data.held_out_tokens
+            for user in range(len(self.held_out_users)):
+                cap = min(remaining, self.settings.data.max_tokens)
+                if cap <= 0:
+                    break
+                found = self._tokens(self.held_out_users, user, cap)
+                remaining -= sum(map(len, found))
+                self._held_out += found
+            self._held_out.sort(key=len)
+        return metrics.evaluate(self.state.params, self.model, self._held_out)
+
+    def stage(self, rounds: int | None = None) -> StageRecord:
+        """What accounting needs to know about this run so far, or about this many rounds."""
+        rounds = self.rounds_done if rounds is None else rounds
+        privacy, adaptive = self.settings.privacy, self._release.adaptive
+        noised = self.mechanism is not None
+        matrix = {} if self.mechanism is None else self.mechanism.matrix()
+        if "restarts" in matrix:
+            matrix["restarts"] = [at for at in matrix["restarts"] if at < rounds]
+        gap, most = self.cohorts.bounds(rounds)
+        return StageRecord(
+            **self.cohorts.stage(
+                "network",
+                rounds,
+                mechanism=privacy.mechanism,
+                noise_multiplier=self._release.update_multiplier() if noised else None,
+                simulated=self.settings.run.simulation,
+                sensitivity=self._sensitivity(gap, most),
+                clip_noise=adaptive.count_stddev if noised and adaptive is not None else None,
+                norm_inflation=self.engine.sensitivity_factor(
+                    rnn.parameter_count(self.state.params)
+                ),
+                matrix=matrix,
+                rounding=self._rounding(gap, most),
+                extras={
+                    "rounds_planned": self.rounds,
+                    **{
+                        part: ", then ".join(dict.fromkeys(found[part] for found in self._parts))
+                        for part in ("engine", "aggregator")
+                    },
+                    **(grid.described() if noised else {}),
+                    **self._releases(),
+                },
+            )
+        )
+
+    def _sensitivity(self, gap: int, most: int) -> float | None:
+        """For mechanisms that accounting does not know by name: the sensitivity of all planned
+        rounds."""
+        if self.mechanism is None or self.mechanism.name in ("gaussian", "tree", "tree-restart"):
+            return None
+        if (gap, most) not in self._sensitivities:
+            self._sensitivities[gap, most] = self.mechanism.sensitivity(
+                gap=gap, max_participations=most
+            )
+        return self._sensitivities[gap, most]
+
+    def _rounding(self, gap: int, most: int) -> float:
+        """Factor by which the grid raises the sensitivity; 1 without noise."""
+        if self.noise is None:
+            return 1.0
+        if (gap, most) not in self._roundings:
+            release = grid_release(self._release, self.engine, self.noise)
+            size = release.size(jax.eval_shape(partial(rnn.init, config=self.model), _ANY_KEY))
+            factor = release.factor(size, self._sensitivity(gap, most) or 1.0)
+            self._roundings[gap, most] = factor
+        return self._roundings[gap, most]
+
+    def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
+        """As of `FederatedRun`; PrivacyError if the ledger does not agree with what accounting
+        assumes."""
+        released = trees.leaves(self.state._replace(noise=None))
+        return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
+
+    @property
+    def _rounds_to_account_for(self) -> int:
+        """The rounds done; all planned rounds if divergence ended the run."""
+        return self.rounds if self._over else self.rounds_done
+
+    def _report(
+        self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
+    ) -> PrivacyReport:
+        """For the rounds done, or more that are planned; the record is about what was released."""
+        content = {STATE_DIGEST: checkpoint.digest(released)}
+        if self._vocabulary is not None:
+            content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)
+        return build(
+            [self.stage(rounds)],
+            delta=self.settings.privacy.delta,
+            ledgers={"network": self.ledger},
+            config=self.binding.settings,
+            simulated=self.settings.run.simulation,
+            inputs={self._vocabulary_name: self._vocabulary_record, **self._begun_with},
+            void=self._void,
+            content=content,
+            secure_aggregation=self.settings.aggregation.secure,
+            held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
+            under_way=rounds > self.rounds_done,
+            at=at,
+            data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
+        )
+
+    def _record(self, public: Arrays) -> Provenance:
+        """The record of all planned rounds, an overestimate that needs no accounting in each round;
+        at the end, that of the rounds done."""
+        if not self.rounds_done:
+            return Provenance.none("no round is done yet: the network is as it began")
+        rounds = self._rounds_to_account_for if self._ends else self.rounds
+        return self._report(rounds, public).provenance
+
+    @property
+    def _vocabulary_name(self) -> str:
+        return f"the vocabulary {self.settings.data.vocabulary.name}"
+
+    def _read_vocabulary(self) -> RunVocabulary:
+        data = self.settings.data
+        key = Path(data.public_key) if data.public_key else None
+        found = RunVocabulary.read(data.vocabulary, data.vocabulary_size, key)
+        record = record_or_word(
+            data.vocabulary,
+            self._vocabulary_name,
+            found.record,
+            by=data.public,
+            setting="data.public",
+            sha256=content_digest(found.content),
+            promises=self._promises,
+            simulated=self.settings.run.simulation,
+        )
+        return dataclasses.replace(found, record=record)
+
+    def _take_text(self) -> None:
+        given = self.settings.pretrain
+        if not given.text:
+            return
+        text, what = Path(given.text), f"the text {Path(given.text).name} to begin with"
+        try:
+            content = text.read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"the public text {text} cannot be read: {exc}") from exc
+        self._text = content if given.steps else b""  # the checked bytes are the bytes used
+        record = None
+        if sidecar(text).exists():
+            record = read_record(text, content, digest_name=TEXT_DIGEST, kind="text")
+        self._begun_with[what] = record_or_word(
+            text,
+            what,
+            record,
+            by=given.public,
+            setting="pretrain.public",
+            sha256=content_digest(content),
+            promises=self._promises,
+            simulated=self.settings.run.simulation,
+        )
+
+    def _make_engine(self, aggregator: Aggregator | None) -> Engine:
+        bits = BITS if self.noise is None else GRID_BITS
+        return LocalEngine(self.model, self.settings.local, aggregator=aggregator, bits=bits)
+
+    def _make_sampler(self) -> Sampler:
+        given, users = self.settings.sampling, len(self.train_users)
+        key = self._root.fold("sampling")
+        if given.kind == "poisson":
+            return PoissonSampler(users, given.q, key)
+        if given.kind == "fixed":
+            return FixedGoalSampler(users, self._cohort_size, key)
+        return AvailabilitySampler(
+            users,
+            self._cohort_size,
+            key,
+            gap=self.settings.privacy.gap,
+            max_participations=self.settings.privacy.max_participations or None,
+            timer_s=given.timer_s,
+            diurnal=given.diurnal(),
+        )
+
+    @property
+    def _cohort_size(self) -> int:
+        """Users drawn for a round, of samplers that draw a number of them."""
+        return self.settings.sampling.report_goal
+
+    def _check_population(self) -> None:
+        given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
+        if given.kind == "poisson":
+            return
+        users, most = len(self.train_users), privacy.max_participations or None
+        try:
+            sure = check_population(
+                users, self._cohort_size, rounds.rounds, gap=privacy.gap, max_participations=most
+            )
+        except ConfigError as exc:
+            if held_out := len(self.held_out_users):
+                exc.add_note(f"{held_out:,} more users are held out by data.held_out")
+            raise
+        if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
+            self._progress(
+                "sampling.kind = fixed draws users without regard to privacy.gap and "
+                "max_participations, so the run ends when a draw breaks them; timer respects them"
+            )
+        elif not sure:
+            self._progress(
+                f"{users:,} users may run out before the last round: they are drawn at random, and "
+                f"near the end too few may be left with fewer than {most} participations"
+            )
+
+    def _cohort(self, index: int) -> list[int]:
+        try:
+            return super()._cohort(index)
+        except ConfigError as exc:
+            raise ConfigError(
+                f"{exc}. Enforced limits cannot change within a run, so it ends here; to report "
+                f"the rounds done, set run.stop_after = {index}. For more rounds start a new run "
+                "in another folder, with a lower report goal, a smaller gap, a shorter timer or "
+                "more users; the privacy costs of both add up"
+            ) from exc
+
+    def _asked(self, index: int, users: Sequence[int]) -> Any:
+        """The cohort of a round, as the engine takes it."""
+        return [self._work(index, user) for user in users]
+
+    def _work(self, index: int, user: int) -> UserWork:
+        text = self._tokens(self.train_users, user, self.settings.data.max_tokens)
+        check_ids(text, self.model.vocab_size)
+        words = self._root.fold("order", index, user).words(4)
+        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words.tolist())))
+        return work_of(text, self.settings.local, order)
+
+    def _key(self, name: str) -> jax.Array:
+        words = jnp.asarray(self._root.fold(name).words(2))
+        key: jax.Array = jax.random.wrap_key_data(words, impl=GENERATOR)
+        return key
+
+    def _tokens(self, users: Population, user: int, cap: int) -> list[Ids]:
+        return users.tokens(user, self._encode, cap=cap, split=self._split)
+
+    def _encoding_digest(self) -> str:
+        """A digest of the ids of some of the users' text, and of the wordpieces."""
+        found = hashlib.sha256(getattr(getattr(self._encode, "__self__", None), "model", b""))
+        for user in range(min(len(self.train_users), 20)):
+            for ids in self._tokens(self.train_users, user, 200):
+                found.update(ids.astype("<i4").tobytes())
+        return found.hexdigest()[:32]
+
+    def _noise_key(self) -> Key | None:
+        return None if self.noise is None else self._root.fold("noise")
+
+    def _first(self) -> None:
+        fresh = rnn.init(self._key("init"), self.model)
+        given = self.settings.pretrain
+        if given.steps:
+            text = public_text(Path(given.text), self._text, self._encode, self._split)
+            self._text = b""
+            self._progress(f"pretraining: {given.steps} steps on {len(text):,} public utterances")
+            fresh = pretrain(
+                fresh,
+                self.model,
+                text,
+                steps=given.steps,
+                batch_size=given.batch_size,
+                unroll=given.unroll,
+                learning_rate=given.learning_rate,
+                order=np.random.Generator(
+                    np.random.PCG64(self._root.fold("pretrain").words(4).tolist())
+                ),
+                progress=lambda step, loss: self._progress(f"step {step}: loss {loss:.4f}"),
+            )
+        self.state = self.algorithm.init(fresh, self._noise_key())
+
+    def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
+        # The key is not written; see `run`.
+        noise: DiscreteState | None = self.state.noise
+        private: Arrays = [] if noise is None else [np.array(noise.round), *noise.buffers]
+        facts = {
+            "parts": self._parts,
+            "void": self._void,
+            "over": self._over,
+            "begun_with": {
+                what: record and record.to_dict() for what, record in self._begun_with.items()
+            },
+        }
+        return trees.leaves(self.state._replace(noise=None)), private, facts
+
+    def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
+        self._over = facts["over"]
+        # What earlier rounds used stays true of the run, whatever it resumes with.
+        self._void = list(dict.fromkeys([*facts["void"], *self._void]))
+        self._parts = [*facts["parts"], *self._parts]
+        self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
+        for what, record in facts["begun_with"].items():
+            found = record and Provenance.from_dict(record, str(what))
+            if found is not None and found.is_public:  # somebody's word, noted by this run itself
+                found = dataclasses.replace(found, standing=FIRST_HAND)
+            self._begun_with[what] = found
+        assert self.folder is not None
+        key, place = self._noise_key(), self.folder.path
+        template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
+        state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
+        if private is not None and self.noise is not None:
+            state = state._replace(noise=self._restored_noise(self.noise, private, template))
+        self.state = state
+
+    def _restored_noise(
+        self, noise: DiscreteNoise, private: Arrays, template: TrainingState
+    ) -> DiscreteState:
+        assert self.folder is not None
+        begun: DiscreteState = template.noise
+        done = int(private[0]) if len(private) else -1
+        size = grid_release(self._release, self.engine, noise).size(template.params)
+        kind = begun.buffers[0].dtype if begun.buffers else np.dtype(np.int64)
+        shapes = noise.shapes(done, size) if 0 <= done <= self.rounds else []
+        expected = [np.array(done), *(np.broadcast_to(kind.type(0), shape) for shape in shapes)]
+        checkpoint.check_shapes(private, expected, self.folder.path)
+        return begun._replace(round=done, buffers=tuple(private[1:]))
+
+    def _line(self, done: RoundReport) -> dict[str, Any]:
+        return done.line()
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained network after the last round that counts, with its privacy record: while rounds
+    remain, that of all planned ones. `vocabulary` is None for an encoder of neither words nor
+    pieces."""
+
+    network: rnn.RnnConfig
+    params: rnn.Params
+    vocabulary: RunVocabulary | None
+    record: Provenance
+    rounds: int
+
+
+def mechanism_of(
+    settings: TrainingSettings,
+    release: ReleaseConfig,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Mechanism | None:
+    """The mechanism of a run's noise, as of `make_mechanism`; None without noise."""
+    privacy, rounds = settings.privacy, settings.run.rounds
+    if privacy.mechanism == "none":
+        return None
+    restarts = privacy.restarts
+    if release.adaptive is not None and privacy.mechanism == "tree-restart":
+        renewed = release.adaptive.restarts_within(rounds)
+        restarts = tuple(sorted({*restarts, *(at + 1 for at in renewed)}))
+    most = privacy.max_participations or -(-rounds // privacy.gap)
+    return make_mechanism(
+        privacy.mechanism,
+        rounds=rounds,
+        gap=privacy.gap,
+        max_participations=most,
+        restarts=restarts,
+        buffers=privacy.buffers,
+        bands=privacy.bands or None,
+        error=privacy.error,
+        progress=progress,
+    )
+
+
+def why_diverged(folder: RunFolder) -> str:
+    """Why the run in a folder ended early; "" if it did not, or if no run has begun there."""
+    if not folder.has_begun:
+        return ""
+    return str(checkpoint.read(folder.path / CHECKPOINT).facts["state"].get("over", ""))
+
+
+def load_model(
+    run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
+) -> TrainedModel:
+    """The network of a run's folder or checkpoint, with its vocabulary and its record.
+
+    Args
+        public_key  file of the Ed25519 key that must have signed the checkpoint; without one the
+                    record stays unverified
+    Raises
+        FormatError   the checkpoint is damaged or has another version
+        PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
+    """
+    run = Path(run)
+    place = run / CHECKPOINT if run.is_dir() else run
+    content = place.read_bytes()  # once: what is verified is what is loaded
+    found = checkpoint.parse(content, place)
+    settings = found.settings
+    try:
+        network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
+        server, rounds = OptimizerConfig(**settings["server"]), int(found.facts["round"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise FormatError(
+            f"{place} does not contain a network of dlm federate ({exc!r}); give a run's folder"
+        ) from exc
+    params = rnn.init(jax.random.key(0), network)
+    moments = server.transformation().init(params)
+    zero = jnp.float32(0.0)
+    template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
+    state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
+    record = record_in(found)
+    if public_key is not None:
+        record = require_signed(place, Path(public_key), content)
+    vocabulary = None
+    if (words := found.attachments.get("vocabulary")) is not None:
+        vocabulary = RunVocabulary.from_bytes(words, record)
+    return TrainedModel(network, state.params, vocabulary, record, rounds)
