@@ -248,7 +248,7 @@ def test_a_roll_out_killed_anywhere_goes_on_or_is_undone(tmp_path, environ, run,
         CommandServer("cluster", serving.directory, cwd=tmp_path, env=environ).ready(),
         Load(tmp_path / "cluster.toml", named, tmp_path / "cache") as load,
     ):
-        for round_ in range(6):
+        for round_ in range(4):
             going = start(environ, tmp_path, following.directory)
             try:
                 going.wait(rng.uniform(0.5, 9.0))

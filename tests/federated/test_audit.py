@@ -82,14 +82,14 @@ class Lying(Auditor):
 
 
 @pytest.mark.slow
-def test_twenty_audits_bear_accounting_out_and_twenty_find_half_of_the_noise() -> None:
+def test_eight_audits_bear_accounting_out_and_eight_find_half_of_the_noise() -> None:
     """At rho 1 with 1,000 canaries: valid, near the truth, and never fooled."""
     upper = math.sqrt(2)
     honest, lying = Auditor(settings()), Lying(settings())
-    lower = np.array([honest.run(Key.from_seed(seed)).lower_mu for seed in range(20)])
-    assert (lower > upper).sum() <= 2
+    lower = np.array([honest.run(Key.from_seed(seed)).lower_mu for seed in range(8)])
+    assert (lower > upper).sum() <= 1
     assert np.median(lower) >= 0.75 * upper
-    found = [lying.run(Key.from_seed(seed)) for seed in range(20)]
+    found = [lying.run(Key.from_seed(seed)) for seed in range(8)]
     assert all(one.lower_mu > upper and not one.holds for one in found)
     assert all(one.upper_mu == pytest.approx(upper) for one in found)
 
@@ -113,10 +113,9 @@ def test_every_way_that_noise_is_made_is_audited(mechanism: str, more: dict[str,
     # A device that encodes for secure aggregation takes its time.
     few = {"canaries": 250, "parameters": 2_500} if given.aggregation.secure else {}
     least = 0.35 if few else 0.55 if mechanism == "tree" else 0.65
-    found = [Auditor(given, **few).run(Key.from_seed(seed)) for seed in range(2)]
-    for one in found:
-        assert one.holds
-        assert one.lower_mu > least * one.upper_mu
+    found = Auditor(given, **few).run(Key.from_seed(0))
+    assert found.holds
+    assert found.lower_mu > least * found.upper_mu
     assert not Lying(given, **few).run(Key.from_seed(0)).holds
 
 
