@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cluster import build
@@ -44,12 +45,12 @@ from models import random_model
 
 OLD, NEW = "0" * 32, "1" * 32
 RULES = Rules(share=0.1, watch_for=20, idle=5, longest=60, load_within=30, compare=8)
-GOOD = Comparison(32, 0, 0, 0, 1.0, 1.2, 0.1, 0.5)
+GOOD = Comparison(32, 0, 0, 0, 1.0, 1.2, (1.2,) * 384, 0.1, 0.5)
 BAD = [
     replace(GOOD, failed=1),
     replace(GOOD, failed=32, old_failed=32),
     replace(GOOD, wrong=1),
-    replace(GOOD, new_p99_ms=500.0),
+    replace(GOOD, new_ms=2.0, ratios=(2.0,) * 384),
 ]
 
 
@@ -128,6 +129,20 @@ def test_a_roll_out_goes_from_the_old_set_to_the_new():
     assert world.run() == End()
     assert (world.model, world.rollout, world.held) == (NEW, None, {NEW})
     assert world.shares == [0.0, 0.1, 1.0]
+
+
+@pytest.mark.promise("rollout_rules")
+@pytest.mark.parametrize(("slowdown", "least", "most"), [(1.0, 0, 0), (1.4, 0, 1), (1.6, 95, 100)])
+def test_a_model_is_slow_if_most_calls_are(slowdown, least, most):
+    """Of 100 comparisons on machines so busy that a tenth of all calls takes ten times as long;
+    at the limit itself, hardly one errs."""
+    rng = np.random.default_rng(1)
+
+    def took() -> np.ndarray:
+        return rng.lognormal(0.0, 0.2, 384) * np.where(rng.random(384) < 0.1, 10.0, 1.0)
+
+    found = [replace(GOOD, ratios=tuple(slowdown * took() / took())) for _ in range(100)]
+    assert least <= sum(map(RULES.is_slow, found)) <= most
 
 
 @pytest.mark.promise("rollout_rules")

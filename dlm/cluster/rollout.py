@@ -17,6 +17,7 @@ undo.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -26,6 +27,7 @@ from dlm.client.config.rollout import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
+ERROR_RATE = 1e-4  # of calling a model slow by chance
 
 
 class Phase(Enum):
@@ -83,15 +85,13 @@ class Rules:
         why="Longer than the longest utterance: those that are still open then get StaleShardSet.",
     )
     compare: float = setting(10.0, "Time between two comparisons.", unit="seconds", low=1, high=1e6)
-    ratio: float = setting(
-        2.0, "p99 above this many times the old model's is slow.", low=1, high=1000
-    )
-    floor_ms: float = setting(
-        20.0,
-        "It is slow only if it is also longer by this much.",
-        unit="milliseconds",
-        low=0,
-        high=1e6,
+    max_slowdown: float = setting(
+        1.4,
+        "The new model is slow if most calls take more than this many times the old one's time.",
+        low=1,
+        high=1000,
+        why="Decided by a sign test on hundreds of calls, made in turn, that errs once in 10,000 "
+        "times, and measured again before the command goes back.",
     )
 
     def __post_init__(self) -> None:
@@ -112,13 +112,29 @@ class Rules:
                 f"{found.wrong} of {found.sentences} sampled sentences got other scores from the "
                 "servers than from the files of the new model"
             )
-        old, new = found.old_p99_ms, found.new_p99_ms
-        if new > self.ratio * old and new > old + self.floor_ms:
+        if self.is_slow(found):
             return (
-                f"the new model's p99 is {new:.1f} ms, the old one's {old:.1f}; expected at "
-                f"most {self.ratio:g} times that, or {self.floor_ms:g} ms more"
+                f"a sentence takes {found.new_ms:.2f} ms on the new model, {found.old_ms:.2f} ms "
+                f"on the old one (medians of {len(found.ratios)} calls); expected at most "
+                f"{self.max_slowdown:g} times that"
             )
         return ""
+
+    def is_slow(self, found: Comparison) -> bool:
+        """Whether more calls are slower than `max_slowdown` allows than chance would make so, if
+        half of all calls were."""
+        slower = sum(ratio > self.max_slowdown for ratio in found.ratios)
+        return slower > most_by_chance(len(found.ratios))
+
+
+def most_by_chance(calls: int) -> int:
+    """The most heads of so many coins that come more often than once in 1 / `ERROR_RATE` trials."""
+    tail, most = 0, ERROR_RATE * 2.0**calls
+    for heads in range(calls, -1, -1):
+        tail += math.comb(calls, heads)
+        if tail > most:
+            return heads
+    raise AssertionError("all outcomes together are certain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +143,8 @@ class Comparison:
 
     failed      sentences without an answer by the new model;  old_failed  by the old one
     wrong       sentences whose scores are not those of the new model's files
-    old_p99_ms, new_p99_ms  of a sentence
+    old_ms, new_ms  medians of the calls
+    ratios      of each pair of calls for the same sentence: the new model's time over the old one's
     difference, largest  mean and largest difference of a word's log10 probability, new less old
     """
 
@@ -135,8 +152,9 @@ class Comparison:
     failed: int
     old_failed: int
     wrong: int
-    old_p99_ms: float
-    new_p99_ms: float
+    old_ms: float
+    new_ms: float
+    ratios: tuple[float, ...]
     difference: float
     largest: float
 
