@@ -168,7 +168,7 @@ def test_counting_that_is_killed_goes_on_to_the_same_bytes(
 ) -> None:
     """SIGKILL, once after counts were kept and once before; of cased words of pieces."""
     monkeypatch.setattr(sampling, "DRAWN", 100)
-    driver = f"from dlm.distill import sampling\nsampling.DRAWN = 100\n{DRIVER}"
+    driver = f"from dlm.distill.counts import sampling\nsampling.DRAWN = 100\n{DRIVER}"
     cap = normalised_model(4, [*WORDS, "Ala"], order=2, contexts=1.0).write(home / "k.arpa")
     args = ("distill", home / "run", "--samples", 300, "--topology", cap, "--capitalize", cap)
     whole, cut, work = home / "whole.arpa", home / "cut.arpa", home / "killed"
