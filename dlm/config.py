@@ -45,6 +45,8 @@ class Setting(NamedTuple):
     one_of        the strings allowed; those of a Literal need not be repeated
     why           reasons for the default and the bounds; only in the reference
     name          in files, variables and options, if the field's own name differs
+    metavar       what stands for the value in the help of its option
+    short         another name of the option, such as "-n"
     kind          the type without None
     optional      whether None is allowed
     default       None if there is none, or None is it
@@ -60,6 +62,8 @@ class Setting(NamedTuple):
     one_of: tuple[str, ...] = ()
     why: str = ""
     name: str = ""
+    metavar: str = ""
+    short: str = ""
     field: str = ""
     kind: Any = None
     optional: bool = False

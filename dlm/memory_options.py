@@ -94,11 +94,10 @@ def _populate(held: mmap.mmap, size: int) -> None:
 def _lock(held: mmap.mmap, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    address = np.frombuffer(held, np.uint8).ctypes.data
-    if libc.mlock(address, size):
-        number = ctypes.get_errno()
+    if libc.mlock(np.frombuffer(held, np.uint8).ctypes.data, size):
+        why = os.strerror(ctypes.get_errno())
         raise ConfigError(
-            f"{size:,} bytes cannot be locked in memory: {os.strerror(number)}. Raise the limit "
+            f"{size:,} bytes cannot be locked in memory: {why}. Raise the limit "
             "(ulimit -l; LimitMEMLOCK= of a systemd unit; IPC_LOCK of a container), or serve "
             "without --mlock"
         )

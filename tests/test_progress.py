@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import progress as waiting
-from dlm.cli.progress import stage_printer
+from dlm.cli import output as waiting
+from dlm.cli.output import stage_printer
 from dlm.progress import COMPILING, CompilingNotice, ProgressReporter, compiling_notice
 
 WAIT_S = 60.0

@@ -31,7 +31,7 @@ class Example:
     bound: float = setting(1.0, "At most.", above=0, high=math.inf)
     limit: int | None = setting(None, "Limit.", low=1)
     kind: Literal["one", "two", "three"] = setting("one", "Which.")
-    word: str = setting("a", "Which.", one_of=("a", "b"))
+    word: str = setting("a", "Which.", one_of=("a", "b"), metavar="W", short="-w")
 
     def __post_init__(self) -> None:
         check("example", self)
@@ -99,18 +99,21 @@ def test_flags_override_the_environment_and_that_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag", "text"),
+    ("name", "flags", "metavar", "text"),
     [
-        ("count", "--n-count", "How many.  [1 to 65,536 threads; default: 3]"),
-        ("path", "--path", "Where it is."),
-        ("word", "--word", "Which.  [a or b; default: a]"),
+        ("count", ("--n-count",), None, "How many.  [1 to 65,536 threads; default: 3]"),
+        ("path", ("--path",), None, "Where it is."),
+        ("word", ("--word", "-w"), "W", "Which.  [a or b; default: a]"),
     ],
 )
-def test_an_option_has_the_name_and_the_help_of_its_field(name: str, flag: str, text: str) -> None:
-    """And its bounds and default; other names may follow."""
-    made: Any = option(Example, name, "-x")
+def test_an_option_has_the_names_and_the_help_of_its_field(
+    name: str, flags: tuple[str, ...], metavar: str | None, text: str
+) -> None:
+    """And its bounds and default."""
+    made: Any = option(Example, name)
     assert isinstance(made, typer.models.OptionInfo)
-    assert (made.default, made.param_decls, made.help) == (flag, ("-x",), text)
+    assert (made.default, *made.param_decls) == flags
+    assert (made.metavar, made.help) == (metavar, text)
 
 
 # The files of settings that commands import for their help.

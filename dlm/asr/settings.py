@@ -25,6 +25,7 @@ class BeamSettings:
         100,
         "Beam width: hypotheses to keep at a time.",
         low=1,
+        metavar="N",
         why="500 take five times as long for 3 % fewer errors.",
     )
     labels: int = setting(25, "How many of the likeliest labels are tried per frame.", low=1)
@@ -34,7 +35,7 @@ class BeamSettings:
         above=0,
         high=math.inf,
     )
-    nbest: int = setting(1, "Sentences per segment, with --json.", low=1)
+    nbest: int = setting(1, "Sentences per segment, with --json.", low=1, metavar="N")
 
     def __post_init__(self) -> None:
         check("transcribe", self)
@@ -58,7 +59,7 @@ class SearchSettings:
         why="Natural logarithms, before the scale, behind the best hypothesis at its position.",
     )
     hypotheses: int | None = setting(
-        None, "Hypotheses to keep per position; all by default.", low=1
+        None, "Hypotheses to keep per position; all by default.", low=1, metavar="N"
     )
 
     def __post_init__(self) -> None:

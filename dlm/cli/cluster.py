@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Ca, Cert, Key, LogLevel, TokenFile, option
-from dlm.cli.serve import TlsCert, TlsClientCa, TlsKey, Tokens
+from dlm.cli.checks import WRITE, check_reads
+from dlm.cli.options import ACCESS, LogLevel, Options, option
+from dlm.cli.output import compile_kernels, print_json_line
+from dlm.client.config.security import ClientSecurity
+from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
 from dlm.signals import stop_signals
 from dlm.units import counted
@@ -30,9 +32,11 @@ def cluster(
         list[Path],
         typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
     ],
+    *,
     cluster_file: Annotated[
         Path,
         typer.Option("--cluster", metavar="FILE", help="File to write for clients to read."),
+        WRITE,
     ] = Path("cluster.toml"),
     port: Annotated[
         int,
@@ -55,14 +59,8 @@ def cluster(
         int,
         typer.Option(help="Port of shard 0's metrics; the others follow it. 0 disables them."),
     ] = 0,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    tokens: Tokens = None,
-    ca: Ca = "",
-    cert: Cert = "",
-    key: Key = "",
-    token_file: TokenFile = "",
+    access: Annotated[dict[str, Any], Options(ACCESS, of=ServerConfig)],
+    security: Annotated[ClientSecurity, Options("ca cert key token_file")],
     log_level: LogLevel = "warning",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object once all servers are ready.")
@@ -83,12 +81,8 @@ def cluster(
         dlm cluster shards/model
         dlm cluster shards/model --replicas 2 --restart --local-fallback shards/small
     """
-    from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_reads, check_writes
     from dlm.client.config.cluster_file import ClusterToml, replace_servers, write_cluster_file
-    from dlm.client.config.security import ClientSecurity
     from dlm.cluster.processes import claim, listening, running_servers, supervise
-    from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
     from dlm.server.sets import sets_file_of, write_sets
@@ -102,19 +96,13 @@ def cluster(
                 f"--{name} is {first}; expected 1 to {65536 - count}, since this cluster needs "
                 f"{count} consecutive ports, and the last port is 65535"
             )
-    check_writes("--cluster", cluster_file)
     if local_fallback is not None:
         LocalModel.open(local_fallback)  # fails now if it is damaged, not when it is needed
-    check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
-    check_reads("--ca, --token-file", *filter(None, (ca, cert, key, token_file)))
-    security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
-    given = {
-        "--tls-cert": tls_cert,
-        "--tls-key": tls_key,
-        "--tls-client-ca": tls_client_ca,
-        "--tokens": tokens,
-    }
-    options = [part for name, file in given.items() if file for part in (name, file)]
+    check_reads("--tls-cert, --tokens", *access.values())
+    files = (security.ca, security.cert, security.key, security.token_file)
+    check_reads("--ca, --token-file", *filter(None, files))
+    given = {f"--{name.replace('_', '-')}": file for name, file in access.items() if file}
+    options = [part for option in given.items() for part in option]
     asked_to_stop = False
     written: list[Endpoint] | None = None
 

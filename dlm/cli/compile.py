@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.cli.output import compile_kernels, print_json
 from dlm.units import counted
 
 
@@ -41,7 +41,6 @@ def compile_(
         dlm compile
         dlm compile serve --json
     """
-    from dlm.cli.compiling import compile_kernels
     from dlm.jit import declared_kernels, folders
 
     begun = time.monotonic()

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.cli.output import compile_kernels, print_json
 from dlm.units import counted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dlm.client.deliver.counts import Stats
     from dlm.cluster.check import Checked
+    from dlm.cluster.processes import Server
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
 PACKAGED = 3  # shards of the set in dlm/data, for which nothing is built
@@ -54,18 +57,16 @@ def demo(
         dlm demo --kill
         dlm demo --shards 2
     """
-    import webbrowser
-
     from rich.console import Console
 
-    from dlm.cli.compiling import compile_kernels
     from dlm.client import Client, ClientConfig
-    from dlm.client.config.cluster_file import write_cluster_file
     from dlm.client.deliver.warm import KERNELS as asking
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
-    from dlm.cluster.processes import running_gateway, running_servers
+    from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder
     from dlm.index.layout import read_manifest
+    from dlm.index.making import build_shard_set
+    from dlm.index.making.shard_set import KERNELS as building
     from dlm.ngram.arpa.rows import KERNELS as reading
     from dlm.ngram.backoff import DictModel
     from dlm.server.compiling import KERNELS as serving
@@ -86,7 +87,9 @@ def demo(
         folder = packaged if shards == PACKAGED else scratch / "shards"
         compile_kernels((*serving, *asking, *reading))
         if folder != packaged:
-            _build(arpa, folder, shards, tell)
+            compile_kernels(building)
+            tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
+            build_shard_set(arpa, folder, shards)
         manifest = read_manifest(folder)
         counts = " + ".join(f"{c:,}" for c in manifest.counts)
         replicas = 2 if kill else 1
@@ -109,40 +112,34 @@ def demo(
                 served = counted_by_servers(client, addresses, DEADLINE_S)
             if open_page:
                 tell("checked every score; starting a gateway")
-                cluster = scratch / "cluster.toml"
-                endpoints = [one.endpoint for one in servers if one.process.poll() is None]
-                write_cluster_file(cluster, endpoints)
-                with running_gateway(cluster) as (gateway, notice), suppress(KeyboardInterrupt):
-                    url = f"http://127.0.0.1:{notice['http_port']}/"
-                    tell(f"a gateway shows these servers at {url} until Ctrl-C")
-                    webbrowser.open(url)
-                    gateway.wait()
+                _show_page(servers, scratch / "cluster.toml", tell)
                 tell("stopping the servers")
             else:
                 tell("checked every score; stopping the servers")
     tell("stopped")
+    columns = [_facts(sentences, sentence_stats), _facts(rescoring, rescoring_stats)]
+    asked = {"messages": served[0], "distinct_queries": served[1]}
     if as_json:
-        print_json(
-            {
-                "sentences": _facts(sentences, sentence_stats),
-                "rescoring": _facts(rescoring, rescoring_stats),
-                "servers": {"messages": served[0], "distinct_queries": served[1]},
-            }
-        )
+        print_json({"sentences": columns[0], "rescoring": columns[1], "servers": asked})
     else:
-        _table(console, sentences, sentence_stats, rescoring, rescoring_stats, served)
+        _table(console, columns, asked)
     if sentences.differences + rescoring.differences:
         raise typer.Exit(1)
 
 
-def _build(arpa: Path, folder: Path, shards: int, tell: Callable[[str], None]) -> None:
-    from dlm.cli.compiling import compile_kernels
-    from dlm.index.making import build_shard_set
-    from dlm.index.making.shard_set import KERNELS as building
+def _show_page(servers: list[Server], cluster: Path, tell: Callable[[str], None]) -> None:
+    """Opens the page of a gateway to these servers in a browser, until Ctrl-C."""
+    import webbrowser
 
-    compile_kernels(building)
-    tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
-    build_shard_set(arpa, folder, shards)
+    from dlm.client.config.cluster_file import write_cluster_file
+    from dlm.cluster.processes import running_gateway
+
+    write_cluster_file(cluster, [one.endpoint for one in servers if one.process.poll() is None])
+    with running_gateway(cluster) as (gateway, notice), suppress(KeyboardInterrupt):
+        url = f"http://127.0.0.1:{notice['http_port']}/"
+        tell(f"a gateway shows these servers at {url} until Ctrl-C")
+        webbrowser.open(url)
+        gateway.wait()
 
 
 def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:
@@ -158,54 +155,37 @@ def _facts(checked: Checked, stats: tuple[Stats, Stats]) -> dict[str, Any]:
     }
 
 
-def _table(
-    console: object,
-    sentences: Checked,
-    sentence_stats: tuple[Stats, Stats],
-    rescoring: Checked,
-    rescoring_stats: tuple[Stats, Stats],
-    served: tuple[int, int],
-) -> None:
-    from rich.console import Console
+def _table(console: Console, columns: list[dict[str, Any]], asked: dict[str, int]) -> None:
     from rich.table import Table
 
     table = Table(title="n-gram queries over gRPC")
     table.add_column("")
     table.add_column("sentences", justify="right")
     table.add_column("rescoring", justify="right")
-
-    def row(name: str, *values: str) -> None:
-        table.add_row(name, *values)
-
-    def delta(stats: tuple[Stats, Stats], name: str) -> int:
-        return int(getattr(stats[1], name)) - int(getattr(stats[0], name))
-
-    both = ((sentences, sentence_stats), (rescoring, rescoring_stats))
-    row("n-grams scored", *(f"{c.queries:,}" for c, _ in both))
-    row("calls", *(f"{len(c.calls_ms):,}" for c, _ in both))
-    row("messages", *(f"{delta(s, 'messages'):,}" for _, s in both))
-    row(
-        "n-grams per message",
-        *(f"{c.queries / max(delta(s, 'messages'), 1):.1f}" for c, s in both),
-    )
-    row(
-        "answered without a message",
-        *(f"{delta(s, 'local_hits') / max(c.queries, 1):.1%}" for c, s in both),
-    )
-    for name, quantile in (("call, median", 0.5), ("call, 99th percentile", 0.99)):
-        row(
-            name,
-            *(f"{c.call_ms(quantile):.2f} ms" for c, _ in both),
-        )
-    row("scores that differ", *(f"{c.differences:,}" for c, _ in both))
-    assert isinstance(console, Console)
+    rows = {
+        "n-grams scored": [f"{one['queries']:,}" for one in columns],
+        "calls": [f"{one['calls']:,}" for one in columns],
+        "messages": [f"{one['messages']:,}" for one in columns],
+        "n-grams per message": [
+            f"{one['queries'] / max(one['messages'], 1):.1f}" for one in columns
+        ],
+        "answered without a message": [
+            f"{one['queries_without_message'] / max(one['queries'], 1):.1%}" for one in columns
+        ],
+        "call, median": [f"{one['call_ms_median']:.2f} ms" for one in columns],
+        "call, 99th percentile": [f"{one['call_ms_p99']:.2f} ms" for one in columns],
+        "scores that differ": [f"{one['differences']:,}" for one in columns],
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
     console.print(table)
+    messages = counted(asked["messages"], "message")
     console.print(
-        f"The servers counted {counted(served[0], 'message')} with {served[1]:,} distinct queries.",
+        f"The servers counted {messages} with {asked['distinct_queries']:,} distinct queries.",
         markup=False,
     )
-    if sentences.differences + rescoring.differences == 0:
-        total = sentences.queries + rescoring.queries
-        console.print(f"All {total:,} scores equal the ARPA model's, bit for bit.", markup=False)
-    else:
+    if sum(one["differences"] for one in columns):
         console.print("Some scores differ from the ARPA model's. This is a bug.", markup=False)
+    else:
+        total = sum(one["queries"] for one in columns)
+        console.print(f"All {total:,} scores equal the ARPA model's, bit for bit.", markup=False)

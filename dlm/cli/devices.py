@@ -9,28 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.checks import READ, WRITE_FOLDER, check_reads
 from dlm.cli.federate import round_teller
-from dlm.cli.help import GroupHelp, add_command
-from dlm.cli.options import Json, Quiet, RunSettings, option
-from dlm.cli.paths import check_reads, check_writes
-from dlm.cli.progress import stage_printer
-from dlm.cli.records import PublicKey
-from dlm.cli.unigrams import (
-    CapWords,
-    Clip,
-    CountsFile,
-    Delta,
-    MaxParticipations,
-    MinSeparation,
-    NoiseMultiplier,
-    Public,
-    Rounds,
-    Seed,
-    Tokenizer,
-    Wordlist,
-    count_teller,
-    print_counted,
-)
+from dlm.cli.help import Group
+from dlm.cli.options import Json, Options, Quiet, RunSettings
+from dlm.cli.output import stage_printer
+from dlm.cli.unigrams import COUNTING, CountsFile, Wordlist, count_teller, print_counted
 from dlm.errors import ConfigError
 from dlm.federated.counting.settings import CollectionSettings
 from dlm.federated.devices.settings import OwnerLimits, ServerSettings
@@ -44,13 +28,6 @@ dlm devices register alice --state alice
 dlm devices device alice.txt --name alice --state alice \\
     --devices devices.tsv --sockets sockets
 dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first"""
-
-app = typer.Typer(
-    cls=GroupHelp,
-    help="Train on devices that keep their text.",
-    epilog=EXAMPLES,
-    rich_markup_mode=None,
-)
 
 KEY, CLOCKS, LOCK = "key.pem", "clocks.json", "device.lock"
 State = Annotated[
@@ -67,6 +44,7 @@ Devices = Annotated[
     typer.Argument(
         metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
     ),
+    READ,
 ]
 OnThisMachine = Annotated[Path | None, _SOCKETS]
 Superlink = Annotated[
@@ -77,16 +55,15 @@ Superlink = Annotated[
         "devices.",
     ),
 ]
-StepS = Annotated[float, option(ServerSettings, "step_s")]
-WaitS = Annotated[float, option(ServerSettings, "wait_s")]
-OverSelection = Annotated[float, option(ServerSettings, "over_selection")]
 RootCertificates = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="Certificates that vouch for the SuperLink's.  [default: those of the system]",
     ),
+    READ,
 ]
+Asking = Annotated[ServerSettings, Options()]
 
 
 def register(
@@ -118,11 +95,14 @@ def register(
 
 def device(
     text: Annotated[
-        Path, typer.Argument(metavar="TEXT", help="One user's text, one utterance per line.")
+        Path,
+        typer.Argument(metavar="TEXT", help="One user's text, one utterance per line."),
+        READ,
     ],
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the device is called.")],
     state: State,
     sockets: Sockets,
+    *,
     registered: Annotated[
         Path | None,
         typer.Option(
@@ -139,11 +119,7 @@ def device(
             "update.",
         ),
     ] = False,
-    rest_s: Annotated[float, option(OwnerLimits, "rest_s")] = OwnerLimits.rest_s,
-    max_participations: Annotated[
-        int, option(OwnerLimits, "max_participations")
-    ] = OwnerLimits.max_participations,
-    least_devices: Annotated[int, option(OwnerLimits, "least_devices")] = OwnerLimits.least_devices,
+    allowed: Annotated[OwnerLimits, Options()],
     quiet: Quiet = False,
 ) -> None:
     """Be one device: keep a user's text, and answer a server's rounds.
@@ -161,9 +137,7 @@ def device(
     from dlm.federated.devices.fleet import Fleet, check_name
     from dlm.federated.devices.primitives import Signer
 
-    check_reads("TEXT", text)
     check_name(name)
-    allowed = OwnerLimits(rest_s, max_participations, least_devices)
     keys = None if registered is None else Fleet.read(registered).keys
     if (keys is None) != unregistered:
         found = "neither" if keys is None else "both"
@@ -210,7 +184,9 @@ def server(
         typer.Option(
             "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
         ),
+        WRITE_FOLDER,
     ],
+    *,
     sockets: OnThisMachine = None,
     superlink: Superlink = None,
     root_certificates: RootCertificates = None,
@@ -218,9 +194,7 @@ def server(
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
     ] = None,
-    step_s: StepS = ServerSettings.step_s,
-    wait_s: WaitS = ServerSettings.wait_s,
-    over_selection: OverSelection = ServerSettings.over_selection,
+    asking: Asking,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per round.")
     ] = False,
@@ -235,7 +209,6 @@ def server(
     Examples:
         dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
     """
-
     reached = _way(sockets, superlink, root_certificates)
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.devices.fleet import Fleet
@@ -243,11 +216,8 @@ def server(
     from dlm.federated.training.settings import TrainingSettings
     from dlm.federated.training.train_network import run_rounds
 
-    check_reads("DEVICES", devices)
-    check_writes("--output", output, folder=True)
     settings = TrainingSettings.read(config, flags={"run": {"stop_after": stop_after}})
     check_reads("data.vocabulary", settings.data.vocabulary)
-    given = ServerSettings(step_s, wait_s, over_selection)
     fleet = Fleet.read(devices)
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
     with reached as network:
@@ -257,7 +227,7 @@ def server(
                 fleet,
                 folder,
                 network,
-                given,
+                asking,
                 progress=tell,
                 on_outcome=outcome_teller(tell),
             ),
@@ -280,8 +250,6 @@ def _way(
     if superlink is not None and sockets is None:
         from dlm.federated.devices.flower import flower_nodes
 
-        if root_certificates is not None:
-            check_reads("--root-certificates", root_certificates)
         return flower_nodes(superlink, root_certificates)
     found = "neither" if sockets is None else "both"
     raise ConfigError(f"found {found} of --sockets and --superlink; give one, to reach the devices")
@@ -306,25 +274,13 @@ def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None
 def unigrams(
     devices: Devices,
     wordlist: Wordlist,
-    clip: Clip,
-    rounds: Rounds,
-    report_goal: Annotated[int, option(CollectionSettings, "report_goal")],
-    output: CountsFile,
+    *,
     sockets: OnThisMachine = None,
     superlink: Superlink = None,
     root_certificates: RootCertificates = None,
-    noise_multiplier: NoiseMultiplier = None,
-    delta: Delta = None,
-    max_participations: MaxParticipations = None,
-    min_separation: MinSeparation = None,
-    cap_words: CapWords = None,
-    tokenizer: Tokenizer = CollectionSettings.tokenizer,
-    public: Public = "",
-    public_key: PublicKey = None,
-    seed: Seed = None,
-    step_s: StepS = ServerSettings.step_s,
-    wait_s: WaitS = ServerSettings.wait_s,
-    over_selection: OverSelection = ServerSettings.over_selection,
+    settings: Annotated[CollectionSettings, Options(COUNTING, required="report_goal")],
+    output: CountsFile,
+    asking: Asking,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -339,32 +295,14 @@ def unigrams(
             --noise-multiplier 1.0 --delta 1e-3 --public-attested-by ACME \\
             --output counts.tsv
     """
-
     reached = _way(sockets, superlink, root_certificates)
-    settings = CollectionSettings(
-        clip=clip,
-        rounds=rounds,
-        report_goal=report_goal,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        max_participations=max_participations,
-        min_separation=min_separation,
-        cap_words=cap_words,
-        tokenizer=tokenizer,
-        public=public,
-        public_key=public_key,
-        seed=seed,
-    )
-    check_reads("DEVICES", devices)
-    check_reads("--wordlist", wordlist)
-    check_writes("--output", output)
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     tell("importing jax")
     from dlm.federated.counting.count_unigrams import run_collection
     from dlm.federated.devices.fleet import Fleet
     from dlm.federated.devices.training import DeviceCollection
 
-    fleet, given = Fleet.read(devices), ServerSettings(step_s, wait_s, over_selection)
+    fleet = Fleet.read(devices)
     with reached as network:
         done = run_collection(
             lambda folder, words, record: DeviceCollection(
@@ -372,7 +310,7 @@ def unigrams(
                 words,
                 settings,
                 network,
-                given,
+                asking,
                 folder=folder,
                 list_record=record,
                 on_outcome=outcome_teller(tell),
@@ -383,15 +321,18 @@ def unigrams(
             settings,
             data_name=devices.name,
             progress=tell,
-            on_round=count_teller(tell, rounds),
+            on_round=count_teller(tell, settings.rounds),
         )
     print_counted(done, output, settings.capacity, as_json=as_json)
 
 
-for title, heading, function in (
-    ("register", "Before a run", register),
-    ("device", "On a device", device),
-    ("unigrams", "On the server", unigrams),
-    ("server", "On the server", server),
-):
-    add_command(app, title, heading, function)
+GROUP = Group(
+    "Train on devices that keep their text.",
+    EXAMPLES,
+    {
+        "register": ("Before a run", register),
+        "device": ("On a device", device),
+        "unigrams": ("On the server", unigrams),
+        "server": ("On the server", server),
+    },
+)

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import READ, READ_ANY, SCRATCH_LATER, check_reads, check_writes, parsed
 from dlm.cli.options import Json, Memory, Public, Quiet, Threads, option
-from dlm.cli.progress import stage_printer
+from dlm.cli.output import print_answer, stage_printer
 from dlm.distill.settings import DistillSettings
 from dlm.units import counted
 
@@ -49,6 +49,7 @@ def distill(
         typer.Option(
             metavar="FILE", help="Text whose contexts replace samples, one sentence per line."
         ),
+        READ,
     ] = None,
     order: Annotated[int, typer.Option(help="Order with --topology self, 1 to 5.")] = 3,
     ngrams: Annotated[
@@ -73,6 +74,7 @@ def distill(
             metavar="DIR",
             help="Folder for counts. If the run is interrupted, the same command resumes from it.",
         ),
+        SCRATCH_LATER,
     ] = None,
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Count only part I of N, into --work.")
@@ -84,6 +86,7 @@ def distill(
             help="The --work folder of one part; repeat for every part. Adds up these counts "
             "instead of counting.",
         ),
+        READ_ANY,
     ] = None,
     prior: Annotated[float | None, option(DistillSettings, "prior")] = None,
     capitalize: Annotated[
@@ -91,12 +94,14 @@ def distill(
         typer.Option(
             metavar="FILE", help="ARPA file of cased text, for a network of lower-case words."
         ),
+        READ_ANY,
     ] = None,
     unigrams: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="Word counts (from dlm unigrams) that replace the unigrams."
         ),
+        READ,
     ] = None,
     unigram_weight: Annotated[
         float, typer.Option(help="Weight of these counts; the model's unigrams get the rest.")
@@ -127,36 +132,29 @@ def distill(
         dlm distill model5.arpa --topology small.arpa.zst --output distilled.arpa.zst
         dlm distill runs/first --topology self --samples 1e5 -o net.arpa.zst
     """
-    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.distill.files import distill_files
     from dlm.distill.request import DistillRequest
-    from dlm.resources import parse_size
 
     began = time.monotonic()
+    counted_part = parsed("--part", part, _part, "I/N, such as 2/4")
     request = DistillRequest(
         source=source, topology=topology, output=output, samples=samples, text=text, order=order,
-        ngrams=ngrams, interpolated=interpolated, seed=seed, part=_part(part), work=work,
+        ngrams=ngrams, interpolated=interpolated, seed=seed, part=counted_part, work=work,
         counts=tuple(counts or ()), prior=prior, capitalize=capitalize, unigrams=unigrams,
         unigram_weight=unigram_weight, public=public, threads=threads,
-        memory_bytes=None if memory is None else parse_size(memory),
+        memory_bytes=memory,
     )  # fmt: skip
     if request.kind == "object":
         sys.path.insert(0, str(Path.cwd()))  # as python -m has it
     else:
         check_reads("SOURCE", source, folders=True)
     check_reads("--topology", request.external, folders=True)
-    check_reads("--text", text)
-    check_reads("--capitalize", capitalize, folders=True)
-    check_reads("--unigrams", unigrams)
-    check_reads("--counts", *request.counts, folders=True)
     check_writes("--output", output, arpa=True, inputs=(request.external, text, *request.counts))
-    check_folder("--work", work, make=False)
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:
-        if as_json:
-            print_json({"work": str(work), "part": part})
-        elif not quiet:
-            print(f"counted; add these counts with --counts {work}")
+        counted_now = f"counted; add these counts with --counts {work}"
+        facts = {"work": str(work), "part": part}
+        print_answer(facts, [counted_now], as_json=as_json, quiet=quiet)
         return
     model = made.fit.model
     known = not math.isnan(made.entropy)
@@ -172,9 +170,6 @@ def distill(
         "unvisited_contexts": made.fit.unvisited,
         "seconds": round(time.monotonic() - began, 3),
     }
-    if as_json:
-        print_json(figures)
-        return
     said = f"perplexity on the source's own text: new model {made.fit.perplexity:.4f}"
     if known:
         said = (
@@ -182,21 +177,17 @@ def distill(
             f"new model {made.fit.perplexity:.4f} "
             f"({max(made.relative_entropy, 0.0):.4g} nats per word)"  # below 0: rounded to float32
         )
-    print(said)
-    print(
+    lines = [
+        said,
         f"{counted(sum(model.counts), 'n-gram')}, at most {counted(made.fit.steps, 'step')} per "
-        "context"
-    )
+        "context",
+    ]
     if figures["excess_nats"] is not None:
-        print(f"at most {made.fit.excess:.1g} nats per word above the optimum of its counts")
+        lines.append(f"at most {made.fit.excess:.1g} nats per word above the optimum of its counts")
+    print_answer(figures, lines, as_json=as_json)
 
 
 def _part(text: str) -> tuple[int, int]:
     """(I, N) of --part."""
-    from dlm.errors import ConfigError
-
     place, _, parts = text.partition("/")
-    try:
-        return int(place), int(parts)
-    except ValueError as exc:
-        raise ConfigError(f"--part is {text}; expected I/N, such as 2/4") from exc
+    return int(place), int(parts)

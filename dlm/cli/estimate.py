@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import EngineName, HalfMemory, Json, Silent, TextColumn, Threads, Tmp, option
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import READ, check_reads, check_writes
+from dlm.cli.options import EngineName, HalfMemory, Json, Options, Silent, Threads, Tmp
+from dlm.cli.output import print_answer, stage_printer
 from dlm.estimate.settings import EstimateOptions
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def estimate(
             "Spark, a folder of parts.",
         ),
     ],
+    settings: Annotated[EstimateOptions, Options()],
     text: Annotated[
         list[str] | None,
         typer.Argument(
@@ -37,21 +38,14 @@ def estimate(
             "standard input. With Spark, any path that Spark reads.",
         ),
     ] = None,
-    order: Annotated[int, option(EstimateOptions, "order", "-n")] = EstimateOptions.order,
-    prune: Annotated[str, option(EstimateOptions, "prune", metavar="COUNTS")] = "",
     vocab: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Words to keep, separated by white space; n-grams with other words are dropped.",
         ),
+        READ,
     ] = None,
-    discount_fallback: Annotated[bool, option(EstimateOptions, "discount_fallback")] = False,
-    fallback_discounts: Annotated[
-        str, option(EstimateOptions, "fallback_discounts", metavar="D1,D2,D3")
-    ] = EstimateOptions.fallback_discounts,
-    skip: Annotated[bool, option(EstimateOptions, "skip")] = False,
-    column: TextColumn = "text",
     memory: HalfMemory = None,
     tmp: Tmp = None,
     threads: Threads = 2,
@@ -73,10 +67,9 @@ def estimate(
         dlm estimate corpus.txt --order 5 --prune 0,0,1 --memory 4G -o model5.arpa
         zcat corpus.txt.gz | dlm estimate - --order 3 --output - > model3.arpa
     """
-    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.progress import ProgressReporter
-    from dlm.resources import available_bytes, parse_size
+    from dlm.resources import available_bytes
 
     if not text:
         raise ConfigError("TEXT is missing; name one or more files, or - for standard input")
@@ -86,9 +79,6 @@ def estimate(
             f"a file of this name write ./{output}"
         )
     tell = stage_printer(quiet=quiet)
-
-    check_reads("--vocab", vocab)
-    check_folder("--tmp", tmp)
     if engine is EngineName.LOCAL:
         for one in text:
             if one.isdecimal() and not Path(one).exists():
@@ -100,9 +90,8 @@ def estimate(
         check_writes("--output", output, stdout=True, arpa=True, inputs=(*text, vocab))
     else:  # a path without a scheme may be on Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
-    options = EstimateOptions(order, prune, discount_fallback, fallback_discounts, skip, column)
-    settings = options.settings(
-        available_bytes() // 2 if memory is None else parse_size(memory),
+    complete = settings.settings(
+        available_bytes() // 2 if memory is None else memory,
         threads,
         None if vocab is None else frozenset(vocab.read_bytes().split()),
     )
@@ -112,31 +101,29 @@ def estimate(
                 "--memory and --tmp apply to --engine local only; for Spark, pass "
                 "--executor-memory and --conf spark.local.dir=... to spark-submit"
             )
-        summary = _with_spark(text, output, settings, ProgressReporter(tell))
+        summary = _with_spark(text, output, complete, ProgressReporter(tell))
     else:
         from dlm.estimate.pipeline import estimate as run
 
-        summary = run(text, output, settings, tmp=tmp, progress=ProgressReporter(tell))
+        summary = run(text, output, complete, tmp=tmp, progress=ProgressReporter(tell))
     tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
+    totals = summary.totals
+    facts = {
+        "output": output,
+        "bytes": summary.arpa_bytes,
+        "counts": summary.counts,
+        "counts_before_pruning": summary.counts_before_pruning,
+        "words": totals.words,
+        "lines": totals.lines,
+        "empty_lines": totals.empty,
+        "skipped": totals.skipped,
+    }
+    lines = [
+        f"text        {totals.summary(settings.skip)}",
+        f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}",
+    ]
     out = sys.stderr if output == "-" else sys.stdout
-    if as_json:
-        totals = summary.totals
-        print_json(
-            {
-                "output": output,
-                "bytes": summary.arpa_bytes,
-                "counts": summary.counts,
-                "counts_before_pruning": summary.counts_before_pruning,
-                "words": totals.words,
-                "lines": totals.lines,
-                "empty_lines": totals.empty,
-                "skipped": totals.skipped,
-            },
-            to=out,
-        )
-    elif not quiet:
-        print(f"text        {summary.totals.summary(skip)}", file=out)
-        print(f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}", file=out)
+    print_answer(facts, lines, as_json=as_json, quiet=quiet, to=out)
 
 
 def _with_spark(

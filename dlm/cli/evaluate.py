@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Memory, Quiet, UserColumn, UserTextColumn
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import READ, READ_ANY, within
+from dlm.cli.options import Json, Memory, Options, Quiet
+from dlm.cli.output import print_answer, stage_printer
+from dlm.federated.counting.settings import TOKENIZER_NAMES, UserTextSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -22,27 +23,34 @@ def evaluate(
     models: Annotated[
         list[Path],
         typer.Argument(metavar="MODEL...", help="ARPA files and run folders of dlm federate."),
+        READ_ANY,
     ],
+    *,
     users: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Users' held-out text: parquet or TSV (plain, .zst or .gz) with user ids.",
         ),
+        READ_ANY,
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Held-out text without user ids, one sentence per line."),
+        READ,
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="whitespace, or words (lower-case letters and apostrophes).")
+        str,
+        typer.Option(help="whitespace, or words (lower-case letters and apostrophes)."),
+        within(one_of=TOKENIZER_NAMES),
     ] = "whitespace",
-    user_column: UserColumn = "user_id",
-    text_column: UserTextColumn = "utterance",
+    columns: Annotated[UserTextSettings, Options("user_column text_column")],
     draws: Annotated[
-        int, typer.Option(help="Bootstrap samples of users for the intervals; 0 for no intervals.")
+        int,
+        typer.Option(help="Bootstrap samples of users for the intervals; 0 for no intervals."),
+        within(low=0),
     ] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap."), within(low=0)] = 0,
     memory: Memory = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,29 +69,19 @@ def evaluate(
         dlm evaluate model.arpa.zst runs/first --users heldout.tsv
     """
     from dlm.checkpoint import CHECKPOINT
-    from dlm.cli.paths import check_reads
     from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge
     from dlm.distill.evaluate import evaluate as judge
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
     from dlm.federated.users import TOKENIZERS
-    from dlm.resources import available_bytes, parse_size
+    from dlm.resources import available_bytes
 
     if (users is None) == (text is None):
         raise ConfigError(
             "give exactly one of --users, text with user ids, and --text, text without them"
         )
-    if tokenizer not in TOKENIZERS:
-        raise ConfigError(f"--tokenizer is {tokenizer}; expected one of {', '.join(TOKENIZERS)}")
-    if draws < 0:
-        raise ConfigError(f"--draws is {draws}; expected 0 or more")
-    if seed < 0:
-        raise ConfigError(f"--seed is {seed}; expected 0 or more")
-    check_reads("MODEL", *models, folders=True)
-    check_reads("--users", users, folders=True)
-    check_reads("--text", text)
     tell = stage_printer(quiet=quiet)
-    limit = available_bytes() if memory is None else parse_size(memory)
+    limit = available_bytes() if memory is None else memory
     judges: list[Judge] = []
     for path in models:
         tell(f"reading {path}")
@@ -95,7 +93,7 @@ def evaluate(
     if users is not None:
         from dlm.federated.users import UserDataset
 
-        everyone = UserDataset.open(users, user_column=user_column, text_column=text_column)
+        everyone = UserDataset.open(users, **vars(columns))
         tell(f"scoring the text of {counted(len(everyone), 'user')}")
         spoken: Iterator[Iterable[list[str]]] = (
             map(split, everyone.utterances(user)) for user in range(len(everyone))
@@ -107,19 +105,18 @@ def evaluate(
     found = judge(judges, spoken)
     figures = found.figures(draws if users is not None else 0, seed)
     total = found.total(0)
-    if as_json:
-        print_json(_facts(found, figures, with_users=users is not None))
-        return
     of_users = f"{counted(found.sums.shape[1], 'user')}, " if users is not None else ""
-    print(
+    lines = [
         f"{of_users}{counted(int(total.sentences), 'sentence')}, "
         f"{counted(int(total.words), 'word')}, "
         f"{int(total.known):,} of them known to all models"
-    )
+    ]
     for model, told in zip(judges, figures, strict=True):
-        print(model.name)
+        lines.append(model.name)
         for name, figure in told.items():
-            print(f"  {name.replace('_', ' '):<36}{_shown(figure)}")
+            lines.append(f"  {name.replace('_', ' '):<36}{_shown(figure)}")
+    facts = _facts(found, figures, with_users=users is not None)
+    print_answer(facts, lines, as_json=as_json)
 
 
 def _lines(path: Path) -> Iterator[str]:

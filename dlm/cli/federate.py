@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json_line
-from dlm.cli.options import Missing, Quiet, RunSettings, UserColumn, Users, UserTextColumn
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import WRITE_FOLDER, check_reads
+from dlm.cli.options import Options, Quiet, RunSettings, Users
+from dlm.cli.output import print_json_line, stage_printer
+from dlm.federated.counting.settings import UserTextSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ def federate(
         typer.Option(
             "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
         ),
+        WRITE_FOLDER,
     ],
+    *,
     stop_after: Annotated[
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
@@ -34,9 +37,7 @@ def federate(
     seed: Annotated[
         int | None, typer.Option(help="Simulate with noise from this seed; gives no guarantee.")
     ] = None,
-    missing: Missing = "refuse",
-    user_column: UserColumn = "user_id",
-    text_column: UserTextColumn = "utterance",
+    text: Annotated[UserTextSettings, Options()],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per round.")
     ] = False,
@@ -52,20 +53,11 @@ def federate(
         dlm federate users.parquet --config run.toml --output runs/first
         dlm federate users.parquet -c run.toml -o runs/first --stop-after 100 --json
     """
-    from dlm.cli.paths import check_reads, check_writes
-    from dlm.errors import ConfigError
-
     stage_printer(quiet=quiet, timed=False)("importing jax")
-    from dlm.federated.counting.settings import MISSING
     from dlm.federated.training.settings import TrainingSettings
     from dlm.federated.training.train_network import train_network
     from dlm.federated.users import UserDataset
 
-    if missing not in MISSING:
-        raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
-
-    check_reads("USERS", users, folders=True)
-    check_writes("--output", output, folder=True)
     settings = TrainingSettings.read(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )
@@ -82,13 +74,7 @@ def federate(
         told(done)
 
     trained = train_network(
-        lambda store: UserDataset.open(
-            users,
-            user_column=user_column,
-            text_column=text_column,
-            missing=missing,
-            store=store,
-        ),
+        lambda store: UserDataset.open(users, **vars(text), store=store),
         settings,
         output,
         data_name=users.name,

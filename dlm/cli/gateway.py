@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.options import (
-    Ca,
-    Cert,
-    ClusterFile,
-    Key,
-    LogLevel,
-    ServedModel,
-    ServerName,
-    TokenFile,
-    option,
-)
+from dlm.cli.checks import READ, READ_ANY, WRITE
+from dlm.cli.options import ACCESS, CREDENTIALS, ClusterFile, LogLevel, Options, ServedModel
+from dlm.client.config.security import ClientSecurity
+from dlm.config import resolve
+from dlm.errors import ConfigError
 from dlm.gateway.config import GatewayConfig
-
-TlsCert = Annotated[str | None, option(GatewayConfig, "tls_cert", metavar="FILE")]
-TlsKey = Annotated[str | None, option(GatewayConfig, "tls_key", metavar="FILE")]
-TlsClientCa = Annotated[str | None, option(GatewayConfig, "tls_client_ca", metavar="FILE")]
-Tokens = Annotated[str | None, option(GatewayConfig, "tokens", metavar="FILE")]
 
 
 def gateway(
+    *,
     cluster: ClusterFile = Path("cluster.toml"),
     local: Annotated[
         Path | None,
@@ -34,21 +25,21 @@ def gateway(
             metavar="MODEL",
             help="Shard set or KenLM binary file to answer from, without any servers.",
         ),
+        READ_ANY,
     ] = None,
     vocab: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Words of a KenLM file of --local that stores none."),
+        READ,
     ] = None,
     model: ServedModel = None,
-    port: Annotated[int | None, option(GatewayConfig, "port")] = None,
-    http_port: Annotated[int | None, option(GatewayConfig, "http_port")] = None,
-    host: Annotated[str | None, option(GatewayConfig, "host")] = None,
-    workers: Annotated[int | None, option(GatewayConfig, "workers")] = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    tokens: Tokens = None,
-    insecure: Annotated[bool | None, option(GatewayConfig, "insecure")] = None,
+    flags: Annotated[
+        dict[str, Any],
+        Options(
+            f"port http_port host workers {ACCESS} insecure metrics_port metrics_host",
+            of=GatewayConfig,
+        ),
+    ],
     bigram_fallback: Annotated[
         bool,
         typer.Option(
@@ -56,13 +47,7 @@ def gateway(
             help="If no server answers in time, answer from 2-grams alone, and mark it.",
         ),
     ] = False,
-    ca: Ca = "",
-    cert: Cert = "",
-    key: Key = "",
-    server_name: ServerName = "",
-    token_file: TokenFile = "",
-    metrics_port: Annotated[int | None, option(GatewayConfig, "metrics_port")] = None,
-    metrics_host: Annotated[str | None, option(GatewayConfig, "metrics_host")] = None,
+    credentials: Annotated[ClientSecurity, Options(CREDENTIALS)],
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file with a table [gateway]."),
@@ -72,6 +57,7 @@ def gateway(
         typer.Option(
             metavar="FILE", help="File to write once ready: JSON with port, http_port and pid."
         ),
+        WRITE,
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -87,34 +73,12 @@ def gateway(
         dlm gateway --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --tokens t
     """
     import dlm.server.poller  # noqa: F401 - before anything else imports gRPC
-    from dlm.cli.paths import check_reads, check_writes
-    from dlm.cli.serve import check_log_level, log_to_stderr
+    from dlm.cli.serve import log_to_stderr
     from dlm.client import AsyncClient, ClientConfig
-    from dlm.config import resolve
-    from dlm.errors import ConfigError
     from dlm.gateway.app import Opening, serve
 
-    check_log_level(log_level)
-    if local is not None:
-        check_reads("--local", local, folders=True)
-    if vocab is not None:
-        if local is None:
-            raise ConfigError("--vocab has the words of the model of --local; give that too")
-        check_reads("--vocab", vocab)
-    check_writes("--ready-file", ready_file)
-    flags = {
-        "port": port,
-        "http_port": http_port,
-        "host": host,
-        "workers": workers,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "tokens": tokens,
-        "insecure": insecure,
-        "metrics_port": metrics_port,
-        "metrics_host": metrics_host,
-    }
+    if vocab is not None and local is None:
+        raise ConfigError("--vocab has the words of the model of --local; give that too")
     settings = resolve(GatewayConfig, "gateway", flags=flags, file=config)
     log_to_stderr(log_level, {})
 
@@ -122,11 +86,7 @@ def gateway(
         if local is not None:
             return lambda: AsyncClient.local(local, vocab=vocab)
         given = ClientConfig(
-            ca=ca,
-            cert=cert,
-            key=key,
-            server_name=server_name,
-            token_file=token_file,
+            **asdict(credentials),
             bigram_fallback=bigram_fallback,
             heartbeats=True,
             trace=settings.trace,

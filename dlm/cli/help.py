@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from dlm.cli.options import spread
 
 EXAMPLES = "\n\nExamples:\n"
 # Options of KenLM's lmplz -> ours.
@@ -105,9 +107,28 @@ def split_examples(text: str) -> tuple[str, str]:
 
 
 def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..., Any]) -> None:
-    """Adds a function as a command, with its docstring as help."""
+    """Adds a function as a command, with its docstring as help, its parameters spread."""
     text, examples = split_examples(function.__doc__ or "")
     command = app.command(
         name, cls=CommandHelp, help=text, epilog=examples, rich_help_panel=heading
     )
-    command(function)
+    command(spread(function))
+
+
+class Group(NamedTuple):
+    """Commands below one name; their options are made when one of them runs.
+
+    commands  name -> its heading, and its function
+    """
+
+    help: str
+    examples: str
+    commands: dict[str, tuple[str, Callable[..., Any]]]
+
+    def app(self) -> typer.Typer:
+        app = typer.Typer(
+            cls=GroupHelp, help=self.help, epilog=self.examples, rich_markup_mode=None
+        )
+        for name, (heading, function) in self.commands.items():
+            add_command(app, name, heading, function)
+        return app

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Quiet, Tmp
-from dlm.cli.paths import check_folder, check_reads, check_writes
-from dlm.cli.progress import stage_printer
-from dlm.cli.records import PublicKey
+from dlm.cli.checks import READ_ANY, check_writes
+from dlm.cli.options import Json, PublicKey, Quiet, Tmp
+from dlm.cli.output import print_answer, stage_printer
 from dlm.errors import ConfigError, DlmError
+from dlm.resources import available_bytes, parse_size
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -36,12 +35,10 @@ def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None
     return {**describe(manifest), "privacy": privacy(manifest, directory, public_key)}
 
 
-def summary(manifest: Manifest, directory: Path, public_key: Path | None = None) -> None:
-    """Prints the contents of a shard set, for people."""
-    from dlm.index.describe import describe
+def summary(facts: Mapping[str, Any]) -> list[str]:
+    """The contents of a shard set, `facts_of` it, for people."""
     from dlm.ngram.arpa.provenance import provenance_facts
 
-    facts = describe(manifest)
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
     rows = [
         ("shard set", facts["shard_set"]),
@@ -59,7 +56,7 @@ def summary(manifest: Manifest, directory: Path, public_key: Path | None = None)
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")
         for entry in facts["files"]
     ]
-    promise = privacy(manifest, directory, public_key)
+    promise = facts["privacy"]
     rows += [("privacy", promise), ("provenance", "")]
     for key, value in facts["provenance"].items():
         for one in value if isinstance(value, list) else [value]:
@@ -70,8 +67,7 @@ def summary(manifest: Manifest, directory: Path, public_key: Path | None = None)
                 rows.append(("  made by", _brief(made.pop("made_by", "unknown"))))
                 rows += [(f"    {_brief(name)}", _brief(fact)) for name, fact in made.items()]
     width = max(len(name) for name, _ in rows) + 2
-    for name, value in rows:
-        print(f"{name:{width}}{value}".rstrip())
+    return [f"{name:{width}}{value}".rstrip() for name, value in rows]
 
 
 NO_RECORD = "no record of private training, so no guarantee is stated"
@@ -196,9 +192,8 @@ def kenlm_facts(path: Path) -> dict[str, Any]:
     }
 
 
-def _print_kenlm(path: Path) -> None:
-    """Prints the facts of a KenLM file."""
-    facts = kenlm_facts(path)
+def _kenlm_summary(facts: Mapping[str, Any]) -> list[str]:
+    """What a KenLM file says of itself, for people."""
     counts, bits = facts["counts"], facts["quantised_bits"]
     rows = [
         ("KenLM file", facts["file"]),
@@ -209,8 +204,7 @@ def _print_kenlm(path: Path) -> None:
     ]
     if bits is not None:
         rows.append(("quantised to", f"{bits[0]} bits of probability, {bits[1]} of back-off"))
-    for name, value in rows:
-        print(f"{name:18}{value}")
+    return [f"{name:18}{value}" for name, value in rows]
 
 
 def info(
@@ -248,18 +242,15 @@ def info(
                 f"--helm and --public-key apply to a shard set, but {directory} is a KenLM file; "
                 "make one with dlm shard, or leave them out"
             )
-        if as_json:
-            print_json(kenlm_facts(directory))
-        else:
-            _print_kenlm(directory)
+        facts = kenlm_facts(directory)
+        print_answer(facts, _kenlm_summary(facts), as_json=as_json)
         return
     manifest = read_manifest(directory)
     if helm:
         print(helm_values(manifest, workers), end="")
-    elif as_json:
-        print_json(facts_of(manifest, directory, public_key))
-    else:
-        summary(manifest, directory, public_key)
+        return
+    facts = facts_of(manifest, directory, public_key)
+    print_answer(facts, summary(facts), as_json=as_json)
 
 
 def verify(
@@ -267,6 +258,7 @@ def verify(
     arpa: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="ARPA or KenLM file to compare every n-gram with."),
+        READ_ANY,
     ] = None,
     shards: Annotated[
         list[int] | None,
@@ -299,7 +291,6 @@ def verify(
             f"checksums: `dlm info {directory}` checks the header and the sizes, and `dlm export "
             f"{directory} --output FILE` checks every n-gram"
         )
-    check_reads("--arpa", arpa, folders=True)
     if shards and arpa is not None:
         raise ConfigError(
             "--shard and --arpa were both given; comparing with a model needs all shards. Give one "
@@ -313,33 +304,27 @@ def verify(
         report = verify_files(directory, shards, progress=tell)
     else:
         report = run(directory, arpa=arpa, progress=tell)
-    if as_json:
-        print_json(
-            {
-                "directory": str(directory),
-                "valid": not report.violations,
-                "complete": report.complete,
-                "violations": [dataclasses.asdict(one) for one in report.violations],
-                "warnings": report.warnings,
-            }
-        )
-        if report.violations:
-            raise typer.Exit(1)
-        return
-    for warning in report.warnings:
-        print(f"warning: {warning}")
-    for violation in report.violations:
-        print(f"violation: {violation}")
+    lines = [f"warning: {warning}" for warning in report.warnings]
+    lines += [f"violation: {violation}" for violation in report.violations]
     if report.violations:
-        count = len(report.violations)
-        print(f"{directory}: {count:,} violation{'s' * (count != 1)}")
-        raise typer.Exit(1)
-    if shards:
+        lines.append(f"{directory}: {counted(len(report.violations), 'violation')}")
+    elif shards:
         named = ", ".join(str(shard) for shard in sorted(set(shards)))
-        print(f"{directory}: the files of shard {named} are valid; other shards were not checked")
-        return
-    compared = "" if arpa is None else f"; every n-gram equals that of {arpa}"
-    print(f"{directory}: valid{compared}")
+        checked = f"the files of shard {named} are valid; other shards were not checked"
+        lines.append(f"{directory}: {checked}")
+    else:
+        compared = "" if arpa is None else f"; every n-gram equals that of {arpa}"
+        lines.append(f"{directory}: valid{compared}")
+    facts = {
+        "directory": str(directory),
+        "valid": not report.violations,
+        "complete": report.complete,
+        "violations": [dataclasses.asdict(one) for one in report.violations],
+        "warnings": report.warnings,
+    }
+    print_answer(facts, lines, as_json=as_json)
+    if report.violations:
+        raise typer.Exit(1)
 
 
 def _refuse_quantised(directory: Path, arpa: Path) -> None:
@@ -362,15 +347,13 @@ class Reading(NamedTuple):
     """How a KenLM file is read: its words, the memory, a folder, and whatever time it takes."""
 
     vocab: Path | None
-    memory: str | None
+    memory: int | None
     folder: Path | None
     force: bool
 
     @property
     def memory_bytes(self) -> int:
-        from dlm.resources import available_bytes, parse_size
-
-        return available_bytes() if self.memory is None else parse_size(self.memory)
+        return available_bytes() if self.memory is None else self.memory
 
     def open(self, path: Path, tell: Callable[[str], None]) -> NgramReader:
         """The n-grams of a file."""
@@ -436,9 +419,10 @@ def export(
         typer.Option(metavar="FILE", help="Words, one per line, of a KenLM file that stores none."),
     ] = None,
     memory: Annotated[
-        str | None,
+        int | None,
         typer.Option(
             metavar="SIZE",
+            parser=parse_size,
             help="Memory limit for a KenLM file, to read or write, such as 2G.  "
             "[default: the free memory]",
         ),
@@ -477,7 +461,6 @@ def export(
             f"--output: {output} already exists; name another file, or pass --force to overwrite it"
         )
     check_writes("--output", output, arpa=True, inputs=(directory, vocab))
-    check_folder("--tmp", tmp)
     target = sys.stdout.buffer if output is None else output
     tell = stage_printer(quiet=quiet)
     beside = None if output is None else output.absolute().parent

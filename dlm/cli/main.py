@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from dlm import __version__
-from dlm.cli.help import GroupHelp, add_command
-from dlm.cli.paths import remove_empty_folders
-from dlm.cli.progress import begin_waiting, stop_waiting
+from dlm.cli.checks import remove_empty_folders
+from dlm.cli.help import Group, GroupHelp, add_command
+from dlm.cli.output import begin_waiting, stop_waiting
 from dlm.errors import ConfigError, DlmError
 from dlm.files import NO_ROOM
 from dlm.resources import MORE_FILES, check_open_files
@@ -27,7 +27,7 @@ from dlm.signals import end_signals
 COMMANDS = {
     "demo": ("demo", "demo"),
     "compile": ("compile", "compile_"),
-    "explain": ("explain", "explain"),
+    "explain": ("reference", "explain"),
     "shard": ("shard", "shard"),
     "reshard": ("reshard", "reshard"),
     "serve": ("serve", "serve"),
@@ -37,15 +37,15 @@ COMMANDS = {
     "rollout": ("rollout", "rollout"),
     "token": ("token", "token"),
     "score": ("score", "score"),
-    "perplexity": ("perplexity", "perplexity"),
+    "perplexity": ("score", "perplexity"),
     "rescore": ("rescore", "rescore"),
     "transcribe": ("transcribe", "transcribe"),
     "wer": ("wer", "wer"),
     "estimate": ("estimate", "estimate"),
     "prune": ("prune", "prune"),
-    "reduce": ("reduce", "reduce"),
+    "reduce": ("prune", "reduce"),
     "merge": ("merge", "merge"),
-    "filter": ("filter", "filter_"),
+    "filter": ("prune", "filter_"),
     "distill": ("distill", "distill"),
     "evaluate": ("evaluate", "evaluate"),
     "info": ("inspect", "info"),
@@ -53,10 +53,10 @@ COMMANDS = {
     "export": ("inspect", "export"),
     "pipeline": ("pipeline", "pipeline"),
     "unigrams": ("unigrams", "unigrams"),
-    "pieces": ("pieces", "pieces"),
+    "pieces": ("unigrams", "pieces"),
     "federate": ("federate", "federate"),
-    "devices": ("devices", "app"),
-    "privacy": ("privacy", "app"),
+    "devices": ("devices", "GROUP"),
+    "privacy": ("privacy", "GROUP"),
 }
 
 # The first command under each heading of `dlm --help`; those after it in `COMMANDS` follow.
@@ -137,8 +137,8 @@ def program(names: Iterable[str] = COMMANDS, *, titles: bool = False) -> typer.T
         command = getattr(importlib.import_module(f"dlm.cli.{module}"), attribute)
         if titles:
             add_command(out, name, headings[name], _title(command))
-        elif isinstance(command, typer.Typer):
-            out.add_typer(command, name=name, rich_help_panel=headings[name])
+        elif isinstance(command, Group):
+            out.add_typer(command.app(), name=name, rich_help_panel=headings[name])
         else:
             add_command(out, name, headings[name], command)
     return out
@@ -149,7 +149,7 @@ def _title(command: Any) -> Callable[[], None]:
 
     def title() -> None: ...
 
-    title.__doc__ = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+    title.__doc__ = command.help if isinstance(command, Group) else command.__doc__
     return title
 
 
@@ -191,9 +191,7 @@ def main() -> None:
         begin_waiting()
     try:
         _program_for(sys.argv[1:])(prog_name="dlm")  # also as python -m dlm
-    except DlmError as exc:
-        _complain(exc)
-    except OSError as exc:
+    except (DlmError, OSError) as exc:
         _complain(exc)
     except ModuleNotFoundError as exc:
         missing = (exc.name or "").split(".")[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import READ, READ_ANY, numbers_of, parsed
 from dlm.cli.options import (
     ArpaOutput,
     Json,
@@ -19,7 +19,7 @@ from dlm.cli.options import (
     TextColumn,
     Threads,
 )
-from dlm.cli.progress import stage_printer
+from dlm.cli.output import print_json, stage_printer
 from dlm.cli.scoring import open_text
 from dlm.errors import ConfigError
 from dlm.units import counted
@@ -36,6 +36,7 @@ def merge(
     models: Annotated[
         list[Path],
         typer.Argument(metavar="MODEL...", help="Models: ARPA files or KenLM binaries."),
+        READ_ANY,
     ],
     output: ArpaOutput,
     weights: Annotated[
@@ -49,6 +50,7 @@ def merge(
         typer.Option(
             metavar="TEXT", help="Held-out text to tune the weights on, one sentence per line."
         ),
+        READ,
     ] = None,
     by_counts: Annotated[
         bool,
@@ -81,14 +83,13 @@ def merge(
         dlm merge model.arpa.zst model5.arpa --weights 0.6,0.4 --output mixed.arpa.zst
         dlm merge model.arpa.zst model5.arpa --tune heldout.txt -o mixed.arpa.zst
     """
-    from dlm.cli.paths import check_reads, check_writes
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, unite
     from dlm.estimate.merge.mixture import needed_bytes
     from dlm.federated.account.records import merged_record
     from dlm.kenlm.open import open_ngrams
     from dlm.ngram.arpa import provenance_line
-    from dlm.resources import available_bytes, parse_size
+    from dlm.resources import available_bytes
 
     tell = stage_printer(quiet=quiet)
 
@@ -100,17 +101,15 @@ def merge(
         raise ConfigError("--tune and --by-counts were both given; give --weights with --by-counts")
     shares: Sequence[float] = []
     if weights is not None:
-        shares = check_weights(_numbers(weights), len(models)).tolist()
-    if threads < 1:
-        raise ConfigError(f"--threads is {threads}; expected 1 or more")
-    check_reads("MODEL", *models, folders=True)
-    check_reads("--tune", tune)
-    check_writes("--output", output, arpa=True, inputs=(*models, tune))
+        given = parsed(
+            "--weights", weights, numbers_of, "numbers separated by commas, such as 0.6,0.4"
+        )
+        shares = check_weights(given, len(models)).tolist()
     counts = []
     for model in models:
         with open_ngrams(model) as reader:
             counts.append(reader.counts)
-    limit = available_bytes() if memory is None else parse_size(memory)
+    limit = available_bytes() if memory is None else memory
     # Renumbering a model's words sorts it again while the original is still in memory.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
     if by_counts:  # and some float64 columns per n-gram of the union
@@ -219,13 +218,3 @@ def _tuned(
         "iterations": tuned.iterations,
         "perplexity_without_oovs": round(mixture.perplexity_without_oovs, 6),
     }
-
-
-def _numbers(text: str) -> list[float]:
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as exc:
-        raise ConfigError(
-            f"--weights is {text}; expected numbers separated by commas, such as 0.6,0.4"
-        ) from exc

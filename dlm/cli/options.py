@@ -2,33 +2,119 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.models import ArgumentInfo, ParameterInfo
 
+from dlm.cli.checks import READ, READ_ANY, SCRATCH, WRITE_ARPA, check_all, within
 from dlm.config import number, settings_of
+from dlm.errors import ConfigError
+from dlm.resources import parse_size
+
+_SETTING_IS = re.compile(r"^\w+\.(\w+) is ")
 
 
-def option(kind: type, field: str, *short: str, **more: Any) -> Any:
+class Options(NamedTuple):
+    """Stands in the annotation of a command's parameter whose fields are options: see `spread`.
+
+    fields    names of the fields, in the order of the help; all of them if empty
+    of        the dataclass, if the parameter is a dict of what is given, for `config.resolve`
+    required  fields that this command requires, although they have a default
+    """
+
+    fields: str = ""
+    of: type | None = None
+    required: str = ""
+
+    def parameters(self, kind: type) -> list[Parameter]:
+        """An option for each field; its default is the field's, or None in a dict."""
+        kind = self.of or kind
+        settings = {one.field: one for one in settings_of(kind)}
+        made = []
+        for name in self.fields.split() or settings:
+            one = settings[name]
+            default = None if self.of else one.default
+            if name in self.required.split() or (one.required and not self.of):
+                default = Parameter.empty
+            hint: Any = one.kind if isinstance(one.kind, type) else str  # text, if it may be both
+            annotation = Annotated[hint | None, option(kind, name)]
+            made.append(_parameter(name, default, annotation))
+        return made
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as Typer takes it: with single options, of which the required ones come first.
+
+    A parameter `Annotated[KIND, Options(...)]` becomes an option for each field of the dataclass
+    KIND, and the command gets a KIND made of their values. A parameter whose annotation has a check
+    of `checks`, such as `READ`, is checked before the command runs.
+    """
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    checks: dict[str, tuple[str, partial[None]]] = {}
+    flat: list[Parameter] = []
+    for name, one in inspect.signature(command, eval_str=True).parameters.items():
+        made = [_parameter(name, one.default, one.annotation)]
+        for fact in getattr(one.annotation, "__metadata__", ()):
+            if isinstance(fact, Options):
+                kind = one.annotation.__origin__
+                made = fact.parameters(kind)
+                groups[name] = kind, [part.name for part in made]
+            elif isinstance(fact, partial):
+                checks[name] = _shown_name(one), fact
+        flat += made
+    flat.sort(key=lambda one: one.default is not Parameter.empty)
+
+    def run(**given: Any) -> None:
+        for name, (kind, fields) in groups.items():
+            values = {field: given.pop(field) for field in fields}
+            try:
+                given[name] = kind(**values)
+            except ConfigError as exc:  # of `config.check`: the option for the setting's name
+                raise ConfigError(_SETTING_IS.sub(_as_option, str(exc))) from exc
+        check_all((shown, given[name], check) for name, (shown, check) in checks.items())
+        command(**given)
+
+    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return run
+
+
+def _as_option(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')} is "
+
+
+def _shown_name(one: Parameter) -> str:
+    """How messages name a parameter: --vocab, or MODEL."""
+    (info,) = (fact for fact in one.annotation.__metadata__ if isinstance(fact, ParameterInfo))
+    if isinstance(info, ArgumentInfo):
+        return str(info.metavar).strip("[].")
+    # In an annotation, the first name of an option stands where its default stood.
+    return str(info.default) if info.default is not ... else f"--{one.name.replace('_', '-')}"
+
+
+def option(kind: type, field: str) -> Any:
     """The option that gives a setting: its name, its help, its bounds and its default.
 
     Typer shows no other default: most commands get None for what is not given.
-
-    Args
-        kind   the dataclass of the settings
-        short  further names, such as "-n"
-        more   what else `typer.Option` takes, such as `metavar`
     """
     (one,) = (one for one in settings_of(kind) if one.field == field)
     default = one.default if isinstance(one.default, (str, bool)) else number(one.default)
     facts = [one.expected, f"default: {default}" if default else ""]
     known = "; ".join(filter(None, facts))
     text = one.meaning + (f"  [{known}]" if known else "")
-    return typer.Option(
-        f"--{one.name.replace('_', '-')}", *short, help=text, show_default=False, **more
-    )
+    names = filter(None, (f"--{one.name.replace('_', '-')}", one.short))
+    return typer.Option(*names, metavar=one.metavar or None, help=text, show_default=False)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not report progress.")]
@@ -52,6 +138,7 @@ ArpaModel = Annotated[
     typer.Argument(
         metavar="MODEL", help="ARPA file (plain, .gz, .zst or .xz), or KenLM binary file."
     ),
+    READ_ANY,
 ]
 ArpaOutput = Annotated[
     Path,
@@ -61,20 +148,23 @@ ArpaOutput = Annotated[
         metavar="FILE",
         help="ARPA file to write; .gz, .zst or .xz compresses it.",
     ),
+    WRITE_ARPA,
 ]
 Memory = Annotated[
-    str | None,
+    int | None,
     typer.Option(
         "--memory",
         metavar="SIZE",
+        parser=parse_size,
         help="Memory limit, such as 800M or 4G.  [default: the free memory]",
     ),
 ]
 HalfMemory = Annotated[
-    str | None,
+    int | None,
     typer.Option(
         "--memory",
         metavar="SIZE",
+        parser=parse_size,
         help="Memory limit, such as 800M or 4G.  [default: half of the free memory]",
     ),
 ]
@@ -85,8 +175,11 @@ Tmp = Annotated[
         metavar="DIR",
         help="Folder for data that exceeds the memory limit.  [default: beside the output]",
     ),
+    SCRATCH,
 ]
-Threads = Annotated[int, typer.Option("--threads", metavar="N", help="Number of threads.")]
+Threads = Annotated[
+    int, typer.Option("--threads", metavar="N", help="Number of threads."), within(low=1)
+]
 
 # Text.
 Skip = Annotated[
@@ -109,6 +202,12 @@ Public = Annotated[
         help="Who vouches that inputs without a privacy record contain no user's text.",
     ),
 ]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--public-key", metavar="FILE", help="PEM file of the Ed25519 key that must have signed."
+    ),
+]
 
 # Users' text.
 Users = Annotated[
@@ -117,25 +216,13 @@ Users = Annotated[
         metavar="USERS",
         help="Users' text: parquet or TSV (plain, .zst or .gz) with a column of user ids.",
     ),
-]
-UserColumn = Annotated[
-    str, typer.Option("--user-column", metavar="NAME", help="Column of user ids.")
-]
-UserTextColumn = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Text column.")]
-Missing = Annotated[
-    str,
-    typer.Option(
-        "--missing",
-        metavar="POLICY",
-        help="For rows without a user id and users without text: refuse, or count them and "
-        "continue.",
-    ),
+    READ_ANY,
 ]
 RunSettings = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="TOML file with the run's settings.")
 ]
 
-# Servers, and a client's credentials.
+# Servers.
 ClusterFile = Annotated[
     Path, typer.Option("--cluster", metavar="FILE", help="cluster.toml that lists the servers.")
 ]
@@ -152,47 +239,16 @@ PhraseList = Annotated[
     typer.Option(
         "--phrases", metavar="FILE", help="Phrases that are likelier, one per line; see above."
     ),
+    READ,
 ]
-Ca = Annotated[
+LogLevel = Annotated[
     str,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="PEM file of the CA that signed the servers' certificates; enables TLS.",
-    ),
-]
-Cert = Annotated[
-    str, typer.Option("--cert", metavar="FILE", help="PEM file of this client's certificate.")
-]
-Key = Annotated[
-    str,
-    typer.Option(
-        "--key",
-        metavar="FILE",
-        help="PEM file of this client's private key, mode 600 (640 if root owns it).",
-    ),
-]
-ServerName = Annotated[
-    str, typer.Option("--server-name", metavar="NAME", help="Name in the servers' certificates.")
-]
-TokenFile = Annotated[
-    str,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help="File with this client's token, mode 600 (640 if root owns it).",
-    ),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Send the token to other hosts without TLS."),
-]
-UseProxy = Annotated[
-    bool,
-    typer.Option("--use-proxy", help="Use the proxy set in the environment; requires TLS."),
+    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+    within(one_of=("debug", "info", "warning", "error")),
 ]
 
-# Servers.
-LogLevel = Annotated[
-    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-]
+# Who may connect: fields of `ServerConfig`.
+ACCESS = "tls_cert tls_key tls_client_ca tokens"
+# Fields of `ClientSecurity`.
+CREDENTIALS = "ca cert key server_name token_file"
+SECURITY = f"{CREDENTIALS} insecure use_proxy"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import READ, check_folder
 from dlm.cli.options import Json, Quiet
-from dlm.cli.progress import stage_printer
+from dlm.cli.output import print_answer, stage_printer
 from dlm.units import size_text
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def pipeline(
     config: Annotated[
         Path,
         typer.Argument(metavar="CONFIG", help="TOML file: inputs, and settings of each stage."),
+        READ,
     ],
     check: Annotated[
         bool,
@@ -49,13 +50,11 @@ def pipeline(
         dlm pipeline pipeline.toml --check
         dlm pipeline pipeline.toml
     """
-    from dlm.cli.paths import check_folder, check_reads
     from dlm.pipeline.quality import warnings
     from dlm.pipeline.run import Pipeline
     from dlm.pipeline.settings import PipelineSettings
     from dlm.progress import ProgressReporter
 
-    check_reads("CONFIG", config)
     settings = PipelineSettings.read(config)
     check_folder("run.folder", settings.run.folder, make=False)
     whole = Pipeline(settings, redo or [])
@@ -73,14 +72,13 @@ def pipeline(
         raise
     for warning in warnings(settings):
         tell(warning)
-    if as_json:
-        print_json(report.to_dict())
-        return
-    print(report.statement())
-    for name, value in report.model.items():
-        print(f"{name:12}{value}")
-    print(f"{'report':12}{whole.report_path}")
-    print(f"{'serve it':12}dlm cluster {shlex.quote(str(whole.shards))}")
+    facts = {
+        **report.model,
+        "report": whole.report_path,
+        "serve it": f"dlm cluster {shlex.quote(str(whole.shards))}",
+    }
+    lines = [report.statement(), *(f"{name:12}{value}" for name, value in facts.items())]
+    print_answer(report.to_dict(), lines, as_json=as_json)
 
 
 def _print_plan(whole: Pipeline, as_json: bool) -> None:
@@ -97,21 +95,20 @@ def _print_plan(whole: Pipeline, as_json: bool) -> None:
         why = said if state == "refused" else None
         stages.append({"stage": stage.name, "state": state, "what": stage.what, "why": why})
     needed, reasons = needed_bytes(whole.settings), list(voids(whole.settings))
-    if as_json:
-        facts = {
-            "stages": stages,
-            "disk_bytes": needed,
-            "folder": str(whole.folder),
-            "users": users,
-        }
-        print_json({**facts, "no_guarantee": reasons})
-    else:
-        for number, one in enumerate(stages, 1):
-            print(f"{number}  {one['stage']:10}{one['state']:9}{one['what']}")
-            if one["why"] is not None:
-                print(f"   {one['why']}")
-        print(f"needs about {size_text(needed)} of disk in {whole.folder}")
-        for reason in reasons:
-            print(f"NO GUARANTEE: {reason}")
+    facts = {
+        "stages": stages,
+        "disk_bytes": needed,
+        "folder": str(whole.folder),
+        "users": users,
+        "no_guarantee": reasons,
+    }
+    lines = []
+    for number, one in enumerate(stages, 1):
+        lines.append(f"{number}  {one['stage']:10}{one['state']:9}{one['what']}")
+        if one["why"] is not None:
+            lines.append(f"   {one['why']}")
+    lines.append(f"needs about {size_text(needed)} of disk in {whole.folder}")
+    lines += [f"NO GUARANTEE: {reason}" for reason in reasons]
+    print_answer(facts, lines, as_json=as_json)
     if any(one["state"] == "refused" for one in stages):
         raise typer.Exit(1)

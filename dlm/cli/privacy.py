@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.help import GroupHelp, add_command
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import READ, READ_ANY, WRITE, check_reads, integers_of, parsed
+from dlm.cli.help import Group
 from dlm.cli.options import Json
-from dlm.cli.paths import check_reads, check_writes
+from dlm.cli.output import print_answer
 from dlm.cli.privacy_account import account
 from dlm.cli.privacy_options import (
     AS_PUBLISHED,
@@ -30,11 +31,13 @@ from dlm.cli.privacy_options import (
     Rounds,
     Which,
     blt_made_for,
+    check_plot,
     gap_of,
     only_of_some,
+    plot_errors,
+    plot_plan,
     progress_line,
 )
-from dlm.cli.privacy_plots import check_plot, plot_errors, plot_plan
 from dlm.cli.records import sign, verify
 from dlm.errors import ConfigError
 from dlm.units import counted
@@ -72,8 +75,6 @@ def compose(
         dlm privacy compose first/privacy.json second/privacy.json
         dlm privacy compose a.json b.json --disjoint 1,2 --delta 1e-10
     """
-    import dataclasses
-
     from dlm.federated.account.runs import compose_runs, read_run
     from dlm.federated.run.run_files import REPORTS, refuse_secrets_left
 
@@ -83,28 +84,31 @@ def compose(
     for report in reports:
         check_reads("REPORT", report)
     runs = [read_run(report) for report in reports]
-    found = compose_runs(runs, delta=delta, disjoint=[_pair(given) for given in disjoint or ()])
+    expected = "the positions of two runs, such as 1,2"
+    pairs = [parsed("--disjoint", given, _pair, expected) for given in disjoint or ()]
+    found = compose_runs(runs, delta=delta, disjoint=pairs)
     guarantee = found.guarantee
-    if as_json:
-        each = [{"report": run.name, "statement": run.record.statement()} for run in runs]
-        print_json({"runs": each, **dataclasses.asdict(found)})
+    statements = [run.record.statement() for run in runs]
+    lines = [
+        f"{place}  {run.name}: {statement}"
+        for place, (run, statement) in enumerate(zip(runs, statements, strict=True), 1)
+    ]
+    if guarantee is not None:
+        lines.append(f"together: {guarantee.statement()} for each {runs[0].record.unit}.")
     else:
-        for place, run in enumerate(runs, 1):
-            print(f"{place}  {run.name}: {run.record.statement()}")
-        if guarantee is not None:
-            print(f"together: {guarantee.statement()} for each {runs[0].record.unit}.")
-        else:
-            print("together: NO GUARANTEE.")
-            if found.simulated is not None:
-                print(f"figures of a simulation, which are not a guarantee: "
-                      f"{found.simulated.statement()}")  # fmt: skip
-        if found.worst and len(found.worst) < len(runs):
-            print(
-                f"the least protected users are in runs "
-                f"{', '.join(str(p + 1) for p in found.worst)}"
-            )
-        for note in found.notes:
-            print(f"note: {note}")
+        lines.append("together: NO GUARANTEE.")
+    if guarantee is None and found.simulated is not None:
+        of_simulation = found.simulated.statement()
+        lines.append(f"figures of a simulation, which are not a guarantee: {of_simulation}")
+    if found.worst and len(found.worst) < len(runs):
+        places = ", ".join(str(place + 1) for place in found.worst)
+        lines.append(f"the least protected users are in runs {places}")
+    lines += [f"note: {note}" for note in found.notes]
+    each = [
+        {"report": run.name, "statement": statement}
+        for run, statement in zip(runs, statements, strict=True)
+    ]
+    print_answer({"runs": each, **dataclasses.asdict(found)}, lines, as_json=as_json)
     if guarantee is None:
         raise typer.Exit(1)
 
@@ -117,16 +121,10 @@ def _beside(given: Path) -> Path:
     return report if report.exists() else given
 
 
-def _pair(given: str) -> tuple[int, int]:
+def _pair(text: str) -> tuple[int, int]:
     """Positions from 0, of "1,2"."""
-
-    try:
-        first, second = (int(part) - 1 for part in given.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"--disjoint is {given!r}; expected the positions of two runs, such as 1,2"
-        ) from None
-    return first, second
+    first, second = integers_of(text)
+    return first - 1, second - 1
 
 
 def plan(
@@ -192,30 +190,32 @@ def plan(
     )
     if plot is not None:
         plot_plan(made, plot)
-    if as_json:
-        import dataclasses
-
-        print_json({"mechanism": mechanism.value, **dataclasses.asdict(made)})
-        if not made.keeps_utility:
-            raise typer.Exit(1)
-        return
     chosen = made.chosen
-    if not made.keeps_utility:
-        print("NOT MET: the target needs more noise than a simulation that learned well had. No "
-              "simulation shows that a run with this plan learns")  # fmt: skip
-    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
-    print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
-    print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
-    print(f"separation    gap {chosen.gap} (MinS {chosen.min_separation}), at most "
-          f"{chosen.max_participations} participations")  # fmt: skip
+    lines = [
+        f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}",
+        f"report goal   {counted(chosen.report_goal, 'user')} per round",
+        f"noise         multiplier {chosen.noise_multiplier:.4g}",
+        f"separation    gap {chosen.gap} (MinS {chosen.min_separation}), at most "
+        f"{chosen.max_participations} participations",
+    ]
     if made.timer_hours is not None:
-        print(f"timer         {made.timer_hours:g} hours")
-    what = "guarantee   " if made.keeps_utility else "would cost  "
-    print(f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}, "
-          f"{AS_REPORTED}")  # fmt: skip
-    print(f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_PUBLISHED}")
-    for note in made.notes:
-        print(f"note: {note}")
+        lines.append(f"timer         {made.timer_hours:g} hours")
+    what = "guarantee   "
+    if not made.keeps_utility:
+        what = "would cost  "
+        warning = (
+            "NOT MET: the target needs more noise than a simulation that learned well had. No "
+            "simulation shows that a run with this plan learns"
+        )
+        lines.insert(0, warning)
+    lines += [
+        f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}, "
+        f"{AS_REPORTED}",
+        f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_PUBLISHED}",
+        *(f"note: {note}" for note in made.notes),
+    ]
+    facts = {"mechanism": mechanism.value, **dataclasses.asdict(made)}
+    print_answer(facts, lines, as_json=as_json)
     if not made.keeps_utility:
         raise typer.Exit(1)
 
@@ -224,6 +224,7 @@ def audit(
     config: Annotated[
         Path,
         typer.Argument(metavar="CONFIG", help="TOML file with the settings of dlm federate."),
+        READ,
     ],
     canaries: Annotated[
         int, typer.Option(help="Canary users, each present with probability 1/2.")
@@ -239,6 +240,7 @@ def audit(
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="JSON file to write the results to."),
+        WRITE,
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -259,8 +261,6 @@ def audit(
     from dlm.federated.training.settings import TrainingSettings
     from dlm.files import write_whole
 
-    check_reads("CONFIG", config)
-    check_writes("--output", output)
     settings = TrainingSettings.read(config)
     made = Auditor(settings, canaries=canaries, parameters=parameters, progress=progress_line)
     key = None if seed is None else Key.from_seed(seed)
@@ -268,22 +268,22 @@ def audit(
     answer = found.to_dict()
     if output is not None:
         write_whole(output, (json.dumps(answer, indent=1) + "\n").encode())
-    if as_json:
-        print_json(answer)
-    else:
-        shown = ", ".join(map(str, found.pattern[:8]))
-        more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
-        print(f"{found.mechanism}, {counted(found.rounds, 'round')}, gap {found.gap}, "
-              f"at most {found.max_participations} participations")  # fmt: skip
-        print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
-        sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
-        print(f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})")
-        print(f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
-              f"{found.missed} missed, {found.false_alarms} false alarms")  # fmt: skip
-        print(f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
-              f"two canaries' directions have a cosine of about {found.cosine:.2g}")  # fmt: skip
-        if not found.holds:
-            print("THE NOISE IS SMALLER THAN ACCOUNTED FOR")
+    shown = ", ".join(map(str, found.pattern[:8]))
+    more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
+    sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
+    lines = [
+        f"{found.mechanism}, {counted(found.rounds, 'round')}, gap {found.gap}, "
+        f"at most {found.max_participations} participations",
+        f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}",
+        f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})",
+        f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
+        f"{found.missed} missed, {found.false_alarms} false alarms",
+        f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
+        f"two canaries' directions have a cosine of about {found.cosine:.2g}",
+    ]
+    if not found.holds:
+        lines.append("THE NOISE IS SMALLER THAN ACCOUNTED FOR")
+    print_answer(answer, lines, as_json=as_json)
     if not found.holds:
         raise typer.Exit(1)
 
@@ -340,22 +340,22 @@ def mechanism(
     answer = losses_of(made, mechanism.value, gap=gap, max_participations=max_participations)
     if plot is not None:
         plot_errors(made, answer["sensitivity"], plot)
-    if as_json:
-        print_json(answer)
-        return
     bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
-    print(
+    lines = [
         f"{mechanism.value}, {counted(rounds, 'round')}, gap {gap}, "
-        f"{counted(max_participations, 'participation')}"
-    )
-    print(f"RmsLoss      {answer['rms_loss']:.6g}")
-    print(f"MaxLoss      {answer['max_loss']:.6g}")
-    print(f"sensitivity  {answer['sensitivity']:.6g}{bound}")
-    print(f"buffers      {answer['buffers']} of the model's size")
+        f"{counted(max_participations, 'participation')}",
+        f"RmsLoss      {answer['rms_loss']:.6g}",
+        f"MaxLoss      {answer['max_loss']:.6g}",
+        f"sensitivity  {answer['sensitivity']:.6g}{bound}",
+        f"buffers      {answer['buffers']} of the model's size",
+    ]
+    print_answer(answer, lines, as_json=as_json)
 
 
 def erase(
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run of `dlm federate`.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run of `dlm federate`."), READ_ANY
+    ],
     as_json: Json = False,
 ) -> None:
     """End a run: erase its noise, and the copy of users' text.
@@ -371,37 +371,32 @@ def erase(
     """
     from dlm.federated.run.run_folder import RunFolder
 
-    check_reads("DIR", run, folders=True)
     with RunFolder(run) as folder:
         done = folder.end()
-    if as_json:
-        print_json({"run": str(run), "rounds": done.rounds, "erased": done.erased})
-        return
-    print(f"erased: {', '.join(done.erased) or 'nothing, since there was neither'}")
-    print(
-        f"{run} ended after {counted(done.rounds, 'round')}: it holds no noise and no users' text"
-    )
+    facts = {"run": str(run), "rounds": done.rounds, "erased": done.erased}
+    rounds = counted(done.rounds, "round")
+    lines = [
+        f"erased: {', '.join(done.erased) or 'nothing, since there was neither'}",
+        f"{run} ended after {rounds}: it holds no noise and no users' text",
+    ]
+    print_answer(facts, lines, as_json=as_json)
 
 
 EXAMPLES = """\
 dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5
 dlm privacy verify runs/first --public-key key.pub"""
 
-app = typer.Typer(
-    cls=GroupHelp,
-    help="Plan, account for and check privacy guarantees.",
-    epilog=EXAMPLES,
-    rich_markup_mode=None,
+GROUP = Group(
+    "Plan, account for and check privacy guarantees.",
+    EXAMPLES,
+    {
+        "plan": ("Before a run", plan),
+        "mechanism": ("Before a run", mechanism),
+        "account": ("Guarantees", account),
+        "compose": ("Guarantees", compose),
+        "erase": ("End a run", erase),
+        "audit": ("Measure a run", audit),
+        "sign": ("Records", sign),
+        "verify": ("Records", verify),
+    },
 )
-
-for name, heading, function in (
-    ("plan", "Before a run", plan),
-    ("mechanism", "Before a run", mechanism),
-    ("account", "Guarantees", account),
-    ("compose", "Guarantees", compose),
-    ("erase", "End a run", erase),
-    ("audit", "Measure a run", audit),
-    ("sign", "Records", sign),
-    ("verify", "Records", verify),
-):
-    add_command(app, name, heading, function)

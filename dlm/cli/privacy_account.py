@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import check_bounds, integers_of, numbers_of, parsed, within
 from dlm.cli.options import Json
+from dlm.cli.output import print_answer
 from dlm.cli.privacy_options import (
     AS_PUBLISHED,
     AS_REPORTED,
@@ -22,10 +22,10 @@ from dlm.cli.privacy_options import (
     Which,
     blt_made_for,
     gap_of,
-    numbers_of,
     only_of_some,
     progress_line,
 )
+from dlm.config import Setting
 from dlm.errors import ConfigError
 from dlm.units import counted
 
@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from dlm.federated.noise.blt import BltParameters
 
 
+NUMBERS = "numbers such as 0.9,0.4"
+
+
 def account(
     mechanism: Which,
     noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the independent noise over the clip norm.")
+        float,
+        typer.Option(help="Standard deviation of the independent noise over the clip norm."),
+        within(low=0),
     ],
     rounds: Rounds,
     delta: Delta,
@@ -106,10 +111,6 @@ def account(
     """
     from dlm.federated.account.answers import guarantee_of, sampled_guarantee_of, sensitivity_of
 
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-        raise ConfigError(
-            f"--noise-multiplier is {noise_multiplier}; expected a finite number, 0 or more"
-        )
     if sampling_probability is not None:
         others = (gap, min_separation, max_participations, made_for, buffers, bands, decay, scale,
             coefficients,
@@ -119,7 +120,13 @@ def account(
                 "--sampling-probability replaces --gap, --min-separation, --max-participations, "
                 "--column-norm and all options of matrices; leave those out"
             )
-        probability = _probability(sampling_probability)
+        probability = parsed(
+            "--sampling-probability",
+            sampling_probability,
+            _probability,
+            "a number such as 0.01 or 5000/763430",
+        )
+        check_bounds("--sampling-probability", probability, bounds=Setting(above=0, high=1))
         answer = sampled_guarantee_of(
             mechanism.value,
             probability,
@@ -127,7 +134,7 @@ def account(
             rounds=rounds,
             delta=delta,
         )
-        _print_sampled(answer, as_json=as_json)
+        print_answer(answer, _of_sampled(answer), as_json=as_json)
         return
     if (gap is None and min_separation is None) or max_participations is None:
         raise ConfigError(
@@ -153,8 +160,10 @@ def account(
         max_participations,
         blt=_blt(made_for, buffers, decay, scale),
         bands=bands,
-        coefficients=None if coefficients is None else numbers_of("--coefficients", coefficients),
-        restarts=() if restarts is None else numbers_of("--restarts", restarts, int),
+        coefficients=None
+        if coefficients is None
+        else parsed("--coefficients", coefficients, numbers_of, NUMBERS),
+        restarts=() if restarts is None else parsed("--restarts", restarts, integers_of, NUMBERS),
         column_norm=1.0 if column_norm is None else column_norm,
         progress=progress_line,
     )
@@ -173,19 +182,18 @@ def account(
             f"this BLT was made for {found.made_for}; if the run's was made for its own "
             f"participation, give --made-for {rounds},{gap},{max_participations}"
         )
-    if as_json:
-        print_json(answer)
-        return
     made = f" ({found.made_for})" if found.made_for else ""
-    print(f"{mechanism.value}{made}, {counted(rounds, 'round')}, gap {gap}, "
-          f"{max_participations} participations, "
-          f"noise multiplier {noise_multiplier:g}")  # fmt: skip
-    print(f"sensitivity  {found.value:.6g}{'' if found.is_exact else '  (upper bound)'}")
-    print(f"zCDP rho     {answer['rho']:.6g}")
-    print(f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}, {AS_REPORTED}")
-    print(f"             {answer['epsilon_gaussian']:.6g}  {AS_PUBLISHED}")
-    for note in answer["notes"]:
-        print(f"note: {note}")
+    lines = [
+        f"{mechanism.value}{made}, {counted(rounds, 'round')}, gap {gap}, "
+        f"{max_participations} participations, "
+        f"noise multiplier {noise_multiplier:g}",
+        f"sensitivity  {found.value:.6g}{'' if found.is_exact else '  (upper bound)'}",
+        f"zCDP rho     {answer['rho']:.6g}",
+        f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}, {AS_REPORTED}",
+        f"             {answer['epsilon_gaussian']:.6g}  {AS_PUBLISHED}",
+        *(f"note: {note}" for note in answer["notes"]),
+    ]
+    print_answer(answer, lines, as_json=as_json)
 
 
 def _blt(
@@ -202,36 +210,27 @@ def _blt(
         return None
     from dlm.federated.noise.blt import BltParameters
 
-    return BltParameters(numbers_of("--decay", decay), numbers_of("--scale", scale))
+    return BltParameters(
+        parsed("--decay", decay, numbers_of, NUMBERS), parsed("--scale", scale, numbers_of, NUMBERS)
+    )
 
 
-def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
-    print(
+def _of_sampled(answer: dict[str, Any]) -> list[str]:
+    """What is printed of Poisson-sampled cohorts."""
+    return [
         f"{answer['mechanism']}, {counted(answer['rounds'], 'round')}, Poisson-sampled with "
         f"probability {answer['sampling_probability']:.6g}, "
-        f"noise multiplier {answer['noise_multiplier']:g}"
-    )
-    print(f"zCDP rho     {answer['rho']:.6g}  without amplification")
-    print(f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}")
-    print(f"             {answer['epsilon_pld']:.6g}  {AS_PUBLISHED} (PLD)")
-    print(f"             {answer['epsilon_rdp']:.6g}  the same by Renyi orders (RDP)")
-    print(f"             {answer['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg")
-    for note in answer["notes"]:
-        print(f"note: {note}")
+        f"noise multiplier {answer['noise_multiplier']:g}",
+        f"zCDP rho     {answer['rho']:.6g}  without amplification",
+        f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}",
+        f"             {answer['epsilon_pld']:.6g}  {AS_PUBLISHED} (PLD)",
+        f"             {answer['epsilon_rdp']:.6g}  the same by Renyi orders (RDP)",
+        f"             {answer['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg",
+        *(f"note: {note}" for note in answer["notes"]),
+    ]
 
 
-def _probability(given: str) -> float:
+def _probability(text: str) -> float:
     """The value of "0.01" or "5000/763430"."""
-    users, _, population = given.partition("/")
-    try:
-        probability = float(users) / float(population or 1)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(
-            f"--sampling-probability is {given!r}; expected a number such as 0.01 or 5000/763430"
-        ) from None
-    if not 0 < probability <= 1:
-        raise ConfigError(f"--sampling-probability is {probability}; expected above 0, at most 1")
-    return probability
+    users, _, population = text.partition("/")
+    return float(users) / float(population or 1)

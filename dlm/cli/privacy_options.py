@@ -1,4 +1,4 @@
-"""Options that the commands of `dlm privacy` share."""
+"""Options that the commands of `dlm privacy` share, and their figures."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.checks import WRITE, integers_of, parsed
 from dlm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dlm.federated.account.plan import NoisePlan
     from dlm.federated.noise.blt import BltParameters
+    from dlm.federated.noise.mechanism import Mechanism
 
 
 class Name(StrEnum):
@@ -68,7 +71,9 @@ MadeFor = Annotated[
     ),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Figure to write, .png, .svg or .pdf.")
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Figure to write, .png, .svg or .pdf."),
+    WRITE,
 ]
 
 # Which noise an epsilon refers to.
@@ -126,23 +131,68 @@ def blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameter
     """The BLT optimised for ROUNDS,GAP,MAXPART."""
     from dlm.federated.noise.blt import optimise_blt
 
-    try:
-        rounds, gap, max_participations = (int(part) for part in made_for.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"--made-for is {made_for!r}; expected ROUNDS,GAP,MAXPART, such as 2000,100,10"
-        ) from None
+    expected = "ROUNDS,GAP,MAXPART, such as 2000,100,10"
+    rounds, gap, max_participations = parsed("--made-for", made_for, _three, expected)
     buffers = DEFAULT_BUFFERS if buffers is None else buffers
     return optimise_blt(rounds, gap, max_participations, buffers=buffers, error=error)
 
 
-def numbers_of(option: str, given: str, kind: type = float) -> tuple[Any, ...]:
-    """The numbers of "0.9,0.4"."""
-    try:
-        return tuple(kind(part) for part in given.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} is {given!r}; expected numbers such as 0.9,0.4") from None
+def _three(text: str) -> tuple[int, int, int]:
+    first, second, third = integers_of(text)
+    return first, second, third
 
 
 def progress_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+# Figures of `dlm privacy mechanism` and `plan`.
+DRAWN = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path | None) -> None:
+    """Rejects a figure that cannot be written, before its content is computed."""
+    if path is None:
+        return
+    if path.suffix.lower() not in DRAWN:
+        raise ConfigError(f"--plot is {path}; expected a name that ends in {', '.join(DRAWN)}")
+    _figure()
+
+
+def _figure() -> Any:
+    """pyplot, for files only."""
+    from dlm.extras import pip_install
+
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as exc:
+        command = pip_install(["matplotlib"])
+        raise ConfigError(
+            f"--plot needs matplotlib, which is not installed; run\n  {command}"
+        ) from exc
+    return pyplot
+
+
+def plot_errors(made: Mechanism, sensitivity: float, path: Path) -> None:
+    import numpy as np
+
+    pyplot = _figure()
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(sensitivity * np.sqrt(made.prefix_variances()))
+    axes.set(xlabel="round", ylabel="sensitivity x standard deviation", title=made.name)
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def plot_plan(made: NoisePlan, path: Path) -> None:
+    pyplot = _figure()
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot([s.report_goal for s in made.considered], [s.rho for s in made.considered])
+    axes.axhline(made.target_rho, linestyle=":", color="grey")
+    axes.plot([made.chosen.report_goal], [made.chosen.rho], "o")
+    axes.set(xlabel="report goal, noise in proportion", ylabel="zCDP rho", yscale="log")
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import Json
+from dlm.cli.options import Json, PublicKey
+from dlm.cli.output import print_answer, print_json
 
 UNVERIFIED_STATUS = 3
 
@@ -16,12 +16,6 @@ _FILE = "Counts, wordpieces, a report or an ARPA file; or the folder of a run or
 File = Annotated[Path, typer.Argument(metavar="FILE", help=f"{_FILE}.")]
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help=f"{_FILE}, or of a finished pipeline.")
-]
-PublicKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--public-key", metavar="FILE", help="PEM file of the Ed25519 key that must have signed."
-    ),
 ]
 
 
@@ -107,25 +101,25 @@ def verify(
 
     trusted = None if public_key is None else read_public_key(public_key)
     found = look_at(_meant(file), trusted)
-    statement = None if found.record is None else found.record.statement()
-    if not as_json:
-        print(f"{found.standing}: {found.text}")
-        if found.record is not None:
-            print(found.record.statement(with_standing=found.standing != "unverified"))
-    checked = None if found.record is None else recheck(found.record)
-    follows = None if checked is None else checked.follows
-    if as_json:
-        print_json(
-            {
-                "standing": found.standing,
-                "reason": found.text,
-                "privacy": statement,
-                "epsilon_follows": follows,
-                "epsilon_check": None if checked is None else checked.text,
-            }
-        )
-    elif checked is not None:
-        print(f"wrong: {checked.text}" if follows is False else f"record: {checked.text}")
+    lines = [f"{found.standing}: {found.text}"]
+    facts: dict[str, Any] = {
+        "standing": found.standing,
+        "reason": found.text,
+        "privacy": None,
+        "epsilon_follows": None,
+        "epsilon_check": None,
+    }
+    follows = None
+    if found.record is not None:
+        checked = recheck(found.record)
+        follows = checked.follows
+        facts["privacy"] = found.record.statement()
+        facts |= {"epsilon_follows": follows, "epsilon_check": checked.text}
+        lines += [
+            found.record.statement(with_standing=found.standing != "unverified"),
+            f"wrong: {checked.text}" if follows is False else f"record: {checked.text}",
+        ]
+    print_answer(facts, lines, as_json=as_json)
     if found.standing == "wrong" or follows is False:
         raise typer.Exit(1)
     if found.standing == "unverified":
@@ -135,7 +129,7 @@ def verify(
 def _meant(file: Path) -> Path:
     """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
     from dlm.checkpoint import CHECKPOINT
-    from dlm.cli.paths import check_reads
+    from dlm.cli.checks import check_reads
     from dlm.federated.run.run_files import refuse_secrets_left
 
     refuse_secrets_left(file if file.is_dir() else file.parent)

@@ -1,13 +1,20 @@
-"""What can be looked up: settings, events, metrics and errors, from where each is declared."""
+"""`dlm explain`, and what it looks up: settings, events, metrics and errors, from where each is
+declared."""
 
 from __future__ import annotations
 
 import inspect
-import pkgutil
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from dlm.config import Setting, kind_name, number, settings_of
+import typer
+
+from dlm.cli.options import Json
+from dlm.cli.output import print_answer
+from dlm.config import Setting, kind_name, nearest, number, settings_of
+from dlm.errors import ConfigError
 
 
 class ReferenceEntry(NamedTuple):
@@ -109,6 +116,8 @@ def settings(name: str) -> Topic:
 
     Raises  ModuleNotFoundError  they need the packages of an extra
     """
+    import pkgutil  # which `dlm --help` does not need
+
     title, about, tables = SETTINGS[name]
     found = {}
     for heading, kind in tables.items():
@@ -287,3 +296,98 @@ def is_named(known: str, name: str) -> bool:
         return known == name
     is_long = len(name) > len(before) + len(after)
     return known == name or (is_long and name.startswith(before) and name.endswith(after))
+
+
+def explain(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A topic, or the name of a setting, an event, a metric or an error.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look up a setting, an event, a metric or an error.
+
+    Without a name, the topics are listed.
+
+    Examples:
+        dlm explain
+        dlm explain server
+        dlm explain max_queries
+        dlm explain client.mode.changed
+        dlm explain StaleShardSet
+    """
+    if name is None:
+        _print_topics(as_json)
+    elif name in TOPICS:
+        _print_topic(TOPICS[name](), as_json)
+    elif found := list(entries(name)):
+        lines = []
+        for _, topic, heading, entry in found:
+            lines += _lines(topic, entry, place=f"{topic.title}, {heading}")
+        print_answer({"entries": [_facts(*one) for one in found]}, lines, as_json=as_json)
+    else:
+        known = sorted({*TOPICS, *_names()})
+        raise ConfigError(
+            f"{name} is not a topic, setting, event, metric or error{nearest(name, known)}. "
+            "dlm explain lists the topics"
+        )
+
+
+def _names() -> set[str]:
+    found: set[str] = set()
+    for make in TOPICS.values():
+        try:
+            tables = make().tables
+        except ModuleNotFoundError:
+            continue
+        found |= {entry.name for table in tables.values() for entry in table}
+    return found
+
+
+def _print_topics(as_json: bool) -> None:
+    titles = {
+        **{name: title for name, (title, _, _) in SETTINGS.items()},
+        "cluster": "Settings of cluster.toml",
+        "events": "What servers, gateways and clients log",
+        "metrics": "What they count, for Prometheus",
+        "errors": "What dlm raises",
+    }
+    assert titles.keys() == TOPICS.keys()
+    lines = [f"{name:10}{title}" for name, title in titles.items()]
+    print_answer({"topics": titles}, lines, as_json=as_json)
+
+
+def _print_topic(topic: Topic, as_json: bool) -> None:
+    tables = {
+        heading: [_facts("", topic, "", entry) for entry in found]
+        for heading, found in topic.tables.items()
+    }
+    lines = [topic.title, "", *_wrapped(topic.about, "")]
+    for heading, found in topic.tables.items():
+        lines.append(f"\n{heading}\n")
+        for entry in found:
+            lines += _lines(topic, entry)
+    facts = {"title": topic.title, "about": topic.about, "tables": tables}
+    print_answer(facts, lines, as_json=as_json)
+
+
+def _facts(name: str, topic: Topic, heading: str, entry: ReferenceEntry) -> dict[str, Any]:
+    place = {"topic": name, "table": heading} if name else {}
+    facts = dict(zip(topic.facts, entry.facts, strict=True))
+    return {**place, topic.kind: entry.name, **facts, "meaning": entry.meaning}
+
+
+def _lines(topic: Topic, entry: ReferenceEntry, place: str = "") -> list[str]:
+    """An entry: its name, where it belongs, its facts and, indented, its meaning."""
+    facts = [f"{n}: {fact}" for n, fact in zip(topic.facts, entry.facts, strict=True) if fact]
+    head = entry.name + (f"  ({place})" if place else "")
+    return [head, *_wrapped("; ".join(facts), "    "), *_wrapped(entry.meaning, "    ")]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    width = min(shutil.get_terminal_size().columns, 100)
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlm.asr.settings import SearchSettings
-from dlm.cli.json_output import print_json_line
-from dlm.cli.options import PhraseList, Quiet, ServedModel, option
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import READ, READ_ANY, check_writes, within
+from dlm.cli.options import Options, PhraseList, Quiet, ServedModel
+from dlm.cli.output import compile_kernels, print_json_line, stage_printer
 from dlm.errors import ConfigError, LatticeError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def rescore(
             help="Lattices or n-best lists: a file (plain, .gz, .zst, .xz or .bz2), a folder of "
             "files, or - for standard input.",
         ),
+        READ_ANY,
     ],
     output: Annotated[
         Path,
@@ -45,6 +46,7 @@ def rescore(
             "JSON lines if the name ends in .jsonl.",
         ),
     ],
+    *,
     lm: Annotated[
         str,
         typer.Option(
@@ -64,6 +66,7 @@ def rescore(
             metavar="FILE",
             help="words.txt of Kaldi lattices whose labels are numbers.",
         ),
+        READ,
     ] = None,
     non_word: Annotated[
         list[str] | None,
@@ -76,6 +79,7 @@ def rescore(
     nbest: Annotated[
         int | None,
         typer.Option(metavar="N", help="Write the N best sentences of each lattice instead."),
+        within(low=1),
     ] = None,
     acoustic_scale: Annotated[
         float | None, typer.Option(help="Acoustic scale.  [default: the file's, else 1]")
@@ -87,11 +91,10 @@ def rescore(
         float | None,
         typer.Option(help="Score added per word.  [default: the file's, else 0]"),
     ] = None,
-    new_weight: Annotated[float, option(SearchSettings, "new_weight")] = SearchSettings.new_weight,
-    old_weight: Annotated[float, option(SearchSettings, "old_weight")] = SearchSettings.old_weight,
-    beam: Annotated[float, option(SearchSettings, "beam")] = SearchSettings.beam,
-    hypotheses: Annotated[int | None, option(SearchSettings, "hypotheses", metavar="N")] = None,
-    jobs: Annotated[int, typer.Option(help="Utterances to rescore at the same time.")] = 8,
+    searching: Annotated[SearchSettings, Options()],
+    jobs: Annotated[
+        int, typer.Option(help="Utterances to rescore at the same time."), within(low=1)
+    ] = 8,
     deadline: Annotated[
         float, typer.Option(help="Time limit per position, in seconds.")
     ] = DEADLINE_S,
@@ -128,16 +131,11 @@ def rescore(
     from dlm.asr.rescoring.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
     from dlm.asr.rescoring.rescore import Search
     from dlm.asr.rescoring.rescore_many import rescore_many
-    from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_reads, check_writes
     from dlm.client import ClientConfig
     from dlm.client.deliver.warm import KERNELS
     from dlm.progress import ProgressReporter
 
-    for name, value in (("jobs", jobs), ("nbest", nbest)):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} is {value}; expected 1 or more")
-    search = Search(new_weight=new_weight, old_weight=old_weight, beam=beam, hypotheses=hypotheses)
+    search = Search(**vars(searching))
     scales = {
         name: value
         for name, value in (
@@ -148,9 +146,6 @@ def rescore(
         if value is not None
     }
     tell = stage_printer(quiet=quiet)
-    check_reads("IN", source, folders=True)
-    check_reads("--symbol-table", symbols)
-    check_reads("--phrases", phrases)
     table = None if symbols is None else SymbolTable.read(symbols)
     biased = None if phrases is None else read_phrases(phrases).phrases
     files = LatticeFiles.find(source, format_, table, frozenset(non_word or ()))
@@ -194,26 +189,22 @@ def _remark(one: RescoredUtterance) -> str:
     return ", ".join(parts)
 
 
-@dataclass
+COUNTED = ("positions", "queries", "bigram_fallback", "local_fallback")
+
+
 class _Totals:
     """What standard output shows: a row per utterance, and the totals at the end."""
 
-    as_json: bool
-    utterances: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    audio_s: float = 0.0
-    positions: int = 0
-    queries: int = 0
-    bigram_fallback: int = 0
-    local_fallback: int = 0
-    degraded: int = 0
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        names = ("utterances", "degraded", "skipped", "done before", "audio seconds", *COUNTED)
+        self._sums: dict[str, float] = dict.fromkeys(names, 0)
 
     def skipping(self, tell: Callable[[str], None]) -> Callable[[LatticeError], None]:
         """Counts malformed utterances, and reports where they are."""
 
         def skip(error: LatticeError) -> None:
-            self.skipped += 1
+            self._sums["skipped"] += 1
             tell(f"skipped: {error}")
 
         return skip
@@ -227,48 +218,34 @@ class _Totals:
         """What to rescore, with the scales of the command line."""
         for one in found:
             if done is not None and done(one.id):
-                self.resumed += 1
+                self._sums["done before"] += 1
             else:
                 yield replace(one, scales=replace(one.scales, **scales))
 
     def begin(self) -> None:
         """The header of the rows."""
-        if not self.as_json:
-            print("utterance\tpositions\tqueries\tbigram_fallback\tlocal_fallback", flush=True)
+        if not self._as_json:
+            print("\t".join(["utterance", *COUNTED]), flush=True)
 
     def add(self, one: RescoredUtterance) -> None:
         """The row of an utterance."""
-        self.utterances += 1
-        self.audio_s += one.audio_s
-        self.degraded += bool(one.bigram_fallback or one.local_fallback)
-        row = {
-            name: getattr(one, name)
-            for name in ("positions", "queries", "bigram_fallback", "local_fallback")
-        }
-        for name, value in row.items():
-            setattr(self, name, getattr(self, name) + value)
-        if self.as_json:
+        row = {name: getattr(one, name) for name in COUNTED}
+        is_degraded = bool(one.bigram_fallback or one.local_fallback)
+        more = {"utterances": 1, "audio seconds": one.audio_s, "degraded": is_degraded, **row}
+        for name, value in more.items():
+            self._sums[name] += value
+        if self._as_json:
             print_json_line({"id": one.found.id, **row})
         else:
             print("\t".join([one.found.id, *map(str, row.values())]), flush=True)
 
     def end(self, messages: int) -> None:
         """The totals, on standard error: a pipe gets rows alone."""
-        facts: dict[str, Any] = {
-            "utterances": self.utterances,
-            "degraded": self.degraded,
-            "skipped": self.skipped,
-            "done before": self.resumed,
-            "audio seconds": round(self.audio_s, 2),
-            "positions": self.positions,
-            "queries": self.queries,
-            "bigram_fallback": self.bigram_fallback,
-            "local_fallback": self.local_fallback,
-            "messages": messages,
-        }
-        if self.as_json:
+        seconds = round(self._sums["audio seconds"], 2)
+        facts = {**self._sums, "audio seconds": seconds, "messages": messages}
+        if self._as_json:
             named = {name.replace(" ", "_"): value for name, value in facts.items()}
             print_json_line({"summary": named})
-        else:
-            for name, value in facts.items():
-                print(f"{name[0].upper()}{name[1:].replace('_', ' ')}:\t{value}", file=sys.stderr)
+            return
+        for name, value in facts.items():
+            print(f"{name[0].upper()}{name[1:].replace('_', ' ')}:\t{value}", file=sys.stderr)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import HalfMemory, Json, Silent, Threads, Tmp, option
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import READ_FOLDER, WRITE_FOLDER
+from dlm.cli.options import HalfMemory, Json, Options, Silent, Threads, Tmp
+from dlm.cli.output import compile_kernels, print_answer, stage_printer
 from dlm.index.settings import ReshardSettings
 from dlm.units import counted, size_text
 
@@ -24,10 +25,14 @@ ROWS = 20  # moves that are printed
 
 
 def reshard(
-    directory: Annotated[Path, typer.Argument(metavar="SET", help="Folder of a shard set.")],
-    shards: Annotated[int | None, option(ReshardSettings, "shards", "-B")] = None,
+    directory: Annotated[
+        Path, typer.Argument(metavar="SET", help="Folder of a shard set."), READ_FOLDER
+    ],
+    settings: Annotated[ReshardSettings, Options()],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to create."),
+        WRITE_FOLDER,
     ] = None,
     remove: Annotated[
         list[int] | None,
@@ -46,7 +51,6 @@ def reshard(
             "http://HOST:METRICS_PORT/load; repeat it for each server.",
         ),
     ] = None,
-    bound: Annotated[float, option(ReshardSettings, "bound")] = 1.02,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what would change, and make nothing.")
     ] = False,
@@ -70,8 +74,6 @@ def reshard(
     from dlm.resources import give_way
 
     give_way()  # servers may share this machine
-    from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.cluster.load import slot_load
     from dlm.errors import ConfigError
     from dlm.index.layout import MANIFEST
@@ -81,30 +83,29 @@ def reshard(
     from dlm.index.moving.subtrees import SourceSet
     from dlm.ngram.partition import check_shards
     from dlm.record.signature import signature_of
-    from dlm.resources import parse_size
 
-    ReshardSettings(shards, bound)
-    check_reads("SET", directory, folders=True, what="folder")
     if output is None and not plan:
         raise ConfigError("--output is missing; name the folder to create, or pass --plan")
     if output is not None:
-        check_writes("--output", output, folder=True)
         check_destination(output)
-    check_folder("--tmp", tmp)
     tell = stage_printer(quiet=quiet)
     compile_kernels(moving.KERNELS)
     source = SourceSet.open(directory, tell)
     manifest = source.manifest
-    shards = manifest.shards if shards is None else shards
+    shards = manifest.shards if settings.shards is None else settings.shards
     check_shards(shards)
     queries = slot_load(load, manifest) if load else None
     size = source.slot_bytes(tell)
     found = plan_slots(
-        manifest.slots, size if queries is None else queries, shards, removed=remove, bound=bound
+        manifest.slots,
+        size if queries is None else queries,
+        shards,
+        removed=remove,
+        bound=settings.bound,
     )
     facts = _facts(manifest, found, shards, size, queries)
     if plan or output is None:
-        _show(directory, facts, as_json=as_json)
+        print_answer(facts, _lines(directory, facts), as_json=as_json)
         return
     made = moving.reshard(
         source,
@@ -112,7 +113,7 @@ def reshard(
         shards,
         output,
         size,
-        memory_bytes=None if memory is None else parse_size(memory),
+        memory_bytes=memory,
         spill=tmp,
         threads=threads,
         progress=tell,
@@ -123,8 +124,7 @@ def reshard(
         "files": {"made": made.made, "linked": made.linked, "copied": made.copied},
     }
     tell(f"done: {output}")
-    if not quiet or as_json:
-        _show(directory, facts, as_json=as_json)
+    print_answer(facts, _lines(directory, facts), as_json=as_json, quiet=quiet)
     if signed and not quiet:
         tell(f"{directory} is signed, {output} is not: sign it with dlm privacy sign {output}")
 
@@ -183,46 +183,44 @@ def _facts(
     return facts
 
 
-def _show(directory: Path, facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-        return
+def _lines(directory: Path, facts: dict[str, Any]) -> Iterator[str]:
+    """What changes, for people."""
     before, after = counted(facts["shards_before"], "shard"), facts["shards"]
-    print(f"{directory}: {before} -> {after}, balanced by {facts['balanced_by']}")
+    yield f"{directory}: {before} -> {after}, balanced by {facts['balanced_by']}"
     moved = counted(facts["slots_moved"], "slot")
-    print(f"{moved} of 4,096 move, about {size_text(facts['bytes_moved'])}")
+    yield f"{moved} of 4,096 move, about {size_text(facts['bytes_moved'])}"
     moves = facts["moves"]
     for row in moves[:ROWS]:
         slots, size = counted(row["slots"], "slot"), size_text(row["bytes"])
-        print(f"  shard {row['from']} -> {row['to']}: {slots}, {size}")
+        yield f"  shard {row['from']} -> {row['to']}: {slots}, {size}"
     if len(moves) > ROWS:
-        print(f"  and {counted(len(moves) - ROWS, 'more way')}; --json lists all")
+        yield f"  and {counted(len(moves) - ROWS, 'more way')}; --json lists all"
     for old, new in facts["renumbered"].items():
-        print(f"shard {old} becomes shard {new}")
+        yield f"shard {old} becomes shard {new}"
     made = facts["shards_made"]
     if made:
         minutes = round(facts["seconds"] / 60)
         time = f"about {counted(minutes, 'minute')}" if minutes else "less than a minute"
-        print(
+        yield (
             f"{counted(made, 'shard')} of {after} to make: about {size_text(facts['bytes_made'])}, "
             f"{time}"
         )
     else:
-        print("no file changes; a server that replaces another one takes the files of its shard")
+        yield "no file changes; a server that replaces another one takes the files of its shard"
     first, last = facts["balance_bytes"]
-    print(f"heaviest shard over the mean, bytes: {first:.3f} -> {last:.3f}")
+    yield f"heaviest shard over the mean, bytes: {first:.3f} -> {last:.3f}"
     if facts["balance_queries"] is not None:
         first, last, shared = facts["balance_queries"]
-        print(f"busiest shard over the mean, queries: {first:.3f} -> {last:.3f}")
+        yield f"busiest shard over the mean, queries: {first:.3f} -> {last:.3f}"
         for shard, servers in facts["replicas"].items():
-            print(
+            yield (
                 f"shard {shard} stays hotter than the others: run {servers} servers for it, one "
                 "for each other shard"
             )
         if facts["replicas"]:
-            print(f"busiest server over the mean, with these replicas: {shared:.3f}")
+            yield f"busiest server over the mean, with these replicas: {shared:.3f}"
     if "files" in facts:
-        print(f"shard set {facts['shard_set']}")
+        yield f"shard set {facts['shard_set']}"
         for way, names in facts["files"].items():
             if names:
-                print(f"  {way}: {', '.join(names[:ROWS])}{' ...' * (len(names) > ROWS)}")
+                yield f"  {way}: {', '.join(names[:ROWS])}{' ...' * (len(names) > ROWS)}"

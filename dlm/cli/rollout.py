@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import (
-    Ca,
-    Cert,
-    ClusterFile,
-    Insecure,
-    Json,
-    Key,
-    ServerName,
-    TokenFile,
-    UseProxy,
-    option,
-)
+from dlm.cli.checks import READ, READ_FOLDER, parsed
+from dlm.cli.options import SECURITY, ClusterFile, Json, Options, option
+from dlm.cli.output import print_json
+from dlm.client.config.security import ClientSecurity
 from dlm.cluster.rollout import Rules
 from dlm.errors import ConfigError, DlmError
 
 
 def rollout(
+    *,
     new: Annotated[
         Path | None,
         typer.Argument(metavar="[NEW]", help="Folder of the shard set to roll out."),
+        READ_FOLDER,
     ] = None,
     cluster: ClusterFile = Path("cluster.toml"),
     undo: Annotated[
         bool, typer.Option("--undo", help="Return to the model before, from wherever it is.")
     ] = False,
-    share: Annotated[str | None, option(Rules, "share", metavar="SHARE")] = None,
-    watch_for: Annotated[float | None, option(Rules, "watch_for")] = None,
-    load_within: Annotated[float | None, option(Rules, "load_within")] = None,
-    idle: Annotated[float | None, option(Rules, "idle")] = None,
-    longest: Annotated[float | None, option(Rules, "longest")] = None,
+    share: Annotated[str | None, option(Rules, "share")] = None,
+    times: Annotated[
+        dict[str, Any], Options("watch_for load_within idle longest max_slowdown", of=Rules)
+    ],
     text: Annotated[
         Path | None,
         typer.Option(
@@ -45,6 +37,7 @@ def rollout(
             help="Sentences to compare both models on, one per line; the first 1,000 are used.  "
             "[default: drawn from the old model]",
         ),
+        READ,
     ] = None,
     other_words: Annotated[
         bool, typer.Option("--other-words", help="Accept another order or vocabulary.")
@@ -56,14 +49,9 @@ def rollout(
             help="The list that the servers follow.  [default: that of dlm cluster, beside "
             "cluster.toml; without one, the command prints what to write]",
         ),
+        READ,
     ] = None,
-    ca: Ca = "",
-    cert: Cert = "",
-    key: Key = "",
-    server_name: ServerName = "",
-    token_file: TokenFile = "",
-    insecure: Insecure = False,
-    use_proxy: UseProxy = False,
+    given: Annotated[ClientSecurity, Options(SECURITY)],
     as_json: Json = False,
 ) -> None:
     """Replace the model of a running cluster, or go back.
@@ -84,11 +72,9 @@ def rollout(
     from dlm.resources import give_way
 
     give_way()  # before what takes time: servers may share this machine
-    from dlm.cli.paths import check_reads
     from dlm.client.config.cluster_file import ClusterToml
     from dlm.client.config.credentials import check_files
     from dlm.client.config.rollout import edited
-    from dlm.client.config.security import ClientSecurity
     from dlm.client.deliver.transport import GrpcConnection
     from dlm.cluster.rolling import (
         Rolling,
@@ -109,22 +95,12 @@ def rollout(
 
     if new is None and not undo:
         raise ConfigError("NEW is missing; give the folder of a shard set, or --undo")
-    check_reads("NEW", new, folders=True, what="folder")
-    check_reads("--text", text)
-    flags = {
-        "share": None if share is None else _share(share),
-        "watch_for": watch_for,
-        "load_within": load_within,
-        "idle": idle,
-        "longest": longest,
-    }
+    flags = dict(times)
+    if share is not None:
+        flags["share"] = parsed("--share", share, _share, "a share such as 5% or 0.05")
     rules = resolve(Rules, "rollout", flags=flags)
     if sets is None and sets_file_of(cluster).exists():
         sets = sets_file_of(cluster)
-    check_reads("--sets", sets)
-    given = ClientSecurity(
-        ca, cert, key, server_name, token_file, insecure=insecure, use_proxy=use_proxy
-    )
     manifest = None if new is None else read_manifest(new)
     with only_one(cluster):
         toml = ClusterToml(cluster)
@@ -167,8 +143,4 @@ def rollout(
 
 
 def _share(text: str) -> float:
-
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise ConfigError(f"--share is {text}; expected a share such as 5% or 0.05") from None
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

@@ -1,29 +1,23 @@
-"""`dlm score`: log10 probabilities of sentences, from servers or from a shard set on disk."""
+"""`dlm score` and `dlm perplexity`: log10 probabilities of sentences, and how well a model predicts
+text, from servers or from a model on disk."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import as_json_line, print_json_line
-from dlm.cli.options import (
-    Ca,
-    Cert,
-    Insecure,
-    Key,
-    Quiet,
-    ServedModel,
-    ServerName,
-    Skip,
-    TextColumn,
-    TokenFile,
-    UseProxy,
-)
+from dlm.cli.checks import SCRATCH, check_reads, within
+from dlm.cli.options import SECURITY, Options, Quiet, ServedModel, Skip, TextColumn, Threads
+from dlm.cli.output import as_json_line, compile_kernels, print_json_line, stage_printer
 from dlm.cli.scoring import any_bytes_on_stdout, open_here, open_text, print_summary, quick_start
+from dlm.client.config.security import PLAIN, ClientSecurity
+from dlm.errors import ConfigError
+from dlm.resources import parse_size
 from dlm.scoring import (
     BLOCK_BYTES,
     SERVED_BYTES,
@@ -32,7 +26,7 @@ from dlm.scoring import (
     scored_by_servers,
     scored_here,
 )
-from dlm.units import finite
+from dlm.units import counted, finite
 
 if TYPE_CHECKING:
     from dlm.client import SentenceScore
@@ -72,15 +66,11 @@ def score(
     ] = False,
     skip: Skip = False,
     column: TextColumn = "text",
-    threads: Annotated[int, typer.Option(metavar="N", help="Number of threads with --local.")] = 2,
+    threads: Annotated[
+        int, typer.Option(metavar="N", help="Number of threads with --local."), within(low=1)
+    ] = 2,
     deadline: Annotated[float, typer.Option(help="Time limit per batch, in seconds.")] = 30.0,
-    ca: Ca = "",
-    cert: Cert = "",
-    key: Key = "",
-    server_name: ServerName = "",
-    token_file: TokenFile = "",
-    insecure: Insecure = False,
-    use_proxy: UseProxy = False,
+    security: Annotated[ClientSecurity, Options(SECURITY)] = PLAIN,
     quiet: Quiet = False,
 ) -> None:
     """Score text: log10 probability, tokens and OOVs per sentence.
@@ -98,17 +88,12 @@ def score(
         dlm score --local model.arpa.zst heldout.txt
         dlm score --local model.binary heldout.txt
     """
-    from dlm.cli.compiling import compile_kernels
-    from dlm.errors import ConfigError
-
     if cluster is not None and local is not None:
         raise ConfigError("--cluster and --local were both given; give one of them")
     if model is not None and local is not None:
         raise ConfigError(
             "--model and --local were both given; --model applies to servers only, so leave it out"
         )
-    if threads < 1:
-        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     any_bytes_on_stdout()  # words
     texts = [] if file is None else [file]
     with quick_start():
@@ -116,8 +101,6 @@ def score(
     summary = ScoreSummary()
     with ExitStack() as stack:
         if local is not None:
-            from dlm.cli.progress import stage_printer
-
             opened = open_here(local, None, None, stack, stage_printer(quiet=quiet))
             scored = scored_here(opened, reader.read(), threads)
         else:
@@ -128,16 +111,7 @@ def score(
             cluster = cluster or Path("cluster.toml")
             ClusterToml(cluster).servers()
             compile_kernels(ASKING)
-            config = ClientConfig(
-                deadline_s=deadline,
-                ca=ca,
-                cert=cert,
-                key=key,
-                server_name=server_name,
-                token_file=token_file,
-                insecure=insecure,
-                use_proxy=use_proxy,
-            )
+            config = ClientConfig(deadline_s=deadline, **asdict(security))
             client = Client.connect(cluster, config, model=model)
             utterance = stack.enter_context(client).utterance()
             scored = scored_by_servers(utterance, reader.read())
@@ -218,3 +192,99 @@ def _sentence(line: list[bytes], score: SentenceScore, *, words: bool, as_json: 
     ]
     total = f"{score.log10_prob:.6f}\t{score.tokens}\t{score.oovs}\n"
     return "".join([*rows, f"= {total}\n"])
+
+
+def perplexity(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL [TEXT]...",
+            help="An ARPA or KenLM binary file, or the folder of a shard set (leave it out with "
+            "--cluster), then texts, one sentence per line: plain, .gz, .zst, .xz, .bz2 or "
+            "parquet. Without a text, or for -, standard input.",
+        ),
+    ],
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="cluster.toml of the servers to query, instead of a MODEL."
+        ),
+    ] = None,
+    model: ServedModel = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, `summary`.")
+    ] = False,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SIZE",
+            parser=parse_size,
+            help="Memory limit for an ARPA file, such as 800M.  [default: half of the free memory]",
+        ),
+    ] = None,
+    tmp: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder for the shards of an ARPA file.  [default: the system's]"
+        ),
+        SCRATCH,
+    ] = None,
+    skip: Skip = False,
+    column: TextColumn = "text",
+    threads: Threads = 2,
+    deadline: Annotated[float, typer.Option(help="Time limit per batch, in seconds.")] = 30.0,
+    quiet: Quiet = False,
+) -> None:
+    """Compute the perplexity of text, and the matches per order.
+
+    The summary, with and without OOVs, is that of `dlm score`. An ARPA file is first sharded into a
+    temporary folder, at about 12 bytes per n-gram, which is removed afterwards. TLS and tokens for
+    servers come from cluster.toml.
+
+    Examples:
+        dlm perplexity model.arpa.zst heldout.txt
+        dlm perplexity shards/model heldout.txt --json
+        dlm perplexity --cluster cluster.toml heldout.txt
+    """
+    tell = stage_printer(quiet=quiet)
+
+    with ExitStack() as stack:
+        if cluster is not None:
+            from dlm.client import Client, ClientConfig
+            from dlm.client.deliver.warm import KERNELS as ASKING
+
+            if memory is not None or tmp is not None:
+                raise ConfigError(
+                    "--memory and --tmp apply to an ARPA file; leave them out with --cluster"
+                )
+            check_reads("--cluster", cluster)
+            check_reads("TEXT", *paths)
+            reader = open_text(paths, skip, column, SERVED_BYTES)
+            compile_kernels(ASKING)
+            client = Client.connect(cluster, ClientConfig(deadline_s=deadline), model=model)
+            utterance = stack.enter_context(client).utterance()
+            order = utterance.order
+            scored = scored_by_servers(utterance, reader.read())
+        else:
+            if model is not None:
+                raise ConfigError("--model applies to servers only; add --cluster, or leave it out")
+            check_reads("MODEL", paths[0], folders=True)
+            check_reads("TEXT", *paths[1:])
+            opened = open_here(paths[0], memory, tmp, stack, tell)
+            reader = open_text(paths[1:], skip, column)
+            order = opened.order
+            scored = scored_here(opened, reader.read(), threads)
+        found = ScoreSummary(by_order=[0] * order)
+        for _, some in scored:
+            some.add_to(found)
+    tell(f"{counted(found.tokens, 'token')} scored")
+    if as_json:
+        facts = {**found.facts(), "hits": found.by_order}
+        if skip:
+            facts["skipped"] = reader.totals.skipped
+        print_json_line({"summary": facts})
+        return
+    print_summary(found, reader, skip)
+    for k, hits in enumerate(found.by_order, 1):
+        share = 100 * hits / found.tokens if found.tokens else 0.0
+        print(f"Hits of order {k}:\t{hits}\t{share:.2f} %")

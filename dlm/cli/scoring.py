@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from dlm.cli.output import compile_kernels
 from dlm.scoring import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def quick_start() -> Iterator[None]:
 
 
 def open_here(
-    place: Path, memory: str | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
+    place: Path, memory: int | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel | KenlmFile:
     """The shard set, KenLM file or ARPA file at `place`, its kernels compiled; an ARPA file is
     sharded first.
@@ -66,8 +67,6 @@ def open_here(
         ConfigError       memory or tmp is given, but nothing is sharded
         ShardFormatError, KenlmFormatError  a folder that is not a shard set, or a damaged model
     """
-    from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_folder
 
     with quick_start():
         from dlm.index.layout import read_manifest
@@ -97,17 +96,14 @@ def open_here(
     from dlm.files import scratch_folder
     from dlm.index.making.shard_set import KERNELS as BUILDING
     from dlm.index.making.shard_set import build_shard_set
-    from dlm.resources import parse_size
 
-    check_folder("--tmp", tmp)
-    limit = None if memory is None else parse_size(memory)
     compile_kernels((*BUILDING, *SCORING, *OPENING))
     output = stack.enter_context(scratch_folder(tmp, "dlm-model")) / "set"
-    build_shard_set(place, output, 1, memory_bytes=limit, progress=tell)
+    build_shard_set(place, output, 1, memory_bytes=memory, progress=tell)
     return LocalModel.open(output, verify=False)  # written just now
 
 
-def _check_unsharded(place: Path, found: str, memory: str | None, tmp: Path | None) -> None:
+def _check_unsharded(place: Path, found: str, memory: int | None, tmp: Path | None) -> None:
     from dlm.errors import ConfigError
 
     if memory is not None or tmp is not None:

@@ -12,14 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dlm.cli.options import LogLevel, option
+from dlm.cli.checks import READ_FOLDER, WRITE, check_reads
+from dlm.cli.options import ACCESS, LogLevel, Options
+from dlm.config import resolve
 from dlm.errors import ConfigError
 from dlm.server.config import ServerConfig
-
-TlsCert = Annotated[str | None, option(ServerConfig, "tls_cert", metavar="FILE")]
-TlsKey = Annotated[str | None, option(ServerConfig, "tls_key", metavar="FILE")]
-TlsClientCa = Annotated[str | None, option(ServerConfig, "tls_client_ca", metavar="FILE")]
-Tokens = Annotated[str | None, option(ServerConfig, "tokens", metavar="FILE")]
 
 _RFC_3339 = "%Y-%m-%dT%H:%M:%S.%fZ"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -52,11 +49,6 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-def check_log_level(level: str) -> None:
-    if level.lower() not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"--log-level is {level}; expected debug, info, warning or error")
-
-
 def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
     """Logs the library's events to standard error; see `JsonLines`."""
     handler = logging.StreamHandler(sys.stderr)
@@ -66,25 +58,19 @@ def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
 
 def serve(
     shard: Annotated[int, typer.Option(help="Which shard of each set to serve, from 0.")],
+    flags: Annotated[
+        dict[str, Any],
+        Options(
+            f"sets port host workers {ACCESS} open_health insecure metrics_port metrics_host "
+            "preload mlock huge_pages",
+            of=ServerConfig,
+        ),
+    ],
     directories: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[DIR...]", help="Folders of shard sets, one per model."),
+        READ_FOLDER,
     ] = None,
-    sets: Annotated[str | None, option(ServerConfig, "sets", metavar="FILE")] = None,
-    port: Annotated[int | None, option(ServerConfig, "port")] = None,
-    host: Annotated[str | None, option(ServerConfig, "host")] = None,
-    workers: Annotated[int | None, option(ServerConfig, "workers")] = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: TlsClientCa = None,
-    tokens: Tokens = None,
-    open_health: Annotated[bool | None, option(ServerConfig, "open_health")] = None,
-    insecure: Annotated[bool | None, option(ServerConfig, "insecure")] = None,
-    metrics_port: Annotated[int | None, option(ServerConfig, "metrics_port")] = None,
-    metrics_host: Annotated[str | None, option(ServerConfig, "metrics_host")] = None,
-    preload: Annotated[bool | None, option(ServerConfig, "preload")] = None,
-    mlock: Annotated[bool | None, option(ServerConfig, "mlock")] = None,
-    huge_pages: Annotated[bool | None, option(ServerConfig, "huge_pages")] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="TOML file with a table [server]."),
@@ -95,6 +81,7 @@ def serve(
             metavar="FILE",
             help="File to write once ready: JSON with port, shard, shard_sets and pid.",
         ),
+        WRITE,
     ] = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -110,32 +97,10 @@ def serve(
         dlm serve shards/model --shard 0 --port 50060 --host 0.0.0.0 \\
             --tls-cert server.pem --tls-key server.key --tokens tokens
     """
-    from dlm.cli.paths import check_reads, check_writes
-    from dlm.config import resolve
     from dlm.server.app import serve as run
 
-    check_log_level(log_level)
     folders = directories or []
-    check_reads("DIR", *folders, folders=True, what="folder")
-    check_reads("--sets", sets)
-    check_writes("--ready-file", ready_file)
-    flags = {
-        "sets": sets,
-        "port": port,
-        "host": host,
-        "workers": workers,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "tokens": tokens,
-        "open_health": open_health,
-        "insecure": insecure,
-        "metrics_port": metrics_port,
-        "metrics_host": metrics_host,
-        "preload": preload,
-        "mlock": mlock,
-        "huge_pages": huge_pages,
-    }
+    check_reads("--sets", flags["sets"])
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
     if bool(settings.sets) == bool(folders):
         found = f"found DIR and --sets {settings.sets}" if folders else "found no DIR and no --sets"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import WRITE_FOLDER, check_reads
 from dlm.cli.options import (
     EngineName,
     HalfMemory,
@@ -18,7 +18,7 @@ from dlm.cli.options import (
     Tmp,
     option,
 )
-from dlm.cli.progress import stage_printer
+from dlm.cli.output import compile_kernels, print_answer, stage_printer
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
 if TYPE_CHECKING:
@@ -34,9 +34,11 @@ def shard(
             "file (plain, .gz or .bz2) or a folder of parts, at any address that Spark reads.",
         ),
     ],
-    shards: Annotated[int, option(ShardSettings, "shards", "-B")] = 1,
+    shards: Annotated[int, option(ShardSettings, "shards")] = 1,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder to create."),
+        WRITE_FOLDER,
     ] = None,
     encoding: Annotated[str, option(ShardSettings, "encoding")] = "exact",
     bits: Annotated[int | None, option(ShardSettings, "bits")] = None,
@@ -79,22 +81,16 @@ def shard(
         dlm shard model.arpa.zst --shards 2 --output shards/model
         dlm shard model.arpa.zst -B 1 --encoding compact -o shards/small
     """
-    from dlm.cli.paths import check_folder, check_reads, check_writes
-
     if engine is EngineName.LOCAL:  # else it may be on Spark's own file system
         check_reads("MODEL", model, folders=True)
     if estimate:
         _estimate(Path(model), shards, bits, as_json)
         return
-    from dlm.cli.compiling import compile_kernels
     from dlm.errors import ConfigError
     from dlm.index.making.shard_set import KERNELS, build_shard_set
-    from dlm.resources import parse_size
 
     if output is None:
         raise ConfigError("--output is missing; name the folder to create, or pass --estimate")
-    check_writes("--output", output, folder=True)
-    check_folder("--tmp", tmp)
     tell = stage_printer(quiet=quiet)
     slots = None
     if slots_of is not None:
@@ -132,7 +128,7 @@ def shard(
         bits=bits,
         slots=slots,
         repair=repair,
-        memory_bytes=None if memory is None else parse_size(memory),
+        memory_bytes=memory,
         spill=tmp,
         threads=threads,
         progress=tell,
@@ -146,10 +142,9 @@ def _report(
     from dlm.cli.inspect import facts_of, summary
 
     tell(f"done: {output}")
-    if as_json:
-        print_json(facts_of(manifest, output))
-    elif not quiet:
-        summary(manifest, output)
+    if as_json or not quiet:
+        facts = facts_of(manifest, output)
+        print_answer(facts, summary(facts), as_json=as_json)
 
 
 def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
@@ -157,7 +152,7 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
     from dlm.index.coding import DEFAULT_BITS
     from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
-    from dlm.units import size_text
+    from dlm.units import counted, size_text
 
     found = measure(model, progress=stage_printer(quiet=as_json))
     ngrams = max(sum(found.counts), 1)
@@ -168,31 +163,32 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
         (name, estimate_sizes(found, shards, encoding, width))
         for name, encoding, width in encodings
     ]
-    if as_json:
-        rows = [
-            {
-                "encoding": name,
-                "disk_bytes": sizes.disk,
-                "shard_bytes": sizes.shard,
-                "server_bytes": sizes.server,
-                "client_bytes": sizes.client,
-            }
-            for name, sizes in estimated
-        ]
-        print_json({"counts": list(found.counts), "shards": shards, "sizes": rows})
-        return
-    pieces = f"{shards:,} shard{'s' * (shards != 1)}"
-    print(f"{ngrams:,} n-grams of order {len(found.counts)} in {pieces}, within 10 %:")
+    rows = [
+        {
+            "encoding": name,
+            "disk_bytes": sizes.disk,
+            "shard_bytes": sizes.shard,
+            "server_bytes": sizes.server,
+            "client_bytes": sizes.client,
+        }
+        for name, sizes in estimated
+    ]
+    pieces = counted(shards, "shard")
     columns = ("file per shard", "memory per server", "memory per client")
-    print(f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns))
+    lines = [
+        f"{ngrams:,} n-grams of order {len(found.counts)} in {pieces}, within 10 %:",
+        f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns),
+    ]
     for name, sizes in estimated:
         total = sizes.disk
-        print(
+        lines.append(
             f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} per n-gram"
             + "".join(f"{size_text(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
         )
-    print(
+    lines.append(
         "The workers of a server share this memory. In addition, each process takes up to "
         f"{PROCESS_MIB} MiB: the workers,\nand one parent if there are several. "
         "Clients on one host share the low orders; each process has its own words."
     )
+    facts = {"counts": list(found.counts), "shards": shards, "sizes": rows}
+    print_answer(facts, lines, as_json=as_json)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import (
-    Ca,
-    Cert,
-    ClusterFile,
-    Insecure,
-    Json,
-    Key,
-    ServerName,
-    TokenFile,
-    UseProxy,
-)
+from dlm.cli.checks import within
+from dlm.cli.options import SECURITY, ClusterFile, Json, Options
+from dlm.cli.output import print_json
+from dlm.client.config.security import ClientSecurity
+from dlm.errors import ConfigError
 from dlm.units import size_text
 
 if TYPE_CHECKING:
@@ -53,34 +46,35 @@ DROPPED = (
     *(SHARD_SET, "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
 )
 WAIT_LOOK_S = 0.5
+SOME_SECONDS = within(above=0, high=3600, unit="seconds")
 SHARDS_SHOWN = 4  # shards that lack ready servers, named on the summary line
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
 def status(
+    *,
     cluster: ClusterFile = Path("cluster.toml"),
     as_json: Json = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh every --interval until Ctrl-C.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(help="Seconds between the two heartbeats that rates are computed from.")
+        float,
+        typer.Option(help="Seconds between the two heartbeats that rates are computed from."),
+        SOME_SECONDS,
     ] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 2.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for a server's answer."), SOME_SECONDS
+    ] = 2.0,
     wait: Annotated[
         float,
         typer.Option(
             help="Seconds to wait for cluster.toml to exist and for every listed server to be "
             "ready; 0 does not wait."
         ),
+        within(low=0, high=86_400, unit="seconds"),
     ] = 0.0,
-    ca: Ca = "",
-    cert: Cert = "",
-    key: Key = "",
-    server_name: ServerName = "",
-    token_file: TokenFile = "",
-    insecure: Insecure = False,
-    use_proxy: UseProxy = False,
+    given: Annotated[ClientSecurity, Options(SECURITY)],
 ) -> None:
     """Show the state of every server of a cluster.
 
@@ -98,24 +92,14 @@ def status(
 
     from dlm.client.config.cluster_file import ClusterToml
     from dlm.client.config.credentials import check_files
-    from dlm.client.config.security import ClientSecurity
     from dlm.client.deliver.transport import GrpcConnection
     from dlm.cluster.status import ClusterStatus
-    from dlm.errors import ConfigError
     from dlm.wire.secret import signature
 
     if as_json and watch:
         raise ConfigError("--json and --watch were both given; give one of them")
-    for name, value in (("interval", interval), ("timeout", timeout)):
-        if not 0 < value <= 3600:
-            raise ConfigError(f"--{name} is {value:g}; expected seconds above 0, at most 3600")
-    if not 0 <= wait <= 86_400:
-        raise ConfigError(f"--wait is {wait:g}; expected seconds from 0 to 86,400")
     if wait and watch:
         raise ConfigError("--wait and --watch were both given; give one of them")
-    given = ClientSecurity(
-        ca, cert, key, server_name, token_file, insecure=insecure, use_proxy=use_proxy
-    )
 
     def listed() -> ClusterStatus:
         toml = ClusterToml(cluster)
@@ -219,9 +203,9 @@ def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | No
         return len(console.render_lines(group)) < height  # the last line is the cursor's
 
     rows: Sequence[Row] = snapshot.rows
-    for key in (by_server, by_shard):
+    for name in ("address", "shard"):
         if not fits(rows):
-            rows = merge_rows(snapshot.rows, key)
+            rows = merge_rows(snapshot.rows, name)
     if not fits(rows):
         lines.append((f"showing the first of {len(rows)} rows", "red"))
         while len(rows) > 1 and not fits(rows):
@@ -328,21 +312,11 @@ def fitting_columns(
     return names
 
 
-def by_server(row: Row) -> str:
-    """One row per server."""
-    return row.address
-
-
-def by_shard(row: Row) -> str:
-    """One row per shard."""
-    return str(row.shard)
-
-
-def merge_rows(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
-    """One row for all that have the same key: sums, the least uptime, the longest delay."""
-    groups: dict[str, list[Row]] = {}
+def merge_rows(rows: Iterable[Row], name: str) -> list[Row]:
+    """One row for all that are alike in that: sums, the least uptime, the longest delay."""
+    groups: dict[object, list[Row]] = {}
     for row in rows:
-        groups.setdefault(key(row), []).append(row)
+        groups.setdefault(getattr(row, name), []).append(row)
     return [group[0] if len(group) == 1 else _sum(group) for group in groups.values()]
 
 

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
+from dlm.cli.checks import WRITE
 from dlm.cli.options import Json
+from dlm.cli.output import print_answer
 
 
 def token(
@@ -22,10 +23,12 @@ def token(
     tokens: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The servers' file; the hashed token is added to it."),
+        WRITE,
     ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The client's file, to create; it must not exist yet."),
+        WRITE,
     ] = None,
     expires: Annotated[
         str | None,
@@ -53,7 +56,6 @@ def token(
         dlm token decoder-1 --tokens tokens --token-file decoder-1.token
         dlm token decoder-2 --expires 2100-01-31 --models 0123abcd,4567cdef
     """
-    from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
     from dlm.files import editing
     from dlm.server.tokens import (
@@ -84,8 +86,6 @@ def token(
         raise ConfigError(
             f"--token-file: {token_file} already exists; name another file, or remove it first"
         )
-    check_writes("--token-file", token_file)
-    check_writes("--tokens", tokens)
     new = new_token()
     line = " ".join([f"{name}:{digest(new.encode()).hex()}", *options]) + "\n"
     with nullcontext() if tokens is None else editing(tokens.resolve()):
@@ -108,25 +108,23 @@ def token(
                 if token_file is not None:  # no server will ever take it
                     token_file.unlink()
                 raise
-    if as_json:
-        print_json(
-            {
-                "name": name,
-                "tokens": None if tokens is None else str(tokens),
-                "token_file": None if token_file is None else str(token_file),
-                "line": line.rstrip() if tokens is None else None,
-                "token": new if token_file is None else None,
-            }
-        )
-        return
+    facts = {
+        "name": name,
+        "tokens": None if tokens is None else str(tokens),
+        "token_file": None if token_file is None else str(token_file),
+        "line": line.rstrip() if tokens is None else None,
+        "token": new if token_file is None else None,
+    }
+    lines = []
     if token_file is not None:
-        print(f"wrote {token_file}, for the client (token_file)")
+        lines.append(f"wrote {token_file}, for the client (token_file)")
     if tokens is not None:
-        print(f"added {name} to {tokens}, for the servers (--tokens)")
+        lines.append(f"added {name} to {tokens}, for the servers (--tokens)")
     else:
-        print(f"# line for the servers' file (--tokens), mode 600:\n{line}", end="")
+        lines.append(f"# line for the servers' file (--tokens), mode 600:\n{line.rstrip()}")
     if token_file is None:
-        print(f"# content of the client's file (token_file), mode 600:\n{new}")
+        lines.append(f"# content of the client's file (token_file), mode 600:\n{new}")
+    print_answer(facts, lines, as_json=as_json)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.asr.settings import BeamSettings
-from dlm.cli.json_output import print_json_line
-from dlm.cli.options import PhraseList, Quiet, ServedModel, option
-from dlm.cli.progress import stage_printer
+from dlm.cli.checks import READ
+from dlm.cli.options import Options, PhraseList, Quiet, ServedModel
+from dlm.cli.output import compile_kernels, print_json_line, stage_printer
 from dlm.errors import AudioError, ConfigError, DlmError
 from dlm.units import counted
 
@@ -32,7 +32,9 @@ def transcribe(
             metavar="AUDIO...",
             help="Audio that libsndfile reads, such as WAV, FLAC, OGG and MP3, at any rate.",
         ),
+        READ,
     ],
+    *,
     lm: Annotated[
         str | None,
         typer.Option(
@@ -42,11 +44,7 @@ def transcribe(
         ),
     ] = None,
     model: ServedModel = None,
-    lm_weight: Annotated[float, option(BeamSettings, "lm_weight")] = BeamSettings.lm_weight,
-    word_score: Annotated[float, option(BeamSettings, "word_score")] = BeamSettings.word_score,
-    hypotheses: Annotated[
-        int, option(BeamSettings, "hypotheses", metavar="N")
-    ] = BeamSettings.hypotheses,
+    settings: Annotated[BeamSettings, Options("lm_weight word_score hypotheses nbest")],
     max_words: Annotated[
         int,
         typer.Option(
@@ -54,7 +52,6 @@ def transcribe(
         ),
     ] = 60_000,
     phrases: PhraseList = None,
-    nbest: Annotated[int, option(BeamSettings, "nbest", metavar="N")] = BeamSettings.nbest,
     deadline: Annotated[
         float, typer.Option(help="Time limit per call to servers, in seconds.")
     ] = 2.0,
@@ -97,20 +94,16 @@ def transcribe(
     from dlm.asr.phrase_file import known_words, read_phrases
     from dlm.asr.speech.audio import SAMPLE_RATE, promised_s, read_audio
     from dlm.asr.speech.transcribe import Transcriber
-    from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_reads
     from dlm.cli.scoring import any_bytes_on_stdout
     from dlm.client import ClientConfig
     from dlm.client.deliver.warm import KERNELS
     from dlm.progress import ProgressReporter
 
-    settings = BeamSettings(
-        lm_weight=lm_weight, word_score=word_score, hypotheses=hypotheses, nbest=nbest
-    )
     config = ClientConfig(bigram_fallback=bigram_fallback, deadline_s=deadline)
-    if nbest > 1 and not as_json:
+    if settings.nbest > 1 and not as_json:
         raise ConfigError(
-            f"--nbest is {nbest}, but only --json prints more than the best sentence; add --json"
+            f"--nbest is {settings.nbest}, but only --json prints more than the best sentence; add "
+            "--json"
         )
     if Path("-") in audio:
         raise ConfigError(
@@ -123,8 +116,6 @@ def transcribe(
                 f"AUDIO is {str(file)!r}; a tab or line break would break the lines of output. Add "
                 "--json, or rename the file"
             )
-    check_reads("AUDIO", *audio)
-    check_reads("--phrases", phrases)
     listed = None if phrases is None else read_phrases(phrases)
     any_bytes_on_stdout()  # names of files
     tell = stage_printer(quiet=quiet)

@@ -1,4 +1,5 @@
-"""`dlm unigrams`: counts how often users use each word of a list, over rounds of users."""
+"""`dlm unigrams` and `dlm pieces`: counts how often users use each word of a list, and makes
+wordpieces from such counts."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.json_output import print_json
-from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn, option
-from dlm.cli.progress import stage_printer
-from dlm.cli.records import PublicKey
-from dlm.federated.counting.settings import MISSING, CollectionSettings
+from dlm.cli.checks import READ, WRITE
+from dlm.cli.options import Json, Options, PublicKey, Quiet, Users
+from dlm.cli.output import print_answer, stage_printer
+from dlm.errors import ConfigError
+from dlm.federated.counting.settings import CollectionSettings, UserTextSettings
+from dlm.federated.pieces.settings import PieceSettings
+from dlm.resources import parse_size
 from dlm.units import counted
 
 if TYPE_CHECKING:
@@ -24,46 +27,25 @@ if TYPE_CHECKING:
 
 REPORT_INTERVAL_S = 5.0
 
+# What `dlm devices unigrams` has, too.
+COUNTING = (
+    "clip rounds report_goal noise_multiplier delta max_participations min_separation cap_words "
+    "tokenizer public public_key seed"
+)
 Wordlist = Annotated[
-    Path, typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line.")
+    Path, typer.Option("--wordlist", metavar="FILE", help="Words to count, one per line."), READ
 ]
-Clip = Annotated[float, option(CollectionSettings, "clip", metavar="LAMBDA")]
-Rounds = Annotated[int, option(CollectionSettings, "rounds")]
 CountsFile = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
+    Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count."), WRITE
 ]
-NoiseMultiplier = Annotated[float | None, option(CollectionSettings, "noise_multiplier")]
-Delta = Annotated[float | None, option(CollectionSettings, "delta")]
-MaxParticipations = Annotated[int | None, option(CollectionSettings, "max_participations")]
-MinSeparation = Annotated[int | None, option(CollectionSettings, "min_separation")]
-CapWords = Annotated[int | None, option(CollectionSettings, "cap_words", metavar="N")]
-Tokenizer = Annotated[str, option(CollectionSettings, "tokenizer")]
-Public = Annotated[str, option(CollectionSettings, "public", metavar="NAME")]
-Seed = Annotated[int | None, option(CollectionSettings, "seed")]
 
 
 def unigrams(
     users: Users,
     wordlist: Wordlist,
-    clip: Clip,
-    rounds: Rounds,
+    settings: Annotated[CollectionSettings, Options(f"{COUNTING} poisson test_fraction capacity")],
+    text: Annotated[UserTextSettings, Options()],
     output: CountsFile,
-    report_goal: Annotated[int | None, option(CollectionSettings, "report_goal")] = None,
-    noise_multiplier: NoiseMultiplier = None,
-    delta: Delta = None,
-    max_participations: MaxParticipations = None,
-    min_separation: MinSeparation = None,
-    poisson: Annotated[float | None, option(CollectionSettings, "poisson")] = None,
-    cap_words: CapWords = None,
-    tokenizer: Tokenizer = CollectionSettings.tokenizer,
-    public: Public = "",
-    public_key: PublicKey = None,
-    missing: Missing = "refuse",
-    user_column: UserColumn = "user_id",
-    text_column: UserTextColumn = "utterance",
-    test_fraction: Annotated[float, option(CollectionSettings, "test_fraction")] = 0.0,
-    capacity: Annotated[int, option(CollectionSettings, "capacity")] = CollectionSettings.capacity,
-    seed: Seed = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit while sorting users.")
     ] = "256M",
@@ -85,58 +67,25 @@ def unigrams(
             --lambda 100 --rounds 20 --max-participations 1 --noise-multiplier 1.0 \\
             --delta 1e-6 --output counts.tsv
     """
-    from dlm.cli.paths import check_reads, check_writes
-    from dlm.errors import ConfigError
     from dlm.federated.counting.count_unigrams import count_unigrams
     from dlm.federated.users import UserDataset
-    from dlm.resources import parse_size
 
-    # Refuse before users' text is read.
-    settings = CollectionSettings(
-        clip=clip,
-        rounds=rounds,
-        report_goal=report_goal,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        max_participations=max_participations,
-        min_separation=min_separation,
-        poisson=poisson,
-        cap_words=cap_words,
-        tokenizer=tokenizer,
-        public=public,
-        public_key=public_key,
-        test_fraction=test_fraction,
-        capacity=capacity,
-        seed=seed,
-    )
-    if missing not in MISSING:
-        raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
     memory_bytes = parse_size(memory)
     if memory_bytes < 1 << 20:
         raise ConfigError(f"--memory is {memory}; sorting needs at least 1M")
-    check_reads("USERS", users, folders=True)
-    check_reads("--wordlist", wordlist)
-    check_writes("--output", output)
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     done = count_unigrams(
-        lambda store: UserDataset.open(
-            users,
-            user_column=user_column,
-            text_column=text_column,
-            missing=missing,
-            memory_bytes=memory_bytes,
-            store=store,
-        ),
+        lambda store: UserDataset.open(users, **vars(text), memory_bytes=memory_bytes, store=store),
         wordlist,
         output,
         settings,
         data_name=users.name,
         progress=tell,
-        on_round=count_teller(tell, rounds),
+        on_round=count_teller(tell, settings.rounds),
     )
     tell(f"done: {output}")
-    print_counted(done, output, capacity, as_json=as_json)
+    print_counted(done, output, settings.capacity, as_json=as_json)
 
 
 def count_teller(tell: Callable[[str], None], rounds: int) -> Callable[[RoundMetrics], None]:
@@ -154,22 +103,17 @@ def count_teller(tell: Callable[[str], None], rounds: int) -> Callable[[RoundMet
 
 
 def print_counted(done: CountedUnigrams, output: Path, capacity: int, *, as_json: bool) -> None:
-    if as_json:
-        rate = done.oov
-        print_json(
-            {
-                "output": str(output),
-                "words": len(done.counts.words),
-                "privacy": done.report.statement(),
-                "held_out": None if rate is None else dataclasses.asdict(rate),
-            }
-        )
-        return
-    words = len(done.counts.words)
-    print(f"{words:,} word{'s' * (words != 1)} in {output}")
-    print(done.report.statement())
+    words, rate = len(done.counts.words), done.oov
+    facts = {
+        "output": str(output),
+        "words": words,
+        "privacy": done.report.statement(),
+        "held_out": None if rate is None else dataclasses.asdict(rate),
+    }
+    lines = [f"{counted(words, 'word')} in {output}", done.report.statement()]
     if done.held_out:
-        _print_oov(done.oov, min(capacity, len(done.counts.words)))
+        lines.append(_oov(rate, min(capacity, words)))
+    print_answer(facts, lines, as_json=as_json)
 
 
 def _line(metrics: RoundMetrics, rounds: int) -> str:
@@ -179,13 +123,62 @@ def _line(metrics: RoundMetrics, rounds: int) -> str:
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 
 
-def _print_oov(rate: OovRate | None, words: int) -> None:
+def _oov(rate: OovRate | None, words: int) -> str:
     """OOV rate of the held-out users, over all words and as a mean over users."""
     if rate is None:
-        print("OOV rate: the held-out users have no words")
-        return
-    print(
+        return "OOV rate: the held-out users have no words"
+    return (
         f"OOV rate of {rate.users:,} held-out users, {counted(words, 'word')}: "
         f"{rate.of_words:.3f} % of "
         f"words, {rate.of_users:.3f} +- {rate.error:.3f} % per user (not covered by any guarantee)"
     )
+
+
+def pieces(
+    counts: Annotated[
+        Path,
+        typer.Argument(metavar="COUNTS", help="TSV of words and counts, as dlm unigrams writes."),
+        READ,
+    ],
+    settings: Annotated[PieceSettings, Options()],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Inventory to write, NAME.model."),
+        WRITE,
+    ],
+    public: Annotated[
+        str | None,
+        typer.Option(
+            "--public-attested-by",
+            metavar="NAME",
+            help="Who vouches that the counts are of public text.",
+        ),
+    ] = None,
+    public_key: PublicKey = None,
+    as_json: Json = False,
+) -> None:
+    """Build wordpieces from word counts.
+
+    No text is read. Every character of every word is a piece, so no word made of these characters
+    is unknown. The inventory is a SentencePiece model. The privacy record of the
+    counts is written beside it (.provenance.json); dlm federate composes it with its rounds. Counts
+    without a record carry no guarantee, unless --public-attested-by NAME vouches that they are of
+    public text.
+    With --public-key, that key must have signed the counts (dlm privacy sign).
+
+    Examples:
+        dlm pieces counts.tsv --size 4000 --output pieces.model
+    """
+    from dlm.federated.pieces.make_pieces import make_pieces
+
+    made = make_pieces(counts, settings, output, public=public, public_key=public_key)
+    statement = made.inventory.provenance.statement()
+    facts = {
+        "output": str(output),
+        "pieces": made.inventory.size,
+        "pieces_per_word": made.per_word,
+        "privacy": statement,
+    }
+    number = counted(made.inventory.size, "piece")
+    lines = [f"{number} in {output}, {made.per_word:.2f} per word", statement]
+    print_answer(facts, lines, as_json=as_json)

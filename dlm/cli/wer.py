@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.cli.output import print_answer
 from dlm.units import counted
 
 FEW_GROUPS = 5  # a bootstrap over fewer gives an interval that is too narrow
@@ -143,20 +143,16 @@ def wer(
         facts["difference"] = _facts(rate_difference(other, grouped)) if len(grouped) > 1 else None
     if by_speaker:
         facts["by_speaker"] = {name: _counts(one) for name, one in speakers.items()}
-    if as_json:
-        if alignments:
-            facts["alignments"] = {name: align(*pairs[name]) for name in errors}
-        print_json(facts)
-        return
+    if alignments:
+        facts["alignments"] = {name: align(*pairs[name]) for name in errors}
     units = counted(len(grouped), "speaker" if said.speakers else "utterance")
     if 1 < len(grouped) < FEW_GROUPS:
         units += f"; the interval is too narrow with fewer than {FEW_GROUPS}"
-    _print(facts, whole, units)
-    if alignments:
-        for name, one in errors.items():
-            if one.errors:
-                print(f"\n{name}")
-                print(_aligned(align(*pairs[name])))
+    lines = _lines(facts, whole, units)
+    for name, steps in facts.get("alignments", {}).items():
+        if errors[name].errors:
+            lines += [f"\n{name}", _aligned(steps)]
+    print_answer(facts, lines, as_json=as_json)
 
 
 def _counts(errors: WordErrors) -> dict[str, Any]:
@@ -173,32 +169,33 @@ def _facts(interval: Interval) -> dict[str, float]:
     return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
-def _print(facts: dict[str, Any], whole: WordErrors, units: str) -> None:
-    print(
+def _lines(facts: dict[str, Any], whole: WordErrors, units: str) -> list[str]:
+    """The rates, for people."""
+    lines = [
         f"WER\t{_percent(whole.rate)}\t{counted(whole.errors, 'error')} in "
         f"{counted(whole.words, 'word')}: "
         f"{whole.substitutions:,} substituted, {whole.deletions:,} deleted, "
         f"{whole.insertions:,} inserted"
-    )
+    ]
     if facts["left_out"]:
         total = facts["utterances"] + facts["left_out"]
-        print(f"scored\t{facts['utterances']:,} of {counted(total, 'utterance')}")
-    _print_interval("95 %", facts["interval"], units)
+        lines.append(f"scored\t{facts['utterances']:,} of {counted(total, 'utterance')}")
+    lines.append(_interval(facts["interval"], units))
     if "against" in facts:
-        print(f"against\t{_percent(facts['against']['wer'])}")
+        lines.append(f"against\t{_percent(facts['against']['wer'])}")
         if facts["difference"] is not None:
-            print(f"difference\t{100 * facts['difference']['value']:+.2f} points")
-        _print_interval("95 %", facts["difference"], f"{units}, paired")
+            lines.append(f"difference\t{100 * facts['difference']['value']:+.2f} points")
+        lines.append(_interval(facts["difference"], f"{units}, paired"))
     for name, one in facts.get("by_speaker", {}).items():
-        print(f"{name}\t{_percent(one['wer'])}\t{counted(one['words'], 'word')}")
+        lines.append(f"{name}\t{_percent(one['wer'])}\t{counted(one['words'], 'word')}")
+    return lines
 
 
-def _print_interval(name: str, interval: dict[str, float] | None, units: str) -> None:
+def _interval(interval: dict[str, float] | None, units: str) -> str:
     if interval is None:
-        print(f"{name}\tundefined\tby {units}; an interval needs at least 2")
-    else:
-        low, high = 100 * interval["low"], 100 * interval["high"]
-        print(f"{name}\t{low:.2f} to {high:.2f}\tby {units}")
+        return f"95 %\tundefined\tby {units}; an interval needs at least 2"
+    low, high = 100 * interval["low"], 100 * interval["high"]
+    return f"95 %\t{low:.2f} to {high:.2f}\tby {units}"
 
 
 def _percent(rate: float | None) -> str:

@@ -51,6 +51,7 @@ class Rules:
         "Share of new utterances that get the new model while it is watched, such as 5%.",
         low=0,
         high=1,
+        metavar="SHARE",
         why="Enough to see errors of a busy cluster within a minute.",
     )
     watch_for: float = setting(

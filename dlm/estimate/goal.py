@@ -53,9 +53,13 @@ class PruneSettings:
         None,
         "N-grams to keep in total, words included; or per order, with - for no limit: "
         "-,500000,300000.",
+        metavar="COUNTS",
     )
     size: str | int | None = setting(
-        None, "Keep what fits in a plain ARPA file of this size: 2G.", name="bytes"
+        None,
+        "Keep what fits in a plain ARPA file of this size: 2G.",
+        name="bytes",
+        metavar="SIZE",
     )
     keep_suffixes: bool = setting(False, "Also keep the suffixes of kept n-grams.")
 

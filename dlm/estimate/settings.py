@@ -23,7 +23,7 @@ DEFAULT_FALLBACK: Fallback = (0.5, 1.0, 1.5)
 class EstimationSettings:
     """What model to estimate, and with what resources."""
 
-    order: int = setting(5, "Order of the model: words per n-gram.", low=1, high=8)
+    order: int = setting(5, "Order of the model: words per n-gram.", low=1, high=8, short="-n")
     prune: tuple[int, ...] = setting(
         (),
         "N-grams that occur at most this often are left out, by order; the last number applies to "
@@ -40,7 +40,9 @@ class EstimationSettings:
         "Skip and count lines that are empty, too long or not UTF-8, or that contain NUL, <s>, "
         "</s> or <unk>.",
     )
-    column: str = setting("text", "Text column of parquet files.")
+    column: str = setting(
+        "text", "Text column of parquet files.", name="text_column", metavar="NAME"
+    )
     memory_bytes: int = setting(1 << 30, "Limit of the process; suggested: half of what is free.")
     workspace_bytes: int | None = setting(
         None, "Limit of what is allocated here, in place of memory_bytes; for tests."
@@ -78,6 +80,7 @@ class EstimateOptions:
         "",
         "Drop n-grams that occur at most this often, per order: 0,0,1. The last number applies to "
         "all higher orders.",
+        metavar="COUNTS",
     )
     discount_fallback: bool = setting(
         False,
@@ -87,6 +90,7 @@ class EstimateOptions:
     fallback_discounts: str = setting(
         ",".join(f"{one:g}" for one in DEFAULT_FALLBACK),
         "The fixed discounts for counts of 1, 2, and 3 or more.",
+        metavar="D1,D2,D3",
     )
     skip: bool = like(EstimationSettings, "skip")
     column: str = like(EstimationSettings, "column")

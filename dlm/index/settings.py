@@ -19,6 +19,7 @@ class ShardSettings:
         "Number of shards.",
         low=1,
         high=4096,
+        short="-B",
         why="Shards divide 4,096 hash values among them.",
     )
     encoding: str = setting(
@@ -53,7 +54,11 @@ class ReshardSettings:
     """Which slots move to other shards: the options of `dlm reshard`."""
 
     shards: int | None = setting(
-        None, "Number of shards of the new set; by default as many as now.", low=1, high=4096
+        None,
+        "Number of shards of the new set; by default as many as now.",
+        low=1,
+        high=4096,
+        short="-B",
     )
     bound: float = setting(
         1.02,

@@ -143,9 +143,7 @@ def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
     def run(progress: ProgressReporter) -> None:
         from dlm.federated.pieces.make_pieces import make_pieces
 
-        made = make_pieces(
-            counts, given.size, output, max_length=given.max_length, public=public or None
-        )
+        made = make_pieces(counts, given, output, public=public or None)
         progress.tell(f"{counted(made.inventory.size, 'piece')}, {made.per_word:.2f} per word")
 
     return Stage(

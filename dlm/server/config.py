@@ -73,18 +73,23 @@ class Access:
         "",
         "PEM file of the server's certificate chain.",
         why="With `tls_key`, or neither; both are read again when they change. Empty: no TLS.",
+        metavar="FILE",
     )
-    tls_key: str = setting("", "PEM file of its private key, mode 600 (640 if root owns it).")
+    tls_key: str = setting(
+        "", "PEM file of its private key, mode 600 (640 if root owns it).", metavar="FILE"
+    )
     tls_client_ca: str = setting(
         "",
         "PEM file of the CA that signs client certificates; clients must present one.",
         why="Needs `tls_cert`. Read again when it changes.",
+        metavar="FILE",
     )
     tokens: str = setting(
         "",
         "File of accepted client tokens; see dlm token.",
         why="A line NAME:SHA256 or NAME:TOKEN each; mode 600 (640 if root owns it). Read again "
         "within a second of a change. Empty: no tokens are required.",
+        metavar="FILE",
     )
     open_health: bool = setting(
         False,
@@ -174,6 +179,7 @@ class ServerConfig(Access):
         why="Followed while the server runs: it loads new sets beside the others, and unloads "
         "those that are no longer listed. Replace it by renaming a new file over it. A list that "
         "cannot be served is logged (`server.sets.rejected`) and changes nothing.",
+        metavar="FILE",
     )
     workers: int = setting(
         1,

@@ -60,7 +60,7 @@ def capacity(
 
     Example: python -m loadtest capacity --cluster cluster.toml --p99 30
     """
-    from dlm.cli.progress import stage_printer
+    from dlm.cli.output import stage_printer
     from loadtest.capacity.capacity import (
         Limits,
         Point,

@@ -129,7 +129,7 @@ def record(
     Example: python -m loadtest record audio/ --model shards/model --output t.parquet
     """
     from dlm.asr.open import open_model
-    from dlm.cli.progress import stage_printer
+    from dlm.cli.output import stage_printer
     from dlm.progress import ProgressReporter
     from dlm.units import counted
     from loadtest.traces.decoders import files_of, lattices_of, speech_of, transcripts_of

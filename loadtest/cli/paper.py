@@ -67,7 +67,7 @@ def paper(
 
     Example: python -m loadtest paper --arpa model.arpa.zst --held-out text.txt
     """
-    from dlm.cli.progress import stage_printer
+    from dlm.cli.output import stage_printer
     from loadtest.paper.evaluation import Evaluation, chosen
     from loadtest.run.latency import check_installed
 
@@ -102,7 +102,7 @@ def _setup(
     """
     from importlib.resources import files
 
-    from dlm.cli.compiling import compile_kernels
+    from dlm.cli.output import compile_kernels
     from dlm.index.layout import read_manifest
     from dlm.index.making import build_shard_set
     from dlm.index.making.shard_set import KERNELS as BUILDING

@@ -107,7 +107,7 @@ def run(
 
     Example: python -m loadtest run --cluster cluster.toml --request-rate 200
     """
-    from dlm.cli.progress import stage_printer
+    from dlm.cli.output import stage_printer
     from loadtest.report.session import measure, new_results, write_report
     from loadtest.run.driver import RunSettings
     from loadtest.run.faults import MOVING, REPLICA_KILLED, ROLLOUT, check_named, moving, read_plan

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from dlm.cli.compiling import compile_kernels
+from dlm.cli.output import compile_kernels
 from dlm.client.config.cluster_file import write_cluster_file
 from dlm.client.deliver.warm import KERNELS as ASKING
 from dlm.cluster.processes import Server, running_servers

@@ -30,7 +30,8 @@ from dlm.ngram.vocab import as_bytes
 DLM = [
     sys.executable,
     "-c",
-    "import typer; from dlm.cli.prune import prune; a = typer.Typer(); a.command()(prune); a()",
+    "from dlm.cli.main import program; program(['prune'])()",
+    "prune",
 ]
 
 

@@ -137,7 +137,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--samples", "9", "--seed", "-1"], "distill.seed is -1; expected 0 or more"),
         (["--work", "here"], "leave it out"),
         (["--text", "none.txt"], "none.txt"),
-        (["--capitalize", "none.arpa"], "--capitalize needs a network"),
+        (["--capitalize", "big.arpa"], "--capitalize needs a network"),
         (["--unigrams", "none.tsv"], "none.tsv"),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_refused_before_it_is_begun(
 ) -> None:
     """And nothing is written."""
     args = ("distill", home / "big.arpa", "--topology", home / "top.arpa", "-o", home / "out.arpa")
-    done = run(*args, *options)
+    done = run(*args, *options, cwd=home)
     assert (done.returncode, done.stdout) == (1, b"")
     assert message in done.stderr.decode()
     assert not (home / "out.arpa").exists()

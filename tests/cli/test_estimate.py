@@ -10,17 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks.commands import cost
-from dlm.cli.estimate import estimate
-from dlm.cli.main import app as all_commands
+from dlm.cli.main import program
 from dlm.errors import ConfigError, EstimationError
 from dlm.ngram.arpa import ArpaReader
 
-app = typer.Typer()
-app.command()(estimate)
+app = program(["estimate"])
 
 
 @pytest.fixture
@@ -35,7 +32,7 @@ def text(tmp_path: Path) -> Path:
 
 def run(*arguments: object, stdin: bytes = b"") -> Result:
     """The command; what it raised is raised here too."""
-    done = CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+    done = CliRunner().invoke(app, ["estimate", *map(str, arguments)], input=stdin)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
@@ -107,9 +104,9 @@ def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
     memory = 300
     arguments = [str(tmp_path / "text"), "--output", str(tmp_path / "m.arpa")]
     options = ["--memory", f"{memory}M", "--discount-fallback", "--tmp", str(tmp_path)]
-    code = "import typer; from dlm.cli.estimate import estimate; typer.run(estimate)"
-    cost([sys.executable, "-c", code, "-n", "1", *arguments, *options])  # may compile
-    used = cost([sys.executable, "-c", code, *arguments, *options])
+    command = [sys.executable, "-m", "dlm", "estimate"]
+    cost([*command, "-n", "1", *arguments, *options])  # may compile
+    used = cost([*command, *arguments, *options])
     assert used.peak_bytes <= memory << 20
     assert ngrams(tmp_path / "m.arpa")[0] > 10_000
 
@@ -119,7 +116,7 @@ def test_an_output_that_is_perhaps_an_order_is_refused(text: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="Did you mean --order 4"):
         run(text, "-o", "4")
     told = CliRunner().invoke(
-        all_commands, ["estimate", str(text), "-o", "4", "--output", str(tmp_path / "m.arpa")]
+        app, ["estimate", str(text), "-o", "4", "--output", str(tmp_path / "m.arpa")]
     )
     assert told.exit_code == 2
     assert "given more than once" in told.output
@@ -133,14 +130,14 @@ def test_an_output_that_is_perhaps_an_order_is_refused(text: Path, tmp_path: Pat
 )
 def test_options_of_lmplz_are_named_as_ours(text: Path, given: tuple[str, ...], ours: str) -> None:
     """They are refused with the name to use."""
-    told = CliRunner().invoke(all_commands, ["estimate", str(text), "-o", "m.arpa", *given])
+    told = CliRunner().invoke(app, ["estimate", str(text), "-o", "m.arpa", *given])
     assert told.exit_code == 2
     assert f"lmplz's {given[0]} is called {ours}" in told.output
 
 
 def test_no_text_is_refused_with_what_stands_for_a_pipe(tmp_path: Path) -> None:
     """Other commands read standard input then; here a forgotten name would wait for a terminal."""
-    done = CliRunner().invoke(app, ["--output", str(tmp_path / "out")])
+    done = CliRunner().invoke(app, ["estimate", "--output", str(tmp_path / "out")])
     assert "name one or more files, or - for standard input" in str(done.exception)
 
 

@@ -74,7 +74,7 @@ def test_models_are_compared_on_users_text(home: Path) -> None:
         ([], "give exactly one of --users"),
         (["--text", "text.txt", "--users", "users.tsv"], "give exactly one of --users"),
         (["--text", "none.txt"], "none.txt"),
-        (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is none; expected one of"),
+        (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is none; expected words or"),
         (["--text", "text.txt", "--draws", "-1"], "--draws is -1; expected 0 or more"),
         (["--users", "users.tsv", "--seed", "-1"], "--seed is -1; expected 0 or more"),
         (["--text", "text.txt", "--memory", "1M"], "raise --memory"),

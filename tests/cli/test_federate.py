@@ -155,7 +155,8 @@ def test_other_columns_and_rows_of_nobody_are_taken_as_the_message_says(place: P
     more = ("--user-column", "who", "--text-column", "text")
     refused = federate(place, *more)
     assert "no user id" in str(refused.exception)
-    assert "--missing is drop" in str(federate(place, *more, "--missing", "drop").exception)
+    wrong = federate(place, *more, "--missing", "drop")
+    assert "--missing is 'drop'; expected refuse or count" in str(wrong.exception)
     done = federate(place, *more, "--missing", "count", "--stop-after", "1")
     assert done.exit_code == 0, done.exception
     assert "left out: 1 row without a user id, 0 users" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli.filter import filter_
+from dlm.cli.prune import filter_
 from dlm.errors import ConfigError
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
@@ -49,8 +49,8 @@ def test_options_that_do_not_go_together_are_refused(model: Path) -> None:
     words, output = model.with_name("words.txt"), model.with_name("out.arpa")
     for options, message in (
         ({"contexts": True, "renormalise": True}, "Give one of the two"),
-        ({"memory": "1G"}, "--memory applies only with --renormalise"),
-        ({"memory": "1K", "renormalise": True}, "the limit is 1,024; raise --memory"),
+        ({"memory": 1 << 30}, "--memory applies only with --renormalise"),
+        ({"memory": 1024, "renormalise": True}, "the limit is 1,024; raise --memory"),
     ):
         with pytest.raises(ConfigError, match=message):
             filter_(model, words, output, **options)  # type: ignore[arg-type]

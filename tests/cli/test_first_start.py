@@ -16,7 +16,7 @@ import pytest
 
 from cli.conftest import Run
 from cluster import WAIT_S, command
-from dlm.cli import compiling
+from dlm.cli.output import compile_kernels
 from dlm.cluster import processes
 from dlm.index.making import build_shard_set
 from dlm.server.compiling import KERNELS
@@ -117,7 +117,7 @@ def test_a_server_says_in_its_log_that_it_compiles(tmp_path: Path) -> None:
 
 def test_progress_is_silent_where_all_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     """No kernel is missing."""
-    compiling.compile_kernels(())
+    compile_kernels(())
     assert capsys.readouterr().err == ""
 
 

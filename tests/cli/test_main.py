@@ -25,7 +25,7 @@ ACCOUNT = (
     ("missing", "arguments"),
     [
         ("scipy", f"privacy {ACCOUNT} --delta 1e-6"),
-        ("jax", "federate users.tsv --config run.toml --output out"),
+        ("jax", f"federate {__file__} --config run.toml --output out"),
     ],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
@@ -78,8 +78,8 @@ def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:
         return done.stdout + done.stderr
 
     assert imported("score", "--help").endswith(
-        "['dlm.cli.help', 'dlm.cli.json_output', 'dlm.cli.main', 'dlm.cli.options', "
-        "'dlm.cli.paths', 'dlm.cli.progress', 'dlm.cli.score', 'dlm.cli.scoring']\n"
+        "['dlm.cli.checks', 'dlm.cli.help', 'dlm.cli.main', 'dlm.cli.options', "
+        "'dlm.cli.output', 'dlm.cli.score', 'dlm.cli.scoring']\n"
     )
     assert "dlm.cli.wer" in imported("--help")
     assert "No such command 'scroe'" in imported("scroe")

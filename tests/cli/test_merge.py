@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dlm.cli import perplexity
 from dlm.cli.merge import merge
+from dlm.cli.score import perplexity
 from dlm.errors import ArpaError, ConfigError, EstimationError
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
@@ -139,7 +139,7 @@ def test_tuned_weights_are_told_with_the_perplexities_of_dlm_perplexity(
     _, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert abs(sum(float(row[0]) for row in rows[:2]) - 1) < 1e-5
     for row, model in zip(rows, models, strict=False):
-        perplexity.perplexity([model, home / "text"], as_json=True)
+        perplexity([model, home / "text"], as_json=True)
         facts = json.loads(capsys.readouterr().out)["summary"]
         assert abs(float(row[1]) / facts["perplexity"] - 1) < 1e-6
         assert abs(float(row[2]) / facts["perplexity_without_oovs"] - 1) < 1e-6
@@ -160,7 +160,7 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(home: Path) -> None
         ({"weights": "1,0", "tune": home / "text"}, ConfigError, "were both given"),
         ({"weights": "0.5;0.5"}, ConfigError, "expected numbers separated by commas"),
         ({"weights": "1.5,-0.5"}, ConfigError, "is not valid; expected numbers"),
-        ({"weights": "1,0", "memory": "1K"}, ConfigError, "the limit is 1,024; raise --memory"),
+        ({"weights": "1,0", "memory": 1024}, ConfigError, "the limit is 1,024; raise --memory"),
         ({"weights": "1,0", "threads": 0}, ConfigError, "--threads is 0; expected 1 or more"),
         ({"tune": home / "empty"}, EstimationError, "the held-out text is empty"),
     ):

@@ -122,7 +122,7 @@ def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None
 def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     """Nothing is written."""
     for more, kind, message in (
-        (("--size", "36", "--max-length", "0"), ConfigError, "pieces.max_length is 0"),
+        (("--size", "36", "--max-length", "0"), ConfigError, "--max-length is 0"),
         (("--size", "36", "--max-length", "513"), ConfigError, "expected 1 to 512"),
         (("--size", str(1 << 40)), EstimationError, "Give a smaller size"),
         (("--size", "3"), ConfigError, "4 or more"),
@@ -151,8 +151,8 @@ def test_an_inventory_never_takes_the_place_of_its_counts(counts: Path) -> None:
     before = released.read_bytes()
     counts.with_name("link.model").symlink_to(released)
     for output, message in (
-        ("counts.model", "would overwrite the counts"),
-        ("link.model", "would overwrite the counts"),
+        ("counts.model", "is an input of this command"),
+        ("link.model", "is an input of this command"),
         ("folder.model", "is a folder"),
         ("counts.model/x.model", "is not a folder"),
     ):

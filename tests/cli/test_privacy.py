@@ -409,10 +409,10 @@ def test_options_without_a_use_and_noise_that_is_no_number_are_refused() -> None
             "--gap", 16,
                "--error", "mean")  # fmt: skip
     for noise in ("inf", "nan", -1):
-        with pytest.raises(ConfigError, match=r"noise-multiplier is .*finite"):
+        with pytest.raises(ConfigError, match=r"--noise-multiplier is .*expected 0 or more"):
             answer("account", "--mechanism", "gaussian", "--rounds", 64, "--delta", 1e-6,
                    "--noise-multiplier", noise, "--sampling-probability", 0.1)  # fmt: skip
-        with pytest.raises(ConfigError, match=r"noise-multiplier is .*finite"):
+        with pytest.raises(ConfigError, match=r"--noise-multiplier is .*expected 0 or more"):
             answer("account", "--mechanism", "tree", "--rounds", 64, "--delta", 1e-6,
                    "--noise-multiplier", noise, "--min-separation", 15, "--max-participations",
                    4)  # fmt: skip

@@ -10,19 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from dlm.cli.perplexity import perplexity
-from dlm.cli.prune import prune
-from dlm.cli.reduce import reduce
+from dlm.cli.main import program
+from dlm.cli.score import perplexity
 from dlm.errors import ConfigError, DlmError
 from dlm.ngram.arpa import ArpaReader
 from normalised import contexts_of, normalised_model, read_plain, sum_over_words
 
-app = typer.Typer()
-app.command("prune")(prune)
-app.command("reduce")(reduce)
+app = program(["prune", "reduce"])
 
 
 def run(*arguments: object) -> str:

@@ -248,7 +248,7 @@ def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_pat
         (["in.txt", "--format", "slf", "--resume"], "--resume applies only if IN is a folder"),
         (["in.txt", "--jobs", "0"], "--jobs is 0"),
         (["in.txt", "--nbest", "0"], "--nbest is 0"),
-        (["in.txt", "--beam", "0"], "rescore.beam is 0.0"),
+        (["in.txt", "--beam", "0"], "--beam is 0.0"),
         (["in.txt", "--format", "slf", "--lm", "none"], "no such file or folder: none"),
         (["-"], "give --format"),
     ],

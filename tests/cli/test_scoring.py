@@ -22,9 +22,9 @@ import forked
 from cluster import WAIT_S, command
 from dlm.cli.estimate import estimate
 from dlm.cli.merge import merge
-from dlm.cli.perplexity import perplexity
-from dlm.cli.score import score
+from dlm.cli.score import perplexity, score
 from dlm.errors import ConfigError, TextError
+from dlm.estimate.settings import EstimateOptions
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 Say = Callable[..., str]
@@ -186,10 +186,11 @@ def test_what_is_no_text_is_refused_by_every_command(
     text = tmp_path / "text"
     text.write_bytes(content)
     model, out = folder / "model.arpa", tmp_path / "out.arpa"
+    small = EstimateOptions(discount_fallback=True)
     for take in (
         lambda: said("score", text),
         lambda: said("perplexity", text),
-        lambda: estimate(text=[str(text)], output=str(out), discount_fallback=True, quiet=True),
+        lambda: estimate(str(out), small, [str(text)], quiet=True),
         lambda: merge([model, model], output=out, tune=text, quiet=True),
     ):
         with pytest.raises(TextError, match=f"(?s){text}.*{message}"):

@@ -220,8 +220,8 @@ def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) 
     ("arguments", "said"),
     [
         (["--json", "--watch"], "--json and --watch"),
-        (["--interval", "0"], "--interval is 0; expected seconds above 0"),
-        (["--timeout", "-1"], "--timeout is -1; expected seconds above 0"),
+        (["--interval", "0"], "--interval is 0; expected above 0 and at most 3,600"),
+        (["--timeout", "-1"], "--timeout is -1; expected above 0 and at most 3,600"),
         (["--cluster", "nowhere.toml"], "nowhere.toml does not exist"),
         (["--token-file", "nowhere.token"], "nowhere.token cannot be read: No such file"),
         (["--ca", "nowhere.pem"], "nowhere.pem cannot be read: No such file"),

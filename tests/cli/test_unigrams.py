@@ -238,7 +238,7 @@ def test_what_cannot_be_is_refused_before_anything_is_counted(
         ("--test-fraction", -0.1, "0 or more"),
         ("--report-goal", 0, "1 or more"),
         ("--capacity", 0, "1 or more"),
-        ("--missing", "drop", "one of refuse, count"),
+        ("--missing", "drop", "refuse or count"),
         ("--memory", "1K", "at least 1M"),
     ],
 )

@@ -136,10 +136,10 @@ def test_a_subset_of_nothing_is_an_error(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--hypotheses", 0), "transcribe.hypotheses is 0; expected 1 or more"),
+        (("--hypotheses", 0), "--hypotheses is 0; expected 1 or more"),
         (("--nbest", 0), "nbest is 0; expected 1 or more"),
         (("--nbest", 2), "--nbest is 2, but only --json prints more"),
-        (("--lm-weight", -1), "lm_weight is -1.0"),
+        (("--lm-weight", -1), "--lm-weight is -1.0"),
         (("--deadline", 0), "deadline"),
         (("tab\there.wav",), r"AUDIO is 'tab\there.wav'; a tab or line break"),
     ],
@@ -149,6 +149,8 @@ def test_settings_of_transcribe_are_checked_before_anything_is_opened(
 ) -> None:
     """With the setting's name."""
     pytest.importorskip("soundfile", reason="pip install -e '.[asr]'")
+    for name in ("a.wav", "tab\there.wav"):
+        (folder / name).touch()
     done = run("transcribe", "a.wav", "--lm", "none.arpa", *options, cwd=folder)
     assert done.returncode == 1
     assert says in done.stderr.decode()

@@ -15,10 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from dlm.cli.estimate import estimate as command
+from dlm.cli.main import program
 from dlm.errors import ArpaError, ConfigError, DlmError, EstimationError
 from dlm.estimate.pipeline import estimate as estimate_locally
 from dlm.estimate.settings import EstimationSettings
@@ -34,8 +33,7 @@ pytestmark = [
 
 FALLBACK = (0.5, 1.0, 1.5)
 
-app = typer.Typer()
-app.command()(command)
+app = program(["estimate"])
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +131,7 @@ def test_compressed_files_and_parquet_are_read_as_by_the_local_engine(
 
 def run(*arguments: object) -> Result:
     """The command; what it raised is raised here too."""
-    done = CliRunner().invoke(app, [*map(str, arguments), "--engine", "spark"])
+    done = CliRunner().invoke(app, ["estimate", *map(str, arguments), "--engine", "spark"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -18,17 +17,16 @@ from urllib.parse import unquote
 
 from dlm.config import about, setting
 from dlm.errors import ConfigError
-from dlm.wire.secret import TOKEN
 
 # gRPC may read a bare "host:port" of any other form as an unintended scheme.
-HOST_PORT = re.compile(
+_HOST_PORT = (
     r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
 )
 MAX_PORT = 65_535
 # gRPC's schemes that take a host and port, or several: "ipv4:1.2.3.4:5,1.2.3.5:5".
-_LISTS = re.compile(r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)")
+_LISTS = r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)"
 # Its schemes without a port.
-_PORTLESS = re.compile(r"(?:unix:|unix-abstract:|xds:).+", re.DOTALL)
+_PORTLESS = r"(?s:(?:unix:|unix-abstract:|xds:).+)"
 RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
 
 
@@ -36,13 +34,22 @@ RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machin
 class ClientSecurity:
     """A client's credentials, and what it trusts. Without any field, calls are plaintext."""
 
-    ca: str = setting("", "PEM file of the CA that signed the servers' certificates; enables TLS.")
-    cert: str = setting("", "PEM file of this client's certificate.")
-    key: str = setting("", "PEM file of this client's private key, mode 600 (640 if root owns it).")
-    server_name: str = setting("", "Name in the servers' certificates.")
+    ca: str = setting(
+        "",
+        "PEM file of the CA that signed the servers' certificates; enables TLS.",
+        metavar="FILE",
+    )
+    cert: str = setting("", "PEM file of this client's certificate.", metavar="FILE")
+    key: str = setting(
+        "",
+        "PEM file of this client's private key, mode 600 (640 if root owns it).",
+        metavar="FILE",
+    )
+    server_name: str = setting("", "Name in the servers' certificates.", metavar="NAME")
     token_file: str = setting(
         "",
         "File with this client's token, mode 600 (640 if root owns it).",
+        metavar="FILE",
         why="Read again when it changes.",
     )
     token: str = field(
@@ -75,11 +82,14 @@ class ClientSecurity:
             )
         if self.token and self.token_file:
             raise ConfigError("client.token and client.token_file are both given; remove one")
-        if self.token and not TOKEN.fullmatch(self.token):
-            raise ConfigError(
-                "client.token is not a token; expected 16 to 512 characters of "
-                "A-Z a-z 0-9 . _ ~ + / -, as `dlm token NAME` prints"
-            )
+        if self.token:
+            from dlm.wire.secret import TOKEN  # which the help of commands does not need
+
+            if not TOKEN.fullmatch(self.token):
+                raise ConfigError(
+                    "client.token is not a token; expected 16 to 512 characters of "
+                    "A-Z a-z 0-9 . _ ~ + / -, as `dlm token NAME` prints"
+                )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
         """These settings, with gaps filled from `base`."""
@@ -129,10 +139,10 @@ def check_address(address: object) -> str:
     """
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
-    if _PORTLESS.fullmatch(address):
+    if re.fullmatch(_PORTLESS, address):
         return address
     text = address
-    if scheme := _LISTS.match(address):
+    if scheme := re.match(_LISTS, address):
         text = unquote(address[scheme.end() :])
     for one in text.split(",") if scheme else (text,):
         if fault := _fault(one):
@@ -149,7 +159,7 @@ def _fault(text: str) -> str:
         return 'expected "host:port"' if colon else 'the port is missing; expected "host:port"'
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
         return f"its port is {port!r}; expected a number from 1 to {MAX_PORT}"
-    if not HOST_PORT.fullmatch(text):
+    if not re.fullmatch(_HOST_PORT, text):
         more = '; write an IPv6 address in brackets, as in "[::1]:50060"' if ":" in host else ""
         return f'{host!r} is not the name or address of a host; expected "host:port"{more}'
     if host.startswith("["):
@@ -177,7 +187,7 @@ def _local_target(address: str) -> str | None:
             break
     found: dict[tuple[IPv4Address | IPv6Address, str], None] = {}
     for one in text.split(","):
-        match = HOST_PORT.fullmatch(one)
+        match = re.fullmatch(_HOST_PORT, one)
         resolved = _resolve(match["host"].strip("[]")) if match else ()
         if match is None or not resolved or not all(map(_is_loopback, resolved)):
             return None
@@ -196,6 +206,8 @@ def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
 
 def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
     """The addresses of `host` as this machine resolves it; none if it takes too long."""
+    import socket  # which the help of commands does not need
+
     with suppress(ValueError):
         return (ipaddress.ip_address(host),)
     found: list[str] = []

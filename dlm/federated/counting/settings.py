@@ -17,6 +17,23 @@ DEFAULT_GOAL = 500
 
 
 @dataclass(frozen=True)
+class UserTextSettings:
+    """How users' text is read: options of the commands that read it."""
+
+    missing: str = setting(
+        "refuse",
+        "For rows without a user id and users without text: refuse, or count them and continue.",
+        metavar="POLICY",
+        one_of=MISSING,
+    )
+    user_column: str = setting("user_id", "Column of user ids.", metavar="NAME")
+    text_column: str = setting("utterance", "Text column.", metavar="NAME")
+
+    def __post_init__(self) -> None:
+        check("users", self)
+
+
+@dataclass(frozen=True)
 class UnigramConfig:
     """What the rounds of a collection are; `clip` is FNG's lambda."""
 
@@ -24,6 +41,7 @@ class UnigramConfig:
         metadata=about(
             "Maximum that a user contributes to a round; inf counts exactly.",
             name="lambda",
+            metavar="LAMBDA",
             above=0,
             high=math.inf,
             why="1 gives every device the same weight.",
@@ -36,7 +54,9 @@ class UnigramConfig:
         above=0,
         why="The standard deviation in each word's count of one round.",
     )
-    cap_words: int | None = setting(None, "Use only the first N words of each user.", low=1)
+    cap_words: int | None = setting(
+        None, "Use only the first N words of each user.", low=1, metavar="N"
+    )
     window: int = setting(50, "Rounds of the moving average of new words.", low=1)
 
     def __post_init__(self) -> None:
@@ -94,9 +114,12 @@ class CollectionSettings(UnigramConfig):
         "",
         "Who vouches that the list of words comes from no user's text.",
         name="public_attested_by",
+        metavar="NAME",
     )
     public_key: Path | None = setting(
-        None, "PEM file of the key that must have signed the list of words; not with the above."
+        None,
+        "PEM file of the key that must have signed the list of words; not with the above.",
+        metavar="FILE",
     )
     test_fraction: float = setting(
         0.0, "Share of users to hold out, for the OOV rate.", low=0, below=1

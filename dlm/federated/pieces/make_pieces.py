@@ -25,27 +25,23 @@ class MadePieces:
 
 def make_pieces(
     counts: Path,
-    size: int,
+    settings: PieceSettings,
     output: Path,
     *,
-    max_length: int = PieceSettings.max_length,
     public: str | None = None,
     public_key: Path | None = None,
 ) -> MadePieces:
     """Builds an inventory of the words of `counts`, and writes it with its record.
 
     Args
-        size        of the inventory, including marks
         output      FILE.model
-        max_length  most characters in a piece
         public      who says that the counts are of public text
         public_key  the key that must have signed the counts
     Raises as `read_counts`, `require_signed` and `build_inventory`; ConfigError, too, for users'
     counts that are declared public, and for both `public` and `public_key`.
     """
     # Checked before the long estimation, and before any output is replaced.
-    PieceSettings(size, max_length)
-    _check_output(output, counts)
+    _check_name(output)
     if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
             f"--public-attested-by, but {beside[0]} says that {counts} comes from users; leave "
@@ -63,22 +59,14 @@ def make_pieces(
     if public is not None:
         said = Provenance.public(public, f"the counts {counts.name}", content_digest(content))
         found = dataclasses.replace(found, provenance=said)
-    inventory = build_inventory(found, size, max_piece_length=max_length)
+    inventory = build_inventory(found, settings.size, max_piece_length=settings.max_length)
     inventory.save(output)
     return MadePieces(inventory, inventory.pieces_per_word(found))
 
 
-def _check_output(output: Path, counts: Path) -> None:
+def _check_name(output: Path) -> None:
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
             f"--output is {output}; expected a name in {PIECES_SUFFIX}, by which dlm federate "
             "recognises wordpieces"
-        )
-    if not output.parent.is_dir():
-        raise ConfigError(f"--output is {output}, but its folder does not exist; create it")
-    if output.is_dir():
-        raise ConfigError(f"--output is {output}, which is a folder; name a file in it")
-    if output.exists() and counts.exists() and output.samefile(counts):
-        raise ConfigError(
-            f"--output is {output}, which would overwrite the counts; give another name"
         )

@@ -1,13 +1,18 @@
-"""Checks a command's input and output files before hours of work."""
+"""Checks a command's values before hours of work, above all its input and output files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+from dlm.config import Setting
 from dlm.errors import ConfigError
+
+T = TypeVar("T")
 
 # Folders that this process created for a command's output.
 _made: list[Path] = []
@@ -102,6 +107,59 @@ def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
         for place in reversed(missing):
             place.mkdir(exist_ok=True)
             _made.append(place)
+
+
+def check_bounds(name: str, *values: float | str | None, bounds: Setting) -> None:
+    """Raises `ConfigError` unless each value is within the bounds; None is skipped."""
+    for value in values:
+        if value is not None and not bounds.allows(value):
+            shown = value if isinstance(value, str) else f"{value:g}"
+            raise ConfigError(f"{name} is {shown}; expected {bounds.expected}")
+
+
+def parsed(name: str, text: str, parse: Callable[[str], T], expected: str) -> T:
+    """What `parse` makes of an option's text; `ConfigError` where it is not what is expected."""
+    try:
+        return parse(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{name} is {text!r}; expected {expected}") from None
+
+
+def numbers_of(text: str) -> tuple[float, ...]:
+    """The numbers of "0.9,0.4", for `parsed`."""
+    return tuple(float(part) for part in text.split(","))
+
+
+def integers_of(text: str) -> tuple[int, ...]:
+    """The integers of "1,2", for `parsed`."""
+    return tuple(int(part) for part in text.split(","))
+
+
+# What must be true of a parameter before its command runs: one of these stands in its annotation.
+READ = partial(check_reads)
+READ_ANY = partial(check_reads, folders=True)
+READ_FOLDER = partial(check_reads, folders=True, what="folder")
+WRITE = partial(check_writes)
+WRITE_FOLDER = partial(check_writes, folder=True)
+WRITE_ARPA = partial(check_writes, arpa=True)
+SCRATCH = partial(check_folder)
+SCRATCH_LATER = partial(check_folder, make=False)  # the command makes it
+
+
+def within(**bounds: Any) -> partial[None]:
+    """For the annotation of a number, or of one word of some: bounds as `Setting` has them."""
+    return partial(check_bounds, bounds=Setting(**bounds))
+
+
+def check_all(given: Iterable[tuple[str, Any, partial[None]]]) -> None:
+    """Checks values, or lists of them, each with its name; no file is written that is read."""
+    found = [
+        (name, value if isinstance(value, list) else [value], check) for name, value, check in given
+    ]
+    inputs = [path for _, values, check in found if check.func is check_reads for path in values]
+    for name, values, check in found:
+        known = {"inputs": inputs} if check.func is check_writes else {}
+        check(name, *values, **known)
 
 
 def remove_empty_folders() -> None:
