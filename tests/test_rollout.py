@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from dlm.cluster.rolling import (
     Pair,
     Rolling,
     check_files_whole,
+    compare,
     find_pair,
     manifests_of,
     not_needed,
@@ -52,6 +55,17 @@ BAD = [
     replace(GOOD, wrong=1),
     replace(GOOD, new_ms=2.0, ratios=(2.0,) * 384),
 ]
+
+
+class Spoken:
+    """An utterance whose sentences take so many milliseconds."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def score_sentences(self, sentences):
+        time.sleep(self.ms / 1e3)
+        return [SimpleNamespace(token_log10_prob=np.zeros(2, np.float32))]
 
 
 class World:
@@ -143,6 +157,16 @@ def test_a_model_is_slow_if_most_calls_are(slowdown, least, most):
 
     found = [replace(GOOD, ratios=tuple(slowdown * took() / took())) for _ in range(100)]
     assert least <= sum(map(RULES.is_slow, found)) <= most
+
+
+@pytest.mark.parametrize("sentences", [1, 32, 1000])
+def test_however_few_or_many_the_sentences_a_slow_model_is_found(sentences):
+    """Each is asked as often as it takes."""
+    old, new = (SimpleNamespace(utterance=partial(Spoken, ms)) for ms in (0.0, 1.0))
+    found = compare(old, new, None, ["a"] * sentences)
+    assert len(found.ratios) >= 384
+    assert RULES.is_slow(found)
+    assert not RULES.is_slow(replace(found, ratios=(1.0,) * len(found.ratios)))
 
 
 @pytest.mark.promise("rollout_rules")

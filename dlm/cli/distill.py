@@ -149,7 +149,12 @@ def distill(
     else:
         check_reads("SOURCE", source, folders=True)
     check_reads("--topology", request.external, folders=True)
-    check_writes("--output", output, arpa=True, inputs=(request.external, text, *request.counts))
+    check_writes(
+        "--output",
+        output,
+        arpa=True,
+        inputs=(source, request.external, text, capitalize, unigrams, *request.counts),
+    )
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:
         counted_now = f"counted; add these counts with --counts {work}"

@@ -27,7 +27,7 @@ from dlm.client.config.rollout import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
-ERROR_RATE = 1e-4  # of calling a model slow by chance
+RARELY = 10_000  # comparisons of which one calls a model slow by chance
 
 
 class Phase(Enum):
@@ -129,8 +129,8 @@ class Rules:
 
 
 def most_by_chance(calls: int) -> int:
-    """The most heads of so many coins that come more often than once in 1 / `ERROR_RATE` trials."""
-    tail, most = 0, ERROR_RATE * 2.0**calls
+    """The most heads of so many coins that come more often than once in `RARELY` trials."""
+    tail, most = 0, 2**calls // RARELY
     for heads in range(calls, -1, -1):
         tail += math.comb(calls, heads)
         if tail > most:

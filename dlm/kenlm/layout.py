@@ -34,7 +34,6 @@ _FIRST_WORD = b"<unk>\0"
 MAX_ORDER = 15  # of any model in dlm: a state length is four bits on the wire
 _MAX_COUNT = 1 << 57  # KenLM's: a pointer is read in one load
 _MAX_CODE_BITS = 25  # KenLM's
-_EXACT_BITS = 63, 31  # of the values of a middle and of the longest n-gram that is not quantised
 
 
 class ModelType(IntEnum):

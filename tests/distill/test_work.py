@@ -19,7 +19,7 @@ import forked
 from distill.plain import PlainSource, a_source
 from dlm import checkpoint
 from dlm.distill.counts import sampling as sampling_module
-from dlm.distill.counts import work
+from dlm.distill.counts import visits, work
 from dlm.distill.counts.sampling import GivenText, Sampling
 from dlm.distill.counts.sentences import SentenceCollection
 from dlm.distill.fitting.topology import closed, restricted
@@ -48,6 +48,7 @@ def a_pair(seed: int, folder: Path, kind: str) -> tuple[SampledSource, ModelColu
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few sentences make many."""
     monkeypatch.setattr(sampling_module, "DRAWN", 100)
+    monkeypatch.setattr(visits, "ASKED", 100)
     monkeypatch.setattr(sampling_module, "GIVEN", 100)
 
 

@@ -15,9 +15,10 @@ from dlm.errors import ConfigError
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
-# Sentences of a block: those that are drawn word by word or walked, and those that are given, which
-# are sorted by length and followed together.
-DRAWN, GIVEN = 20_000, 1024
+# Sentences of a block: drawn ones, of which the last few take a network as long as a whole batch;
+# those of a source that may be slow, and is asked about no more than there are; and given ones,
+# which are sorted by length and followed together.
+DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class Sampling:
         unless given."""
         size = most or DRAWN
         for number, first in enumerate(range(0, self.own_samples, size)):
-            seed = np.random.SeedSequence([self.seed, *self.part, number])
-            yield min(size, self.own_samples - first), seed
+            entropy = [self.seed, *self.part, number]
+            yield min(size, self.own_samples - first), np.random.SeedSequence(entropy)
 
     def given(self, vocabulary: Vocabulary) -> Iterator[list[NDArray[np.uint32]]]:
         """The sentences of the text as ids, by block; a part takes every n-th block. Words outside

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill.counts.count import Visit, WordMass
-from dlm.distill.counts.sampling import GIVEN, Sampling
+from dlm.distill.counts.sampling import ASKED, GIVEN, Sampling
 from dlm.distill.fitting import kernels
 from dlm.distill.sources.source import (
     BATCH,
@@ -39,7 +39,8 @@ def visits_of(reader: SourceReader, sampling: Sampling) -> Iterator[Iterator[Vis
     elif hasattr(reader.source, "sample"):
         yield from (_said(reader, *block) for block in sampling.drawn(GIVEN))
     else:
-        yield from (_drawn(reader, *block) for block in sampling.drawn())
+        most = None if hasattr(reader.source, "histories") else ASKED
+        yield from (_drawn(reader, *block) for block in sampling.drawn(most))
 
 
 def _given(reader: SourceReader, sampling: Sampling, text: str) -> Iterator[Iterator[Visit]]:
@@ -71,7 +72,7 @@ def _said(reader: SourceReader, samples: int, seed: Seed) -> Iterator[Visit]:
 
 def _drawn(reader: SourceReader, samples: int, seed: Seed) -> Iterator[Visit]:
     places = min(BATCH, samples)
-    return drawn(reader.histories(places), reader.vocabulary, samples, seed, places)
+    yield from drawn(reader.histories(places), reader.vocabulary, samples, seed, places)
 
 
 def drawn(

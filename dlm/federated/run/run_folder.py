@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time uses it, and no round is done twice.
+"""The folder of a run: one process at a time uses it, and does no round twice.
 
 | file | who may see it | contents |
 | --- | --- | --- |

@@ -50,13 +50,9 @@ class Metrics:
         return self.correct / self.words if self.words else math.nan
 
     @property
-    def sll(self) -> float:
-        """Mean over sentences of the sum of ln P over their words (FNG 7.1, SLL)."""
-        return self.ln_words / self.sentences if self.sentences else math.nan
-
-    @property
     def sll_excluding_oov(self) -> float:
-        """The same over words in the vocabulary: SLL^e of FNG 7.1."""
+        """Mean over sentences of the sum of ln P over their words in the vocabulary: SLL^e of FNG
+        7.1."""
         return self.ln_known / self.sentences if self.sentences else math.nan
 
     @property
