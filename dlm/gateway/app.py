@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import ssl
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,16 +27,13 @@ from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
 from dlm.server.port import reserved
-from dlm.server.process import Notice, OnReady, Process, keep_objects
+from dlm.server.process import Notice, OnReady, Process
 from dlm.server.security import Credentials, allow_connections
 from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
-
-# The thread that reads and writes JSON keeps the loop waiting for as long, at each of its looks.
-SWITCH_S = 0.0005
 
 Opening = Callable[[], Awaitable[AsyncClient]]
 
@@ -101,8 +97,6 @@ def _run(make: Callable[[], Gateway], ends: Sequence[signal.Signals]) -> int:
 
     async def main() -> int:
         made.append(make())
-        keep_objects()
-        sys.setswitchinterval(SWITCH_S)
         if signalled:
             made[0].post(Event.STOP)
         return await made[0].run()

@@ -26,9 +26,10 @@ from urllib.parse import urlsplit
 import h11
 from google.protobuf import json_format
 
-from dlm.gateway.answers import SERVICE, Left, T
-from dlm.gateway.calls import CALLS, LARGE, Dispatcher, GatewayTurns, Plain, countdown
+from dlm.gateway.answers import SERVICE
+from dlm.gateway.calls import CALLS, Dispatcher, Plain
 from dlm.gateway.metrics import GatewayMetrics
+from dlm.gateway.turns import LARGE, GatewayTurns, Left, T, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
 from dlm.server.refusals import LOAD_REASONS, Refusal
@@ -148,7 +149,6 @@ class HttpDoor:
         """The answer to a request whose body `body()` reads; `held` is closed once it is
         written."""
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
-        await self._guard.hear(headers, *peer)
         fields = dict(headers)
         if self._only_own_names and not _is_own_name(fields.get("host", "")):
             return _plain_error(
@@ -227,7 +227,7 @@ class Json:
         return text.encode()
 
     async def _convert(self, work: Callable[[], T], size: int, left: Left) -> T:
-        return await self._turns.aside(work, size, left()) if size > LARGE else work()
+        return await self._turns.aside(work, left()) if size > LARGE else work()
 
 
 class _Connection:

@@ -8,26 +8,22 @@ import heapq
 from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.refusals import Refusal
-from dlm.server.security import CallCounts, caller, connection, may_ask
+from dlm.server.security import caller, connection, may_ask
 from dlm.wire import codec
 from dlm.wire.status import Reason
 
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
-# Work is counted in queries: what a message takes besides its queries, and how much is done in one
-# round, a few milliseconds.
+# Work is counted in queries. What a message takes besides its queries, and how much is done before
+# the event loop looks at the network again: a few milliseconds.
 MESSAGE_WORK = 1024
 WORK_AT_ONCE = 32 * MESSAGE_WORK
-# How often the event loop looks at the network between two rounds. gRPC takes five looks to accept
-# a call: more often than one begins, so that those of a flood wait here and not in gRPC's own line,
-# where the last one comes last, whoever sent it.
-LOOKS = 8
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
@@ -70,28 +66,23 @@ class Fair:
 
 
 class TurnLane:
-    """What is of one kind. Those that must wait take turns: clients share alike, and so do the
+    """Messages of one size. Those that must wait take turns: clients share alike, and so do the
     connections of each.
 
-    Args        free     how many more may be worked on at the same time
-                at_once  work in a round; what begins may exceed it
-                threads  whether threads do the work
+    Args        free       how many more may be worked on at the same time
+                at_a_look  work between two looks of the event loop
+                threads    whether threads work on them
     """
 
-    def __init__(self, free: float, at_once: float, *, threads: bool = False) -> None:
-        self.free, self._threads, self._most = free, threads, at_once
-        self._left = at_once  # of this round
+    def __init__(self, free: float, at_a_look: int, *, threads: bool = False) -> None:
+        self.free, self._threads, self._most = free, threads, at_a_look
+        self._left = at_a_look  # until the loop has looked again
         self._clients = Fair()
         self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether nothing more begins in this round."""
-        return self._left <= 0
-
     def begins(self, work: int) -> bool:
         """Begins this, if nothing waits and there is room."""
-        if self._clients or self.free <= 0 or self.is_spent:
+        if self._clients or not self._has_room():
             return False
         self._begin(work)
         return True
@@ -106,17 +97,19 @@ class TurnLane:
         self._clients.put(name, work, calls)
         return turn
 
-    def next_round(self) -> None:
+    def go_on(self) -> bool:
+        """The loop has looked: gives turns to what waits, as long as there is room. Returns whether
+        something began."""
         self._left = self._most
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Gives turns to what waits, as long as there is room."""
-        while self._clients and self.free > 0 and not self.is_spent:
+        while self._clients and self._has_room():
             turn, work = self._clients.take().take()
             if not turn.done():
                 turn.set_result(None)
                 self._begin(work)
+        return self._left < self._most
+
+    def _has_room(self) -> bool:
+        return self.free > 0 and self._left > 0
 
     def _begin(self, work: int) -> None:
         self.free -= 1
@@ -124,14 +117,13 @@ class TurnLane:
 
 
 class Turns:
-    """Bounds the work between the looks of the event loop at the network, whoever and however many
-    ask for it: a round of work, then `LOOKS` looks, since a call needs several from its first byte
-    to its reply. What must wait is not read further.
+    """Bounds the work between two looks of the event loop at the network, whoever and however many
+    ask for it. What must wait is not read further.
 
     Args  most        queries of a message that counts as small; the others are large
           at_once     large ones that may be worked on at the same time
           threads     whether threads work on large ones
-          in_a_round  work of each kind
+          at_a_look   work between two looks
           connection  large ones that the streams of one connection may have at work or unread
     """
 
@@ -142,22 +134,19 @@ class Turns:
         *,
         threads: bool = False,
         connection: int = 1,
-        in_a_round: int = WORK_AT_ONCE,
+        at_a_look: int = WORK_AT_ONCE,
     ) -> None:
         self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._calls, self._small = TurnLane(inf, MESSAGE_WORK), TurnLane(inf, in_a_round)
-        self._large = TurnLane(at_once, in_a_round, threads=threads)
-        self._lanes = [self._calls, self._small, self._large]
-        self._looks = 0  # before the next round
+        self._small, self._large = (
+            TurnLane(inf, at_a_look),
+            TurnLane(at_once, at_a_look, threads=threads),
+        )
+        self._will_look = False
 
     def room_of_connection(self) -> asyncio.Semaphore:
         """Where the streams of the current call's connection hold their large messages."""
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
-
-    async def call(self) -> None:
-        """Returns when the current call may be read, or refused: one call begins in a round."""
-        await self._turn(self._calls, MESSAGE_WORK)
 
     async def take(self, work: int, within_s: float | None = None) -> Release:
         """Returns when it is the turn of the current call, with what to call once it is done, or
@@ -167,59 +156,46 @@ class Turns:
         Raises  TimeoutError  its turn has not come in so many seconds
         """
         lane = self._large if work > self.most else self._small
-        await self._turn(lane, work + MESSAGE_WORK, within_s)
-        return _nothing if lane is self._small else self._end_of(lane)
-
-    async def _turn(self, lane: TurnLane, work: int, within_s: float | None = None) -> None:
-        began = lane.begins(work)
-        self._look(lane)
-        if began:
-            return
-        turn = lane.wait(work)
-        async with asyncio.timeout(within_s):
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():  # it was its turn already
-                    self._end_of(lane)()
-                raise
-
-    def _end_of(self, lane: TurnLane) -> Release:
+        work += MESSAGE_WORK
+        self._look_soon()
+        if not lane.begins(work):
+            turn = lane.wait(work)
+            async with asyncio.timeout(within_s):
+                try:
+                    await turn
+                except asyncio.CancelledError:
+                    if not turn.cancelled():  # it was its turn already
+                        self._end(lane)
+                    raise
+        if lane is self._small:
+            return _nothing
         held = ExitStack()
-
-        @held.callback
-        def end() -> None:
-            lane.free += 1
-            lane.go_on()
-            self._look(lane)
-
+        held.callback(self._end, lane)
         return held.close
 
-    def _look(self, lane: TurnLane) -> None:
-        """Begins to count looks, if the lane waits for the next round."""
-        if lane.is_spent and not self._looks:
-            self._looks = LOOKS
+    def _end(self, lane: TurnLane) -> None:
+        lane.free += 1
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if not self._will_look:
+            self._will_look = True
             asyncio.get_running_loop().call_soon(self._looked)
 
     def _looked(self) -> None:
-        self._looks -= 1
-        if self._looks:
-            asyncio.get_running_loop().call_soon(self._looked)
-            return
-        for lane in self._lanes:
-            lane.next_round()
-        for lane in self._lanes:
-            self._look(lane)
-
-
-async def looks() -> None:
-    """Returns once the event loop has looked at the network as often as between two rounds."""
-    for _ in range(LOOKS):
-        await asyncio.sleep(0)
+        self._will_look = False
+        if self._small.go_on() | self._large.go_on():
+            self._look_soon()
 
 
 def _nothing() -> None:
     """After small work."""
+
+
+class InFlight(Protocol):
+    """Where the messages being worked on are counted."""
+
+    in_flight: int
 
 
 class Admission:
@@ -231,7 +207,7 @@ class Admission:
                 load     messages that this process is working on, of all its models
     """
 
-    def __init__(self, config: Access, metrics: CallCounts, turns: Turns, clock: Clock) -> None:
+    def __init__(self, config: Access, metrics: InFlight, turns: Turns, clock: Clock) -> None:
         self.state = ServingState.WARMING
         self.refuses = False
         self.turns = turns
@@ -308,7 +284,7 @@ class ShardAdmission(Admission):
     def __init__(
         self,
         config: Access,
-        metrics: CallCounts,
+        metrics: InFlight,
         turns: Turns,
         model: str,
         shard_set: bytes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -27,16 +28,16 @@ from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.admission import Clock
+from dlm.server.answers import OpenShard
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
-from dlm.server.exchange import Models
 from dlm.server.exposition import load_page, starting_exposition
 from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector, process_labels
-from dlm.server.process import Heap, Notice, OnReady, Process, Ready, keep_objects
+from dlm.server.process import Heap, Notice, OnReady, Process, Ready
 from dlm.server.security import Credentials, allow_connections
-from dlm.server.service import ShardService, open_files
+from dlm.server.service import Models, ShardService, open_files
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
@@ -158,7 +159,6 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
 
     async def main() -> int:
         server = make()
-        keep_objects()
         loop = asyncio.get_running_loop()
         if worker:
             loop.add_signal_handler(signal.SIGTERM, server.drain)
@@ -181,7 +181,7 @@ class ShardServer(Life):
     def __init__(
         self,
         config: ServerConfig,
-        shards: Sequence[Shard],
+        shards: Sequence[OpenShard],
         *,
         notice: Notice | None = None,
         process: Process | None = None,
@@ -203,7 +203,9 @@ class ShardServer(Life):
         self._asked_to_drain = False
         self._heap = Heap(self.process.memory.bytes())
 
-    def _serve_shard(self, shard: Shard, files: Mapping[int, int] | None = None) -> ShardService:
+    def _serve_shard(
+        self, shard: OpenShard, files: Mapping[int, int] | None = None
+    ) -> ShardService:
         return ShardService(
             shard, self.config, clock=self._clock, process=self.process, files=files
         )
@@ -281,7 +283,7 @@ class ShardServer(Life):
         held.clear()
         while unused:
             await self._unload(unused.pop())
-        keep_objects()  # a mapping ends with the last array over it, and some are in cycles
+        gc.collect()  # a mapping ends with the last array over it, and some are in cycles
 
     def _load(self, listed: Listed) -> ShardService:
         service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
@@ -437,7 +439,7 @@ def open_listed(listed: Listed, index: int, config: ServerConfig, *, verify: boo
     return shard
 
 
-def warm_up_messages(shard: Shard) -> list[bytes]:
+def warm_up_messages(shard: OpenShard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them: one
     context and many, one word and many, each context length. None for a model of order 2 or less.
 

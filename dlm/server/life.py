@@ -9,13 +9,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from prometheus_client.registry import Collector
 
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
-from dlm.server.admission import Admission
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
 from dlm.server.http import HttpServer, tcp_socket
@@ -25,9 +24,6 @@ from dlm.server.process import Notice, Process
 from dlm.server.security import CallCounts, Credentials, Guard, channel_options
 from dlm.wire import pairs
 
-if TYPE_CHECKING:
-    from dlm.server.exchange import Models
-
 logger = EventLog(__name__)
 
 # Messages still in transit when the last one finished get their refusal.
@@ -36,6 +32,23 @@ STOP_GRACE_S = 0.5
 # a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
 QUIET_S = 1.0
 LINGER_LOOK_S = 0.02
+
+
+class Serving(Protocol):
+    """What accepts messages, or no longer."""
+
+    state: ServingState
+    refuses: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that it works on."""
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether one is in flight, or came less than `quiet_s` ago."""
+
+    async def idle(self) -> None:
+        """Until none is in flight."""
 
 
 class Life(ABC):
@@ -48,14 +61,14 @@ class Life(ABC):
         self,
         config: Any,
         process: Process,
-        serving: Admission | Models,
+        serving: Serving,
         service: str,
         metrics: CallCounts,
         notice: Notice | None,
         credentials: Credentials | None,
     ) -> None:
         self.config, self.process, self.port = config, process, 0
-        self.guard = Guard(config, metrics, serving.turns.call, credentials)
+        self.guard = Guard(config, metrics, credentials)
         self._serving, self._service = serving, service
         self._health = HealthService(serving.state, service)
         self._notice = notice or Notice()
@@ -141,13 +154,14 @@ class Life(ABC):
     def _make(self, *handlers: Any) -> None:
         from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
 
-        options = channel_options(
-            max_message_bytes=self.config.max_message_bytes,
-            max_in_flight=self.config.max_in_flight,
-            shares_port=self.process.shares_port,
+        self._server = grpc.aio.server(
+            options=channel_options(
+                max_message_bytes=self.config.max_message_bytes,
+                max_in_flight=self.config.max_in_flight,
+                shares_port=self.process.shares_port,
+            ),
+            interceptors=(self.guard,),
         )
-        with pairs.accepting_ahead():
-            self._server = grpc.aio.server(options=options, interceptors=(self.guard,))
         self._server.add_generic_rpc_handlers((*handlers, self._health.handlers()))
         names = (self._service, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

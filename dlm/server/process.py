@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import json
 import os
 import resource
@@ -52,14 +51,6 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
         return (int(resident) - int(shared)) * 4096
     sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
     return 1024 * (sizes.get(b"Private_Dirty:", 0) + sizes.get(b"SwapPss:", 0))
-
-
-def keep_objects() -> None:
-    """What the process has by now stays: the garbage collector, which would take 0.1 s to look at
-    it, looks no more. Nor does it write to pages that a forked process shares."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 class MemoryGauge:

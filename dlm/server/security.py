@@ -25,8 +25,8 @@ from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
-from dlm.server.sets import FileWatcher, follow, reload_if_changed
 from dlm.server.tokens import Tokens, read_tokens
+from dlm.server.watch import FileWatcher, follow, reload_if_changed
 from dlm.wire.certificates import read_certificates
 from dlm.wire.ids import is_named
 from dlm.wire.status import Reason
@@ -146,14 +146,6 @@ def may_ask(model: str, shard_set: str) -> bool:
     return not named or is_named(named, model, shard_set)
 
 
-def _speaks(client: ClientUsage, bearer: Bearer, peer: str) -> None:
-    # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has one
-    # for all of its calls, which come one after the other.
-    bearer.connection = peer
-    _caller.set(client)
-    _bearer.set(bearer)
-
-
 def replies_to(context: Any) -> Replies:
     client = caller()
     return Replies(context, client.name if client is not None else "")
@@ -248,7 +240,6 @@ class Credentials:
 class CallCounts(Protocol):
     """Where a guard counts; see `ServerMetrics`."""
 
-    in_flight: int
     unauthenticated: int
     client_limits: int
     clients: Counter[str]
@@ -260,7 +251,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets calls in, or not; on the event loop.
 
     Args  metrics      the counts, including calls by token name
-          turn         returns when the current call may be read, or refused
           credentials  what the process had read before it was forked
           now          seconds since 1970, for tokens that expire
     """
@@ -269,11 +259,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self,
         config: Access,
         metrics: CallCounts,
-        turn: Callable[[], Awaitable[None]],
         credentials: Credentials | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._turn, self._now = config, turn, now
+        self._config, self._now = config, now
         self._metrics = metrics
         self._credentials = credentials or Credentials(config)
         self._tasks: list[asyncio.Task[None]] = []
@@ -352,15 +341,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
-    async def hear(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> None:
-        """Returns when a request by HTTP may be answered, or refused, whatever it asks."""
-        bearer = self._known(headers) or Bearer()
-        _speaks(ClientUsage(bearer.name or peer), bearer, f"{peer}:{port}")
-        await self._turn()
-
     @contextmanager
     def http(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Iterator[None]:
-        """A call by HTTP, from its turn until its answer is written; counted as others are.
+        """A call by HTTP, from its head until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
         """
@@ -373,8 +356,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if refusal is not None:
             self._count_limit(peer, client, refusal)
             raise refusal
-        _speaks(client, known, f"{peer}:{port}")
-        self._enter(client, "", known)
+        self._enter(client, "", known, f"{peer}:{port}")
         try:
             yield
         finally:
@@ -435,18 +417,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         client = self._client(bearer.name or _identity(context))
         task = asyncio.current_task()
         assert task is not None
-        _speaks(client, bearer, context.peer())
         refusal = self._full(client, method)
         if refusal is not None:
             self._count_limit(context.peer(), client, refusal)
-            await self._turn()
             await refusal.abort(context)
         call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
-        self._enter(client, method, bearer)
+        self._enter(client, method, bearer, context.peer())
         try:
-            await self._turn()
             return await work(requests, context)
         except asyncio.CancelledError:
             if not call.revoked or context.done():
@@ -459,12 +438,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _enter(self, client: ClientUsage, method: str, bearer: Bearer) -> None:
+    def _enter(self, client: ClientUsage, method: str, bearer: Bearer, peer: str) -> None:
+        bearer.connection = peer
         self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD
         if bearer.name is not None:
             self._metrics.clients[bearer.name] += 1
+        # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has
+        # one for all of its calls, which come one after the other.
+        _caller.set(client)
+        _bearer.set(bearer)
 
     def _ended(self, client: ClientUsage, method: str, _: Any = None) -> None:
         self._open -= 1
@@ -511,7 +495,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # --------------------------------------------------------------- refusals
 
     async def _refuse(self, _: Any, context: Any) -> NoReturn:
-        await self._turn()
         self._count_stranger(context.peer())
         await Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED).abort(context)
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ _NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation",
 AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
-ACCEPTED_AHEAD = 64
 
 
 def call_of(context: Any) -> Any:
@@ -48,37 +46,6 @@ async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEven
     with contextlib.suppress(cygrpc.ExecuteBatchError):
         await cygrpc.execute_batch(call, both, loop)
     return receive.message()
-
-
-class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
-    """Has gRPC hand over calls as they come. Its own server asks for one, waits until its thread
-    has woken the loop, and asks for the next: the calls of a flood stand in line in gRPC, before
-    anybody knows whose they are."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._asked: deque[asyncio.Task[Any]] = deque()  # in the order in which they end
-
-    def _make_request_call_future(self, method: bytes | None) -> Any:
-        if method is not None:  # one of a few that have a line of their own
-            return super()._make_request_call_future(method)
-        while len(self._asked) < ACCEPTED_AHEAD:
-            task = super()._make_request_call_future(method)
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._asked.append(task)
-        return self._asked.popleft()
-
-
-@contextlib.contextmanager
-def accepting_ahead() -> Iterator[None]:
-    """Servers of grpc.aio that are made meanwhile ask for many calls at once; for a version that is
-    built otherwise, nothing changes."""
-    usual = cygrpc.AioServer
-    cygrpc.AioServer = _AheadServer
-    try:
-        yield
-    finally:
-        cygrpc.AioServer = usual
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
 from dlm.gateway import answers
 from dlm.gateway.answers import PhraseStore, opened
-from dlm.gateway.calls import GatewayTurns, countdown
 from dlm.gateway.config import MIB
+from dlm.gateway.turns import GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
@@ -157,7 +157,7 @@ class Store(PhraseStore):
     """One of 1 MiB, asked for lists of made-up phrases."""
 
     def __init__(self) -> None:
-        super().__init__(MIB, GatewayTurns().aside)
+        super().__init__(MIB, GatewayTurns())
 
     async def use(
         self, phrases: pb.Phrases, held: ExitStack, left_s: float = WAIT_S
