@@ -79,14 +79,16 @@ def sample(client: Client, sentences: int = SENTENCES, seed: int = SEED) -> list
     return out
 
 
-def compare(old: Client, new: Client, files: Client | None, sentences: Sequence[str]) -> Comparison:
-    """Asks both models for each sentence, in turn: once, or several times if there are few."""
+def compare(
+    old: Client, new: Client, files: Client | None, sentences: Sequence[str], calls: int = CALLS
+) -> Comparison:
+    """Asks both models for each sentence, in turn: once, or more often for so many calls."""
     took: list[tuple[float, float]] = []
     failed, wrong = [0, 0], 0
     differences: list[float] = []
     for number, sentence in enumerate(sentences):
         before, after = None, None
-        for turn in range(-(-CALLS // len(sentences))):
+        for turn in range(-(-calls // len(sentences))):
             if (number + turn) % 2:
                 after, before = _call(new, sentence), _call(old, sentence)
             else:
@@ -507,7 +509,9 @@ class Rolling:
             files = self._asking.enter_context(Client.local(folder, verify=False))
         if not self._sentences:
             self._sentences = sample(old)
-        compare(old, new, files, self._sentences[:4])  # connections, and the first look-ups
+        compare(
+            old, new, files, self._sentences[:4], calls=1
+        )  # connections, and the first look-ups
         self._clients = old, new, files
         return self._clients
 

@@ -1,7 +1,7 @@
 """Messages to arrays and back: packed, little-endian, checksummed.
 
 Every reader accepts arbitrary bytes: it returns arrays that keep the promises of proto/README.md,
-or raises `ProtocolError`.
+or raises `ProtocolError`. Above 600 lines: one wire format, readers beside writers.
 """
 
 from __future__ import annotations

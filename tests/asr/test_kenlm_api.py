@@ -1,6 +1,7 @@
 """`dlm.asr.kenlm` by itself: every answer is the oracle's, here and from servers.
 
 None of these needs the package kenlm; `test_kenlm_peer.py` compares with it.
+Above 600 lines: one interface, on models that all of its tests share.
 """
 
 from __future__ import annotations

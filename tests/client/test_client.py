@@ -1,4 +1,7 @@
-"""The client against real servers: every answer is the oracle's, bit for bit."""
+"""The client against real servers: every answer is the oracle's, bit for bit.
+
+Above 600 lines: one interface, on servers that all of its tests share.
+"""
 
 from __future__ import annotations
 

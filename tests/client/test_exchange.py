@@ -1,4 +1,7 @@
-"""Messages over one stream, against a real gRPC server that does what a test says."""
+"""Messages over one stream, against a real gRPC server that does what a test says.
+
+Above 600 lines: all tests share that server.
+"""
 
 from __future__ import annotations
 

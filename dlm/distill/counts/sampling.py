@@ -15,8 +15,8 @@ from dlm.errors import ConfigError
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
-# Sentences of a block: drawn ones, of which the last few take a network as long as a whole batch;
-# those of a source that may be slow, and is asked about no more than there are; and given ones,
+# Sentences of a block. DRAWN: many, since the last few of a block take a network as long as a whole
+# batch. ASKED: of a source that answers for each prefix, and may be slow. GIVEN: those of a text,
 # which are sorted by length and followed together.
 DRAWN, ASKED, GIVEN = 20_000, 1_000, 1024
 
