@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ _NAMES = "ExecuteBatchError", "ReceiveMessageOperation", "SendMessageOperation",
 AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
+_QUEUE = "PollerCompletionQueue"
 
 
 def call_of(context: Any) -> Any:
@@ -56,31 +59,37 @@ def few_wakes(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     wakes it for nothing. Some 280 fit their socket: beyond that gRPC's thread waits, and reads
     nothing from the network either, until one is taken.
     """
-    wakes = _wakes_of(loop)
-    if wakes is None:
+    targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
+    queues = [getattr(target, "__self__", None) for target in targets]
+    queue: Any = next((one for one in queues if type(one).__name__ == _QUEUE), None)
+    sockets = [one for one in gc.get_referents(queue) if isinstance(one, socket.socket)]
+    if not hasattr(queue, "_handle_events") or len(sockets) != 2:
         yield
         return
+    wakes, waking = sockets
+    report = functools.partial(queue._handle_events, loop)  # it takes a byte first
 
     def take() -> None:
+        """All loops of a process share the socket; each reports what is there, for whichever loop.
+
+        So another may take bytes at any time, and what one of them leaves has to wake one again.
+        """
+        removed = b""
         with contextlib.suppress(BlockingIOError):
             waiting = wakes.recv(MOST_WAKES, socket.MSG_PEEK)
             if len(waiting) > 1:
-                wakes.recv(len(waiting) - 1)
-
-    with wakes:
-        loop.add_reader(wakes, take)
+                removed = wakes.recv(len(waiting) - 1)
         try:
-            yield
-        finally:
-            loop.remove_reader(wakes)
+            report()
+        except BlockingIOError:
+            if removed:
+                waking.send(removed[:1])
+        except Exception:  # such as a loop that has closed: the others' operations wait behind it
+            waking.send(b"\0")
+            raise
 
-
-def _wakes_of(loop: asyncio.AbstractEventLoop) -> socket.socket | None:
-    """A copy of the socket by which gRPC wakes the loop; None for a version that is built
-    otherwise."""
-    for one in gc.get_objects():
-        if type(one).__name__ == "_BoundEventLoop":
-            found = gc.get_referents(one)
-            if loop in found:
-                return next((each.dup() for each in found if isinstance(each, socket.socket)), None)
-    return None
+    loop.add_reader(wakes, take)
+    try:
+        yield
+    finally:
+        loop.add_reader(wakes, report)
