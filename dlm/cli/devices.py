@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ from dlm.federated.devices.settings import OwnerLimits, ServerSettings
 from dlm.units import counted
 
 if TYPE_CHECKING:
-    from dlm.federated.devices.engine import Network, RoundOutcome
+    from dlm.federated.devices.engine import RoundOutcome
 
 EXAMPLES = """\
 dlm devices register alice --state alice
@@ -34,32 +33,17 @@ State = Annotated[
     Path,
     typer.Option("--state", metavar="DIR", help="The device's own folder: its key and its clock."),
 ]
-_SOCKETS = typer.Option(
-    "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
-)
-Sockets = Annotated[Path, _SOCKETS]
+Sockets = Annotated[
+    Path,
+    typer.Option(
+        "--sockets", metavar="DIR", help="Folder of the local sockets on which devices listen."
+    ),
+]
 
 Devices = Annotated[
     Path,
     typer.Argument(
         metavar="DEVICES", help="List of devices: names and, after a tab, registered keys."
-    ),
-    READ,
-]
-OnThisMachine = Annotated[Path | None, _SOCKETS]
-Superlink = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="In place of --sockets: Flower's SuperLink on this machine, whose nodes lead to "
-        "devices.",
-    ),
-]
-RootCertificates = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Certificates that vouch for the SuperLink's.  [default: those of the system]",
     ),
     READ,
 ]
@@ -179,6 +163,7 @@ def device(
 def server(
     devices: Devices,
     config: RunSettings,
+    sockets: Sockets,
     output: Annotated[
         Path,
         typer.Option(
@@ -187,9 +172,6 @@ def server(
         WRITE_FOLDER,
     ],
     *,
-    sockets: OnThisMachine = None,
-    superlink: Superlink = None,
-    root_certificates: RootCertificates = None,
     stop_after: Annotated[
         int | None,
         typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
@@ -209,9 +191,9 @@ def server(
     Examples:
         dlm devices server devices.tsv -c run.toml --sockets sockets -o runs/first
     """
-    reached = _way(sockets, superlink, root_certificates)
     stage_printer(quiet=quiet, timed=False)("importing jax")
     from dlm.federated.devices.fleet import Fleet
+    from dlm.federated.devices.sockets import LocalSockets
     from dlm.federated.devices.training import DeviceTraining
     from dlm.federated.training.settings import TrainingSettings
     from dlm.federated.training.train_network import run_rounds
@@ -220,39 +202,22 @@ def server(
     check_reads("data.vocabulary", settings.data.vocabulary)
     fleet = Fleet.read(devices)
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
-    with reached as network:
-        run_rounds(
-            lambda folder: DeviceTraining(
-                settings,
-                fleet,
-                folder,
-                network,
-                asking,
-                progress=tell,
-                on_outcome=outcome_teller(tell),
-            ),
+    run_rounds(
+        lambda folder: DeviceTraining(
             settings,
-            output,
-            data_name=devices.name,
+            fleet,
+            folder,
+            LocalSockets(sockets),
+            asking,
             progress=tell,
-            on_round=round_teller(tell, settings.run.rounds, as_json=as_json),
-        )
-
-
-def _way(
-    sockets: Path | None, superlink: str | None, root_certificates: Path | None
-) -> AbstractContextManager[Network]:
-    """To the devices: just one is given."""
-    if sockets is not None and superlink is None:
-        from dlm.federated.devices.sockets import LocalSockets
-
-        return nullcontext(LocalSockets(sockets))
-    if superlink is not None and sockets is None:
-        from dlm.federated.devices.flower import flower_nodes
-
-        return flower_nodes(superlink, root_certificates)
-    found = "neither" if sockets is None else "both"
-    raise ConfigError(f"found {found} of --sockets and --superlink; give one, to reach the devices")
+            on_outcome=outcome_teller(tell),
+        ),
+        settings,
+        output,
+        data_name=devices.name,
+        progress=tell,
+        on_round=round_teller(tell, settings.run.rounds, as_json=as_json),
+    )
 
 
 def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None]:
@@ -274,10 +239,8 @@ def outcome_teller(tell: Callable[[str], None]) -> Callable[[RoundOutcome], None
 def unigrams(
     devices: Devices,
     wordlist: Wordlist,
+    sockets: Sockets,
     *,
-    sockets: OnThisMachine = None,
-    superlink: Superlink = None,
-    root_certificates: RootCertificates = None,
     settings: Annotated[CollectionSettings, Options(COUNTING, required="report_goal")],
     output: CountsFile,
     asking: Asking,
@@ -295,34 +258,33 @@ def unigrams(
             --noise-multiplier 1.0 --delta 1e-3 --public-attested-by ACME \\
             --output counts.tsv
     """
-    reached = _way(sockets, superlink, root_certificates)
     tell = stage_printer(quiet=quiet, timed=not settings.released)
     tell("importing jax")
     from dlm.federated.counting.count_unigrams import run_collection
     from dlm.federated.devices.fleet import Fleet
+    from dlm.federated.devices.sockets import LocalSockets
     from dlm.federated.devices.training import DeviceCollection
 
     fleet = Fleet.read(devices)
-    with reached as network:
-        done = run_collection(
-            lambda folder, words, record: DeviceCollection(
-                fleet,
-                words,
-                settings,
-                network,
-                asking,
-                folder=folder,
-                list_record=record,
-                on_outcome=outcome_teller(tell),
-                progress=tell,
-            ),
-            wordlist,
-            output,
+    done = run_collection(
+        lambda folder, words, record: DeviceCollection(
+            fleet,
+            words,
             settings,
-            data_name=devices.name,
+            LocalSockets(sockets),
+            asking,
+            folder=folder,
+            list_record=record,
+            on_outcome=outcome_teller(tell),
             progress=tell,
-            on_round=count_teller(tell, settings.rounds),
-        )
+        ),
+        wordlist,
+        output,
+        settings,
+        data_name=devices.name,
+        progress=tell,
+        on_round=count_teller(tell, settings.rounds),
+    )
     print_counted(done, output, settings.capacity, as_json=as_json)
 
 

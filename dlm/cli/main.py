@@ -176,7 +176,6 @@ def __getattr__(name: str) -> Any:
 EXTRAS = {
     "gateway": {"h11"},
     "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
-    "flower": {"flwr"},
     "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
 }
 

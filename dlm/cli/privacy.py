@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.checks import READ, READ_ANY, WRITE, check_reads, integers_of, parsed
+from dlm.cli.checks import READ_ANY, check_reads, integers_of, parsed
 from dlm.cli.help import Group
 from dlm.cli.options import Json
 from dlm.cli.output import print_answer
@@ -220,74 +219,6 @@ def plan(
         raise typer.Exit(1)
 
 
-def audit(
-    config: Annotated[
-        Path,
-        typer.Argument(metavar="CONFIG", help="TOML file with the settings of dlm federate."),
-        READ,
-    ],
-    canaries: Annotated[
-        int, typer.Option(help="Canary users, each present with probability 1/2.")
-    ] = 1_000,
-    parameters: Annotated[
-        int, typer.Option(help="Parameters of the model; at least 10 per canary.")
-    ] = 16_384,
-    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Seed of all random draws.  [default: the system's randomness]"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="JSON file to write the results to."),
-        WRITE,
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Audit a run's noise with canary users.
-
-    Prints a lower bound on mu beside the upper bound from accounting. Each canary sends its own
-    direction through the code that handles users' updates, in the worst participation pattern; the
-    audit then looks for that direction in everything a run releases. The settings give the number
-    of rounds. No text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the
-    upper one, since the noise is then smaller than accounted for.
-
-    Examples:
-        dlm privacy audit run.toml
-        dlm privacy audit run.toml --canaries 200 --json
-    """
-    from dlm.federated.keys import Key
-    from dlm.federated.report.audit import Auditor
-    from dlm.federated.training.settings import TrainingSettings
-    from dlm.files import write_whole
-
-    settings = TrainingSettings.read(config)
-    made = Auditor(settings, canaries=canaries, parameters=parameters, progress=progress_line)
-    key = None if seed is None else Key.from_seed(seed)
-    found = made.run(key, confidence=confidence)
-    answer = found.to_dict()
-    if output is not None:
-        write_whole(output, (json.dumps(answer, indent=1) + "\n").encode())
-    shown = ", ".join(map(str, found.pattern[:8]))
-    more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
-    sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
-    lines = [
-        f"{found.mechanism}, {counted(found.rounds, 'round')}, gap {found.gap}, "
-        f"at most {found.max_participations} participations",
-        f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}",
-        f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})",
-        f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
-        f"{found.missed} missed, {found.false_alarms} false alarms",
-        f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
-        f"two canaries' directions have a cosine of about {found.cosine:.2g}",
-    ]
-    if not found.holds:
-        lines.append("THE NOISE IS SMALLER THAN ACCOUNTED FOR")
-    print_answer(answer, lines, as_json=as_json)
-    if not found.holds:
-        raise typer.Exit(1)
-
-
 if TYPE_CHECKING:
     from dlm.federated.noise.mechanism import Mechanism
 
@@ -395,7 +326,6 @@ GROUP = Group(
         "account": ("Guarantees", account),
         "compose": ("Guarantees", compose),
         "erase": ("End a run", erase),
-        "audit": ("Measure a run", audit),
         "sign": ("Records", sign),
         "verify": ("Records", verify),
     },

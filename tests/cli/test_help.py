@@ -116,7 +116,6 @@ NOT_RUN = {
     "dlm devices device": "runs until SIGTERM",
     "dlm devices server": "needs devices",
     "dlm devices unigrams": "needs devices",
-    "dlm privacy audit": "needs a run's settings and the extra train",
     "dlm privacy compose": "needs the reports of runs",
     "dlm privacy erase": "needs a run",
     "dlm privacy sign": "needs a run and a key",
@@ -199,7 +198,7 @@ def test_the_version_is_printed() -> None:
     [
         ("dlm sc", ["score"]),
         ("dlm score --lo", ["--local"]),
-        ("dlm privacy au", ["audit"]),
+        ("dlm privacy ac", ["account"]),
         ("dlm p", ["perplexity", "prune", "pipeline", "pieces", "privacy"]),
     ],
 )

@@ -71,7 +71,7 @@ def socket_of(folder: Path, name: str) -> Path:
 class DeviceSocket:
     """Serves one device at a path: a line at a time, so that neither idle nor many ones take more
     than their turn. Its owner alone may use it, or also the group of a folder that hands its own
-    down (setgid), as to processes of Flower that must not read the text."""
+    down (setgid), as to a login that passes messages on and must not read the text."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
         self._path, self._answer = path, answer

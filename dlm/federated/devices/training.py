@@ -41,7 +41,7 @@ from dlm.record.provenance import Provenance
 
 MOST_ABANDONED = 3  # rounds in a row, after which something must be mended
 POLL_S = 1.0  # between two calls to check in
-CHECK_IN_S = 60.0  # for the answers to one; Flower starts a process for each
+CHECK_IN_S = 60.0  # for the answers to one
 MOST_NAMED = 10  # devices that are waited for
 MOST_WORDS = 1 << 53  # of a user who is counted in full
 TELL_S = 10.0  # of waiting, after which it is told who is waited for
