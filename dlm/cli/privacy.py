@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.checks import READ_ANY, check_reads, integers_of, parsed
+from dlm.cli.checks import READ_ANY, check_reads
 from dlm.cli.help import Group
 from dlm.cli.options import Json
 from dlm.cli.output import print_answer
@@ -53,26 +53,16 @@ def compose(
         float | None,
         typer.Option(help="Delta of the guarantee.  [default: that of the reports, if they agree]"),
     ] = None,
-    disjoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="I,J",
-            help="Two runs without common users, by position, such as 1,2. May be repeated.",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compose the guarantees of several runs, for every user.
 
-    Each user counts as being in all runs. Among runs that share no user (--disjoint), the worst one
-    counts, not the sum. --disjoint covers only the users whose text the runs themselves read.
-    Whatever a run inherits, such as the counts behind its vocabulary, counts for every user, unless
-    the report of those counts is given too. Runs that share a ledger are not disjoint. If any run
-    has no guarantee, the composition has none, and the command exits with 1.
+    Each user counts as being in all runs. What several runs inherit, such as the counts behind a
+    vocabulary, counts once. If any run has no guarantee, the composition has none, and the command
+    exits with 1.
 
     Examples:
         dlm privacy compose first/privacy.json second/privacy.json
-        dlm privacy compose a.json b.json --disjoint 1,2 --delta 1e-10
     """
     from dlm.federated.account.runs import compose_runs, read_run
     from dlm.federated.run.run_files import REPORTS, refuse_secrets_left
@@ -83,9 +73,7 @@ def compose(
     for report in reports:
         check_reads("REPORT", report)
     runs = [read_run(report) for report in reports]
-    expected = "the positions of two runs, such as 1,2"
-    pairs = [parsed("--disjoint", given, _pair, expected) for given in disjoint or ()]
-    found = compose_runs(runs, delta=delta, disjoint=pairs)
+    found = compose_runs(runs, delta=delta)
     guarantee = found.guarantee
     statements = [run.record.statement() for run in runs]
     lines = [
@@ -99,9 +87,6 @@ def compose(
     if guarantee is None and found.simulated is not None:
         of_simulation = found.simulated.statement()
         lines.append(f"figures of a simulation, which are not a guarantee: {of_simulation}")
-    if found.worst and len(found.worst) < len(runs):
-        places = ", ".join(str(place + 1) for place in found.worst)
-        lines.append(f"the least protected users are in runs {places}")
     lines += [f"note: {note}" for note in found.notes]
     each = [
         {"report": run.name, "statement": statement}
@@ -118,12 +103,6 @@ def _beside(given: Path) -> Path:
 
     report = Path(f"{given}{REPORT_JSON}")
     return report if report.exists() else given
-
-
-def _pair(text: str) -> tuple[int, int]:
-    """Positions from 0, of "1,2"."""
-    first, second = integers_of(text)
-    return first - 1, second - 1
 
 
 def plan(

@@ -6,7 +6,6 @@ run (`extras.run`, a random id) and the digest of what it released (`extras.rele
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,53 +22,22 @@ T = TypeVar("T")
 Stage = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Releases of several records, each once, in order; and the names of the records that have
-    it."""
-
-    stages: tuple[Stage, ...]
-    holders: tuple[tuple[str, ...], ...]
-
-
-def stages_of(records: Mapping[str, Provenance]) -> Stages:
-    """The stages of several records, by name: two are the same releases only if they name a ledger
-    and all their fields are equal."""
+def stages_of(records: Iterable[Provenance]) -> tuple[Stage, ...]:
+    """The stages of several records: two are the same releases only if they name a ledger and all
+    their fields are equal."""
     stages: list[Stage] = []
-    holders: list[list[str]] = []
-    known: dict[str, int] = {}  # digest of a stage with a ledger -> its place
-    for what, record in records.items():
-        for stage in record.stages:
-            name = digest_of(stage) if ledger_of(stage) else ""
-            if not name or name not in known:
-                known[name] = len(stages)
-                stages.append(stage)
-                holders.append([])
-            place = known[name]
-            if what not in holders[place]:
-                holders[place].append(what)
-    return Stages(tuple(stages), tuple(map(tuple, holders)))
+    known: set[str] = set()  # digests of stages with a ledger
+    for stage in (stage for record in records for stage in record.stages):
+        name = digest_of(stage) if ledger_of(stage) else ""
+        if name not in known:
+            stages.append(stage)
+            known |= {name} - {""}
+    return tuple(stages)
 
 
 def ledger_of(stage: Stage) -> str | None:
     """The digest of a stage's participation ledger, or None."""
     return (stage.get("extras") or {}).get("ledger") or None
-
-
-def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
-    """Evidence, in words, that two records share users: a common ledger, or a common run."""
-    found = []
-    for mine, theirs in itertools.product(one.stages, other.stages):
-        for what, of in (("ledger", ledger_of), ("run", _run_of)):
-            if (mark := of(mine)) is not None and mark == of(theirs):
-                found.append(f"the {what} {mark} (stage {mine.get('stage')})")
-                break
-    return tuple(dict.fromkeys(found))
-
-
-def _run_of(stage: Stage) -> str | None:
-    """The id of a stage's run, which copies of it share."""
-    return (stage.get("extras") or {}).get("run") or None
 
 
 @dataclass(frozen=True)
@@ -110,10 +78,9 @@ def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
             unverified += record.still_unverified
             if record.standing == UNVERIFIED:
                 unverified.append(UnverifiedInput(what, record.digest))
-    found = stages_of(records)
     return Inherited(
         tuple(dict.fromkeys(reasons)),
-        found.stages,
+        stages_of(records.values()),
         _once(record.ledgers for record in records.values()),
         _once(record.derived for record in records.values()),
         _once(record.public_inputs for record in records.values()),

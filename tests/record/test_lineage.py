@@ -18,7 +18,7 @@ from dlm.federated.counting.settings import UnigramConfig
 from dlm.federated.keys import Key
 from dlm.federated.run.run_folder import RunFolder
 from dlm.federated.run.sampling import FixedGoalSampler
-from dlm.record.lineage import shared_ledgers, stages_of
+from dlm.record.lineage import stages_of
 from dlm.record.provenance import Guarantee, Provenance
 from federated.corpus import WORDS, population
 
@@ -82,23 +82,11 @@ def test_a_release_counts_once_and_one_of_another_noise_again(
     assert compose(record(one), record(other)) == pytest.approx(times * RHO)
 
 
-def test_a_record_within_a_record_is_held_by_both() -> None:
-    """Who has a stage is told of each; a record read twice is one run."""
+def test_a_record_within_a_record_counts_once() -> None:
+    """A record read twice is one run."""
     words, network = stage("a", name="unigrams"), stage("b")
-    found = stages_of(
-        {"counts": record(words), "model": record(words, network), "copy": record(words, network)}
-    )
-    assert found.stages == (words, network)
-    assert found.holders == (("counts", "model", "copy"), ("model", "copy"))
-
-
-def test_what_two_records_share_is_named() -> None:
-    """A ledger, or a run that both are copies of."""
-    one, other = record(stage("a", name="unigrams"), stage("b")), record(stage("a"), stage("c"))
-    assert shared_ledgers(one, other) == ("the ledger a (stage unigrams)",)
-    assert shared_ledgers(record(stage("a")), record(stage("b"))) == ()
-    copies = record(stage("a", "x", "1")), record(stage("b", "x", "2"))
-    assert shared_ledgers(*copies) == ("the run x (stage network)",)
+    found = stages_of([record(words), record(words, network), record(words, network)])
+    assert found == (words, network)
 
 
 def test_two_copies_of_a_folder_that_go_on_with_everybody_count_twice(tmp_path: Path) -> None:
