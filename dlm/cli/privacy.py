@@ -74,26 +74,26 @@ def compose(
         check_reads("REPORT", report)
     runs = [read_run(report) for report in reports]
     found = compose_runs(runs, delta=delta)
-    guarantee = found.guarantee
-    statements = [run.record.statement() for run in runs]
-    lines = [
-        f"{place}  {run.name}: {statement}"
-        for place, (run, statement) in enumerate(zip(runs, statements, strict=True), 1)
-    ]
-    if guarantee is not None:
-        lines.append(f"together: {guarantee.statement()} for each {runs[0].record.unit}.")
+    together = found.provenance
+    each = [{"report": run.name, "statement": run.record.statement()} for run in runs]
+    lines = [f"{at}  {one['report']}: {one['statement']}" for at, one in enumerate(each, 1)]
+    if together.guarantee is not None:
+        lines.append(f"together: {together.guarantee.statement()} for each {together.unit}.")
     else:
         lines.append("together: NO GUARANTEE.")
-    if guarantee is None and found.simulated is not None:
-        of_simulation = found.simulated.statement()
+    if together.simulated is not None:
+        of_simulation = together.simulated.statement()
         lines.append(f"figures of a simulation, which are not a guarantee: {of_simulation}")
     lines += [f"note: {note}" for note in found.notes]
-    each = [
-        {"report": run.name, "statement": statement}
-        for run, statement in zip(runs, statements, strict=True)
-    ]
-    print_answer({"runs": each, **dataclasses.asdict(found)}, lines, as_json=as_json)
-    if guarantee is None:
+    facts = {
+        "runs": each,
+        "guarantee": together.guarantee and dataclasses.asdict(together.guarantee),
+        "simulated": together.simulated and dataclasses.asdict(together.simulated),
+        "reasons": together.reasons,
+        "notes": found.notes,
+    }
+    print_answer(facts, lines, as_json=as_json)
+    if together.guarantee is None:
         raise typer.Exit(1)
 
 

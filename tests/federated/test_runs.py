@@ -32,7 +32,9 @@ def report(noise: float | None, *, delta: float = DELTA, **more: Any) -> Privacy
     book = ParticipationLedger(10, sampling={"kind": "timer"}, gap=2)
     for index in range(4):
         book.record(index, [f"user {index % 2} {place}" for place in range(3)])
-    stage = StageRecord("network", "gaussian" if noise else "none", noise, 4, 2, 2)
+    simulated = bool(more.get("simulated"))
+    mechanism = "gaussian" if noise else "none"
+    stage = StageRecord("network", mechanism, noise, 4, 2, 2, simulated=simulated)
     return build([stage], delta=delta, ledgers={"network": book}, **more)
 
 
@@ -49,28 +51,28 @@ def rho(*noises: float) -> float:
 def test_users_that_may_be_in_all_runs_have_the_sum() -> None:
     """And epsilon is that of one Gaussian with the rho of all."""
     found = compose_runs([run(3.0), run(4.0), run(5.0)])
-    assert found.guarantee is not None
-    assert found.guarantee.rho == pytest.approx(rho(3, 4, 5))
-    assert found.guarantee.epsilon == pytest.approx(zcdp_epsilon(rho(3, 4, 5), DELTA))
+    assert found.provenance.guarantee is not None
+    assert found.provenance.guarantee.rho == pytest.approx(rho(3, 4, 5))
+    assert found.provenance.guarantee.epsilon == pytest.approx(zcdp_epsilon(rho(3, 4, 5), DELTA))
     assert "counted as being in all" in found.notes[0]
 
 
 def test_one_run_without_a_guarantee_leaves_all_without() -> None:
     """However strong the others are, and whoever is in them: the worst is what is promised."""
     raw = compose_runs([run(30.0), run(None, "raw.json")])
-    assert raw.guarantee is None and raw.simulated is None
-    assert raw.reasons == ("raw.json: network: users' data were used without noise",)
+    assert raw.provenance.guarantee is None and raw.provenance.simulated is None
+    assert raw.provenance.reasons == ("network: users' data were used without noise",)
     nothing = ReportedRun("x", Provenance.none("somebody said so"), DELTA)
-    assert compose_runs([run(30.0), nothing]).reasons == ("x: somebody said so",)
+    assert compose_runs([run(30.0), nothing]).provenance.reasons == ("somebody said so",)
 
 
 def test_figures_of_simulations_stay_figures() -> None:
     """Composed they are, and promise as little as before."""
     found = compose_runs([run(3.0), run(4.0, simulated=True)])
-    assert found.guarantee is None
-    assert "configured seed" in found.reasons[0]
-    assert found.simulated is not None
-    assert found.simulated.rho == pytest.approx(rho(3, 4))
+    assert found.provenance.guarantee is None
+    assert "configured seed" in found.provenance.reasons[0]
+    assert found.provenance.simulated is not None
+    assert found.provenance.simulated.rho == pytest.approx(rho(3, 4))
 
 
 def test_sampled_stages_are_composed_as_they_are_accounted_for() -> None:
@@ -82,8 +84,8 @@ def test_sampled_stages_are_composed_as_they_are_accounted_for() -> None:
         report(3.0).provenance.guarantee, stages=(dataclasses.asdict(stage),), ledgers=("0" * 64,)
     )
     sampled = ReportedRun("sampled", record, DELTA)
-    alone = compose_runs([sampled]).guarantee
-    both = compose_runs([sampled, run(3.0)]).guarantee
+    alone = compose_runs([sampled]).provenance.guarantee
+    both = compose_runs([sampled, run(3.0)]).provenance.guarantee
     assert alone is not None and both is not None
     plain = zcdp_epsilon(rho(3), DELTA)
     assert max(alone.epsilon, plain) < both.epsilon < alone.epsilon + plain + 1
@@ -100,7 +102,7 @@ def test_a_stage_that_two_runs_inherit_counts_once_where_its_ledger_tells() -> N
         return ReportedRun(f"run {noise}", dataclasses.replace(record, stages=stages), DELTA)
 
     def composed(**extras: str) -> float | None:
-        found = compose_runs([begun(3.0, **extras), begun(4.0, **extras)]).guarantee
+        found = compose_runs([begun(3.0, **extras), begun(4.0, **extras)]).provenance.guarantee
         return None if found is None else found.rho
 
     assert composed(ledger="abc") == pytest.approx(rho(3, 4, 6))

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("scipy", reason="pip install -e '.[train]'")
 
 from dlm.federated.account.recheck import recheck
-from dlm.federated.account.records import compose_records
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
 from dlm.federated.counting.collect import Collection
 from dlm.federated.counting.settings import UnigramConfig
@@ -44,23 +43,14 @@ def record(*stages: dict[str, Any]) -> Provenance:
     return Provenance(Guarantee(2.12, DELTA, RHO), stages=stages, ledgers=ledgers)
 
 
-def by_runs(one: Provenance, other: Provenance) -> float:
-    """rho of both, as `dlm privacy compose` finds it."""
+def together(one: Provenance, other: Provenance) -> float:
+    """rho of both, as `dlm privacy compose` finds it and as a model has it that is made of both."""
     runs = [ReportedRun("one", one, DELTA), ReportedRun("other", other.derive("a copy"), DELTA)]
-    found = compose_runs(runs)
-    assert found.guarantee is not None and found.guarantee.rho is not None
-    return found.guarantee.rho
-
-
-def by_records(one: Provenance, other: Provenance) -> float:
-    """The same of a model that is made of both."""
-    found = compose_records({"one": one, "other": other.derive("a copy")}, delta=DELTA)
-    guarantee = found.provenance.guarantee
+    guarantee = compose_runs(runs).provenance.guarantee
     assert guarantee is not None and guarantee.rho is not None
     return guarantee.rho
 
 
-@pytest.mark.parametrize("compose", [by_runs, by_records])
 @pytest.mark.parametrize(
     ("one", "other", "times"),
     [
@@ -76,10 +66,10 @@ def by_records(one: Provenance, other: Provenance) -> float:
     ],
 )
 def test_a_release_counts_once_and_one_of_another_noise_again(
-    one: dict[str, Any], other: dict[str, Any], times: int, compose: Any
+    one: dict[str, Any], other: dict[str, Any], times: int
 ) -> None:
     """Only stages that are equal in all they say are one; whoever composes finds the same."""
-    assert compose(record(one), record(other)) == pytest.approx(times * RHO)
+    assert together(record(one), record(other)) == pytest.approx(times * RHO)
 
 
 def test_a_record_within_a_record_counts_once() -> None:
@@ -114,8 +104,8 @@ def test_two_copies_of_a_folder_that_go_on_with_everybody_count_twice(tmp_path: 
     reports = [read_run(path) for path in (one, other)]
     assert all(recheck(found.record).follows for found in reports)
     assert reports[0].record.ledgers == reports[1].record.ledgers
-    alone = compose_runs(reports[:1]).guarantee
-    both = compose_runs(reports)
+    alone = compose_runs(reports[:1]).provenance.guarantee
+    both = compose_runs(reports).provenance
     assert alone is not None and alone.rho is not None
     assert both.guarantee is not None
     assert both.guarantee.rho == pytest.approx(2 * alone.rho)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.account.compose import StageRecord, compose
-from dlm.record.lineage import stages_of
-from dlm.record.provenance import Guarantee, Provenance, take_digest
+from dlm.federated.account.records import Composition, compose_records
+from dlm.record.provenance import Provenance, take_digest
 
 PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's report
 EVERYBODY = "each user is counted as being in all of these runs, which is the worst case"
@@ -24,16 +22,6 @@ class ReportedRun:
     name: str
     record: Provenance
     delta: float | None = None
-
-
-@dataclass(frozen=True)
-class Together:
-    """What several runs guarantee to each user, or the `reasons` why nothing."""
-
-    guarantee: Guarantee | None
-    simulated: Guarantee | None
-    reasons: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def read_run(path: Path) -> ReportedRun:
@@ -54,7 +42,7 @@ def read_run(path: Path) -> ReportedRun:
     return ReportedRun(str(path), record, delta)
 
 
-def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> Together:
+def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> Composition:
     """The guarantee of all runs together for every user, whichever runs they are in. A stage that
     several inherit, such as the counts behind a vocabulary, counts once.
 
@@ -68,30 +56,9 @@ def compose_runs(runs: Sequence[ReportedRun], *, delta: float | None = None) -> 
     delta = _delta(runs) if delta is None else delta
     if not 0 < delta < 1:
         raise ConfigError(f"delta is {delta}; expected a number between 0 and 1")
-    reasons, simulated = [], False
-    for run in runs:
-        record = run.record
-        simulated |= record.simulated is not None
-        if record.guarantee is None:
-            reasons += [f"{run.name}: {reason}" for reason in record.reasons]
-        elif not record.stages and not record.is_public:
-            reasons.append(f"{run.name}: it names no stage to compose")
-    notes = () if len(runs) == 1 else (EVERYBODY,)
-    if any(run.record.guarantee is None and run.record.simulated is None for run in runs):
-        return Together(None, None, tuple(reasons), notes)
-    stages = stages_of(run.record for run in runs)
-    found = Guarantee(0.0, delta, 0.0)  # of public runs alone
-    if stages:
-        numbers = compose([StageRecord.from_json(stage) for stage in stages], delta)
-        notes = (*notes, *numbers.notes)
-        if math.isinf(numbers.epsilon):
-            reasons.append("accounting finds no finite epsilon")
-            return Together(None, None, tuple(dict.fromkeys(reasons)), notes)
-        rho = numbers.rho if math.isfinite(numbers.rho) else None
-        found = Guarantee(numbers.epsilon, delta, rho)
-    if reasons:
-        return Together(None, found if simulated else None, tuple(reasons), notes)
-    return Together(found, None, (), notes)
+    inputs = {f"run {place} ({run.name})": run.record for place, run in enumerate(runs, 1)}
+    found = compose_records(inputs, delta=delta)
+    return found._replace(notes=(*((EVERYBODY,) if len(runs) > 1 else ()), *found.notes))
 
 
 def _check(runs: Sequence[ReportedRun]) -> None:
