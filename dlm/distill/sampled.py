@@ -1,31 +1,37 @@
-"""Samples a source, or follows it along a text, and fits the nearest models."""
+"""Samples a source, or follows it along a text, and fits the nearest models.
+
+A model in Python or a network is counted by its visits, a backoff model by the states of its
+automaton.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill.counts import work
-from dlm.distill.counts.count import NgramCounts
-from dlm.distill.counts.counting import NgramCounting, VisitCounting, WalkCounting
-from dlm.distill.counts.sampling import Sampling
-from dlm.distill.counts.sentences import (
-    SentenceBlocks,
-    SentenceCollection,
-    sentences_of,
-    walked_sentences,
+from dlm.distill.counts.count import (
+    NgramCounts,
+    Visit,
+    VisitCounter,
+    ln_likelihood,
+    local_counts,
 )
+from dlm.distill.counts.sampling import GIVEN, Sampling
+from dlm.distill.counts.visits import own_sentences, visits_of
 from dlm.distill.fitting.fit import DistilledModel, FitResult, evaluate_model, fit
 from dlm.distill.fitting.infer import check_inferred, infer_topology, interpolate
 from dlm.distill.fitting.prior import Prior, as_backed_off
 from dlm.distill.fitting.topology import Restriction, closed, restricted, united
+from dlm.distill.sources.backoff import BackoffSource, as_log10
 from dlm.distill.sources.source import Source, SourceReader
+from dlm.distill.sources.walk import Automaton
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import END_SENTENCE, Vocabulary
@@ -34,6 +40,10 @@ from dlm.units import counted
 
 Tell = Callable[[str], None]
 
+U32 = np.uint32
+# How many sentences began, and words with `</s>` after each sentence.
+Said: TypeAlias = tuple[int, NDArray[np.uint32]]
+SentenceBlocks: TypeAlias = Callable[[Sampling], Iterator[Iterator[Said]]]
 WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 
@@ -297,3 +307,151 @@ def distill_inferred(
         return _distilled(found, kept, entropy, part.foreign_words, part.dropped)
     kept = counts.of(whole, mixed)
     return _distilled(evaluate_model(mixed, kept), kept, entropy, part.foreign_words, part.dropped)
+
+
+class SentenceCollection:
+    """`work.Summed` that keeps sentences: its single sum is all words said."""
+
+    def __init__(self, sentences: SentenceBlocks) -> None:
+        self._sentences = sentences
+        self._said: list[NDArray[np.uint32]] = []
+
+    def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
+        for block in self._sentences(sampling):
+            yield map(self._keep, block)
+
+    def _keep(self, said: Said) -> int:
+        self._said.append(said[1])
+        return said[0]
+
+    def sums(self) -> list[NDArray[Any]]:
+        self._said = [np.concatenate([np.zeros(0, U32), *self._said])]
+        return list(self._said)
+
+    def restore(self, sums: Sequence[NDArray[Any]]) -> None:
+        self._said = [sums[0]]
+
+
+def sentences_of(reader: SourceReader) -> SentenceBlocks:
+    """Of a source of the protocol; ConfigError for visits, which do not show where sentences
+    end."""
+    if reader.makes_visits:
+        raise ConfigError(
+            f"{reader.name} makes visits, not sentences, so no topology can be inferred; give one"
+        )
+    end = reader.vocabulary.end_id
+
+    def own(samples: int, seed: np.random.SeedSequence) -> Iterator[Said]:
+        lines = own_sentences(reader, samples, seed)
+        yield samples, np.concatenate([np.append(line, U32(end)) for line in lines])
+
+    def blocks(sampling: Sampling) -> Iterator[Iterator[Said]]:
+        if hasattr(reader.source, "sample"):
+            return (own(*block) for block in sampling.drawn(GIVEN))
+        begin = reader.vocabulary.begin_id
+        return (_visited(visits, begin, end) for visits in visits_of(reader, sampling))
+
+    return blocks
+
+
+def _visited(visits: Iterator[Any], begin: int, end: int) -> Iterator[Said]:
+    """Sentences from their visits: a word belongs to the unfinished sentence at its place."""
+    unfinished: dict[int, list[int]] = {}
+    for visit in visits:
+        assert isinstance(visit, Visit)
+        said: list[int] = []
+        for place, word in zip(visit.places.tolist(), visit.words.tolist(), strict=True):
+            if word == begin:
+                said += unfinished.get(place, [])
+                unfinished[place] = [end]
+            else:
+                unfinished[place].insert(-1, word)
+        yield int((visit.words == begin).sum()), np.array(said, U32)
+    yield 0, np.array([word for line in unfinished.values() for word in line], U32)
+
+
+def walked_sentences(model: ModelColumns) -> SentenceBlocks:
+    """Of a backoff model."""
+    automaton = Automaton(BackoffSource.of(model, united([model])))
+
+    def drawn(samples: int, seed: np.random.SeedSequence) -> Iterator[Said]:
+        yield samples, automaton.draw(samples, seed, keep=True)
+
+    return lambda sampling: (drawn(*block) for block in sampling.drawn())
+
+
+class NgramCounting(work.Summed, Protocol):
+    """Counting that ends in counts for a topology."""
+
+    def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
+        """As `work.count_all` takes them."""
+
+    def result(self) -> tuple[NgramCounts, float]:
+        """Counts for the topology, and the source's entropy summed over all visits, in nats."""
+
+
+class VisitCounting:
+    def __init__(self, reader: SourceReader, topology: ModelColumns) -> None:
+        self._reader, self._counter = reader, VisitCounter(topology)
+
+    def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
+        for visits in visits_of(self._reader, sampling):
+            yield map(self._counter.add, visits)
+
+    def sums(self) -> list[NDArray[Any]]:
+        counts = self._counter.counts
+        return [*counts.ngrams, *counts.contexts, self._counter.entropy]
+
+    def restore(self, sums: Sequence[NDArray[Any]]) -> None:
+        _fill(self.sums(), sums)
+
+    def result(self) -> tuple[NgramCounts, float]:
+        return self._counter.counts, float(self._counter.entropy[0])
+
+
+class WalkCounting:
+    """Counts the states of a backoff model that its own or given sentences visit; it has the ids of
+    `topology`, which is closed."""
+
+    def __init__(self, model: ModelColumns, topology: ModelColumns) -> None:
+        self._target = topology
+        self._whole = united([model, topology])
+        self._known = BackoffSource.of(model, self._whole)
+        self._automaton = Automaton(self._known)
+
+    def blocks(self, sampling: Sampling) -> Iterator[Iterator[int]]:
+        if sampling.text is not None:
+            for lines in sampling.given(self._whole.vocabulary):
+                yield self._followed(lines)
+            return
+        for samples, seed in sampling.drawn():
+            yield self._drawn(samples, seed)
+
+    def _followed(self, lines: list[NDArray[np.uint32]]) -> Iterator[int]:
+        self._automaton.follow(np.concatenate(lines), np.cumsum([0, *map(len, lines)]))
+        yield len(lines)
+
+    def _drawn(self, samples: int, seed: np.random.SeedSequence) -> Iterator[int]:
+        self._automaton.draw(samples, seed)
+        yield samples
+
+    def sums(self) -> list[NDArray[Any]]:
+        return [self._automaton.visits]
+
+    def restore(self, sums: Sequence[NDArray[Any]]) -> None:
+        _fill(self.sums(), sums)
+
+    def result(self) -> tuple[NgramCounts, float]:
+        whole, known = self._whole, self._known
+        counts = self._automaton.counts()
+        own = ln_likelihood(
+            local_counts(whole, counts),
+            as_log10(known.prob),
+            as_log10(known.weight[: whole.order - 1]),
+        )
+        return counts.of(whole, self._target), -own
+
+
+def _fill(into: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:
+    for array, value in zip(into, values, strict=True):
+        array[...] = value

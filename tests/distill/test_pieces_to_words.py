@@ -20,8 +20,7 @@ from dlm.distill.fitting.fit import fit
 from dlm.distill.fitting.prior import as_backed_off
 from dlm.distill.fitting.topology import closed, restricted
 from dlm.distill.sources.capitalize import Spellings
-from dlm.distill.sources.lexicon import Lexicon
-from dlm.distill.sources.pieces_to_words import PieceReader
+from dlm.distill.sources.pieces_to_words import Lexicon, PieceReader
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.pieces.inventory import Inventory, build_inventory

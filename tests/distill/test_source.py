@@ -14,10 +14,10 @@ from dlm.distill.sources.source import (
     MOST_WORDS,
     PrefixHistories,
     SourceReader,
+    UserSource,
     is_object_name,
     load_object,
 )
-from dlm.distill.sources.user_code import UserSource
 from dlm.errors import ConfigError, SourceError
 from dlm.ngram.vocab import Vocabulary
 

@@ -21,9 +21,8 @@ from dlm import checkpoint
 from dlm.distill.counts import sampling as sampling_module
 from dlm.distill.counts import visits, work
 from dlm.distill.counts.sampling import GivenText, Sampling
-from dlm.distill.counts.sentences import SentenceCollection
 from dlm.distill.fitting.topology import closed, restricted
-from dlm.distill.sampled import SampledSource, collect_sentences, count_source
+from dlm.distill.sampled import SampledSource, SentenceCollection, collect_sentences, count_source
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
 

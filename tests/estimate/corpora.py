@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dlm.estimate.discount import Fallback
+from dlm.estimate.pipeline import Fallback
 
 
 @dataclass(frozen=True)

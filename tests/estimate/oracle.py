@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dlm.errors import EstimationError
-from dlm.estimate.discount import Fallback, discounts
+from dlm.estimate.pipeline import Fallback, discounts
 
 UNK, BOS, EOS = 0, 1, 2
 NGram = tuple[int, ...]

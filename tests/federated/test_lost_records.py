@@ -24,7 +24,7 @@ import pytest
 
 from dlm import checkpoint
 from dlm.errors import DlmError
-from dlm.federated.account.records import merged_record
+from dlm.federated.account.records import inherited, merged_record
 from dlm.federated.report.report import build
 from dlm.federated.run.run_files import METRICS
 from dlm.federated.run.run_folder import RunBinding, RunFolder, RunState
@@ -32,7 +32,6 @@ from dlm.federated.words import record_of
 from dlm.record.counts_file import WordCounts, read_counts, write_counts
 from dlm.record.inputs import record_or_word
 from dlm.record.ledger import ParticipationLedger
-from dlm.record.lineage import inherited
 from dlm.record.lookup import record_in
 from dlm.record.provenance import Guarantee, Provenance, content_digest, digest_of, file_digest
 from dlm.record.sidecar import sidecar

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("scipy", reason="pip install -e '.[train]'")
 
 from dlm.federated.account.recheck import recheck
+from dlm.federated.account.records import stages_of
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
 from dlm.federated.counting.collect import Collection
 from dlm.federated.counting.settings import UnigramConfig
 from dlm.federated.keys import Key
 from dlm.federated.run.run_folder import RunFolder
 from dlm.federated.run.sampling import FixedGoalSampler
-from dlm.record.lineage import stages_of
 from dlm.record.provenance import Guarantee, Provenance
 from federated.corpus import WORDS, population
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from dlm.errors import FormatError, PrivacyError
-from dlm.federated.account.records import compose_records, merged_record
+from dlm.federated.account.records import compose_records, inherited, merged_record
 from dlm.record.counts_file import WordCounts, counts_text, ranked, read_counts, write_counts
-from dlm.record.lineage import inherited
 from dlm.record.lookup import FileSnapshot, record_of_file
 from dlm.record.provenance import (
     Guarantee,

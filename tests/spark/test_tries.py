@@ -27,7 +27,7 @@ from dlm.estimate.text import Totals
 from dlm.ngram.arpa.writer import END, WordBytes, header, section_head
 from dlm.progress import ProgressReporter
 from dlm.spark import text, tries
-from dlm.spark.driver import bounds_of, statistics_of, table_of, take_facts
+from dlm.spark.engine import bounds_of, statistics_of, table_of, take_facts
 from estimate.corpora import Case, case
 
 

@@ -1,7 +1,13 @@
-"""Pruning a model, from scores to the smaller model."""
+"""Pruning a model: from scores to what is kept, and to the smaller model.
+
+Kept are n-grams above a threshold, or a given number. Scores are raised
+(`criterion.raised_scores`), so what is kept is closed under prefixes. Equal scores are ordered by
+order, the shorter first, and then by place, so that a number is met exactly.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +23,11 @@ from dlm.estimate.columns import (
     memory_bytes,
 )
 from dlm.estimate.goal import Goal
-from dlm.estimate.prune import kernels, target
+from dlm.estimate.prune import kernels
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
 from dlm.estimate.prune.renormalise import new_weights
 from dlm.ngram.arpa import arpa_bytes
+from dlm.spill.arrays import IN_MEMORY, Storage
 
 # A limit on text bytes is met within this share, from below.
 BYTES_TOLERANCE = 0.001
@@ -115,13 +122,13 @@ def prune(
     return PruneResult(_smaller(model, keep, weights), model.counts, ln_divergence, without)
 
 
-def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Goal) -> target.Keep:
+def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Goal) -> Keep:
     words = np.ones(len(model.orders[0]), np.bool_)
     if goal.threshold is not None:
-        return [words, *target.above(scores, goal.threshold, model.storage)]
+        return [words, *above(scores, goal.threshold, model.storage)]
     if goal.ngrams is not None:
         most = _beyond_words(model, goal.ngrams, "n-grams")
-        return [words, *target.best(scores, most, model.storage)]
+        return [words, *best(scores, most, model.storage)]
     assert goal.by_order is not None
     if len(goal.by_order) != model.order:
         raise ConfigError(
@@ -129,7 +136,7 @@ def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Go
             f"{model.order}: give one per order from 1 up, - for no limit"
         )
     prefixes = [columns.prefix for columns in model.orders[1:]]
-    return [words, *target.best_of_each(scores, prefixes, goal.by_order[1:])]
+    return [words, *best_of_each(scores, prefixes, goal.by_order[1:])]
 
 
 def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
@@ -144,14 +151,14 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
-) -> tuple[target.Keep, list[NDArray[np.float32]], int]:
+) -> tuple[Keep, list[NDArray[np.float32]], int]:
     """About the largest number of n-grams whose text has at most `most` bytes, by trying: new
     weights have other digits."""
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
 
-    def tried(number: int) -> tuple[int, target.Keep, list[NDArray[np.float32]], int]:
-        keep = [words, *target.best(scores, number, model.storage)]
+    def tried(number: int) -> tuple[int, Keep, list[NDArray[np.float32]], int]:
+        keep = [words, *best(scores, number, model.storage)]
         weights, without = new_weights(model, keep, threads)
         return _text_bytes(model, keep, weights), keep, weights, without
 
@@ -179,15 +186,13 @@ def _within_bytes(
     return found[1:]
 
 
-def _text_bytes(
-    model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
-) -> int:
+def _text_bytes(model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]) -> int:
     smaller = _smaller(model, keep, weights)
     return arpa_bytes(model.vocabulary, smaller.sections(), comments=model.comments)
 
 
 def _smaller(
-    model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
+    model: ModelColumns, keep: Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
     """The model of what is kept, without top orders that lost all n-grams, except one below which a
     weight is left, as a model may have where nothing backs off."""
@@ -205,3 +210,68 @@ def _smaller(
     ]
     columns += model.orders[len(columns) : order]
     return replace(model, orders=columns).select([None, *keep[1:order]])
+
+
+Keep = list[NDArray[np.bool_]]
+
+
+def above(
+    scores: Sequence[NDArray[np.float32]], threshold: float, storage: Storage = IN_MEMORY
+) -> Keep:
+    """N-grams, of orders 2 to N, without which perplexity would grow by `threshold` (relative
+    growth, e**D - 1; 0 keeps all) or more."""
+    least = np.float32(math.log1p(threshold))
+    keep = [storage.empty(len(score), np.bool_) for score in scores]
+    for score, kept in zip(scores, keep, strict=True):
+        np.greater_equal(score, least, out=kept)
+    return keep
+
+
+def best(scores: Sequence[NDArray[np.float32]], most: int, storage: Storage = IN_MEMORY) -> Keep:
+    """The `most` n-grams of highest score, of all orders together."""
+    if most >= sum(map(len, scores)):
+        return above(scores, 0.0, storage)
+    least, ties = _boundary(scores, most)
+    keep = []
+    for score in scores:
+        kept = storage.empty(len(score), np.bool_)
+        _, ties = kernels.keep_above(score, least, ties, kept)
+        keep.append(kept)
+    return keep
+
+
+def best_of_each(
+    scores: Sequence[NDArray[np.float32]],
+    prefixes: Sequence[NDArray[np.uint32]],
+    most: Sequence[int | None],
+) -> Keep:
+    """The highest scores of each order, among those whose prefix stays; None for no limit."""
+    keep: Keep = []
+    for score, prefix, limit in zip(scores, prefixes, most, strict=True):
+        there = np.ones(len(score), np.bool_) if not keep else keep[-1][prefix]
+        candidates = np.flatnonzero(there)
+        if limit is not None and limit < len(candidates):
+            candidates = candidates[best([score[candidates]], limit)[0]]
+        kept = np.zeros(len(score), np.bool_)
+        kept[candidates] = True
+        keep.append(kept)
+    return keep
+
+
+def _boundary(scores: Sequence[NDArray[np.float32]], most: int) -> tuple[np.float32, int]:
+    """The score of the n-gram that is number `most` from the top, and how many equal to it stay."""
+    if most <= 0:
+        return np.float32(np.inf), 0
+    left = most
+    leading = -1
+    for _ in range(2):
+        count = np.zeros(1 << 16, np.int64)
+        for score in scores:
+            kernels.count_leading(score.view(np.uint32), leading, 16, count)
+        # How many lie in this place or in a higher one.
+        from_top = np.cumsum(count[::-1])
+        place = int(np.searchsorted(from_top, left))
+        left -= int(from_top[place]) - int(count[::-1][place])
+        value = (1 << 16) - 1 - place
+        leading = value if leading < 0 else (leading << 16) | value
+    return np.uint32(leading).view(np.float32), left
