@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.capacity.simulate import Costs
 from loadtest.paper.clusters import closed, kept, loaded, serving
 from loadtest.paper.setup import Setup
+from loadtest.paper.simulate import Costs
 from loadtest.report.report import Report
 from loadtest.traces.synth import Scale, about, compare, synthesise
 from loadtest.traces.trace import read_trace, trace_of, write_trace

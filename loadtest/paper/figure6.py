@@ -13,11 +13,11 @@ from dlm.errors import FormatError
 from dlm.index.layout import read_manifest
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.partition import SLOTS, balanced_slot_table, slots_of
-from loadtest.capacity.simulate import Costs, Layout, Simulation, poisson_load
 from loadtest.paper.calibration import costs_of
 from loadtest.paper.clusters import DECODERS, PROCESSES, closed_loop
 from loadtest.paper.result import MEASURED, SIMULATED, Result, Row
 from loadtest.paper.setup import Setup
+from loadtest.paper.simulate import Costs, Layout, Simulation, poisson_load
 from loadtest.paper.simulation import shared_machine
 from loadtest.traces.routes import Routed, Slotted, routes
 from loadtest.traces.trace import read_trace

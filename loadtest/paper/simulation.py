@@ -18,7 +18,6 @@ from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, write_cluster_file
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest
-from loadtest.capacity.simulate import Costs, Layout, Outcome, Simulation
 from loadtest.paper.calibration import costs_of
 from loadtest.paper.clusters import (
     DEADLINE_S,
@@ -31,6 +30,7 @@ from loadtest.paper.clusters import (
 )
 from loadtest.paper.result import MEASURED, SIMULATED, Result, Row
 from loadtest.paper.setup import Setup
+from loadtest.paper.simulate import Costs, Layout, Outcome, Simulation
 from loadtest.run.proxy import Proxies
 from loadtest.traces.routes import Slotted, routes
 from loadtest.traces.schedule import shuffled

@@ -7,18 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("simpy", reason="pip install -e '.[loadtest]'")
+
+import simpy
 from numpy.typing import NDArray
 
 from cluster import Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
 from dlm.errors import ConfigError
-from loadtest.capacity.simulate import (
+from loadtest.paper.simulate import (
     Costs,
-    Events,
     Layout,
     Machine,
     Process,
     Simulation,
+    Steps,
     poisson_load,
 )
 from loadtest.traces.routes import Routed, Slotted, routes
@@ -29,22 +33,24 @@ ONE = Routed(1, *(np.array(one, np.int64) for one in ([1], [0, 1], [0], [10])))
 
 
 def sojourn_s(
-    processes: list[Process], events: Events, per_s: float, services: NDArray[np.float64]
+    processes: list[Process], env: simpy.Environment, per_s: float, services: NDArray[np.float64]
 ) -> float:
     """Mean time from coming to leaving of jobs that come at random, each to the next process."""
-    rng = np.random.default_rng(1)
-    due = rng.exponential(1 / per_s, len(services)).cumsum()
+    waits = np.random.default_rng(1).exponential(1 / per_s, len(services))
     took: list[float] = []
 
-    def come(number: int) -> None:
-        began = events.now
-        if number + 1 < len(due):
-            events.at(float(due[number + 1]), lambda: come(number + 1))
-        process = processes[number % len(processes)]
-        process.do(float(services[number]), lambda: took.append(events.now - began))
+    def job(process: Process, service_s: float) -> Steps:
+        began = env.now
+        yield from process.do(service_s)
+        took.append(env.now - began)
 
-    events.at(float(due[0]), lambda: come(0))
-    events.run(float(due[-1]) * 2)
+    def come() -> Steps:
+        for number, (wait_s, service_s) in enumerate(zip(waits, services, strict=True)):
+            yield env.timeout(float(wait_s))
+            env.process(job(processes[number % len(processes)], float(service_s)))
+
+    env.process(come())
+    env.run()
     assert len(took) == len(services)
     return float(np.mean(took))
 
@@ -58,28 +64,33 @@ def test_a_process_is_an_m_d_1_and_an_m_m_1_queue(rho: float) -> None:
         (np.ones(count), 0.5),
         (np.random.default_rng(2).exponential(1.0, count), 1.0),
     ):
-        events = Events()
-        found = sojourn_s([Process(events)], events, rho, services)
+        env = simpy.Environment()
+        found = sojourn_s([Process(env)], env, rho, services)
         assert found == pytest.approx(1 + factor * rho / (1 - rho), rel=0.06)
 
 
 @pytest.mark.parametrize("rho", [0.5, 0.8])
 def test_processes_share_a_core_equally(rho: float) -> None:
     """Processor sharing of one core: 1 / (1 - rho), whatever the services are."""
-    events = Events()
-    machine = Machine(events, 1)
-    many = [Process(events, machine) for _ in range(2000)]
-    found = sojourn_s(many, events, rho, np.ones(60_000))
+    env = simpy.Environment()
+    machine = Machine(env, 1)
+    many = [Process(env, machine) for _ in range(2000)]
+    found = sojourn_s(many, env, rho, np.ones(60_000))
     assert found == pytest.approx(1 / (1 - rho), rel=0.06)
 
 
 def ends(count: int) -> list[float]:
     """When so many processes with a second of work end, on two cores."""
-    events, ended = Events(), list[float]()
-    machine = Machine(events, 2)
+    env, ended = simpy.Environment(), list[float]()
+    machine = Machine(env, 2)
+
+    def job() -> Steps:
+        yield from Process(env, machine).do(1.0)
+        ended.append(env.now)
+
     for _ in range(count):
-        Process(events, machine).do(1.0, lambda: ended.append(events.now))
-    events.run(10.0)
+        env.process(job())
+    env.run()
     return ended
 
 
