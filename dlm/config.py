@@ -153,7 +153,8 @@ def check(section: str, values: Any) -> None:
             expected = kind_name(one.kind)
         elif one.allows(value):
             continue
-        raise ConfigError(f"{section}.{one.name} is {value!r}; expected {expected}")
+        place = f"{section}.{one.name}".lstrip(".")
+        raise ConfigError(f"{place} is {value!r}; expected {expected}")
 
 
 def kind_name(kind: Any) -> str:
@@ -183,7 +184,8 @@ def resolve(
 ) -> T:
     """An instance of the dataclass `kind`, each field from the strongest source that names it.
 
-    Args    section  name of the table in the TOML file and middle part of the variables
+    Args    section  name of the table in the TOML file and middle part of the variables; "" for
+                     settings above all tables
             flags    field -> value; None means not given
             found    the content of the TOML file, if it was already read
             tables   other tables that the file may have
@@ -284,8 +286,9 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
 
     Paths are strings in every source.
     """
+    place = f"{section}.{name}".lstrip(".")
     if isinstance(value, str) and "\0" in value:  # no path may have it
-        raise ConfigError(f"{section}.{name} is {value!r}; expected no character NUL")
+        raise ConfigError(f"{place} is {value!r}; expected no character NUL")
     try:
         if isinstance(value, str) and kind is not str:
             if kind is bool and text:
@@ -300,5 +303,5 @@ def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> An
             raise ValueError
     except (KeyError, OverflowError, ValueError) as exc:
         expected = kind_name(kind)
-        raise ConfigError(f"{section}.{name} is {value!r}; expected {expected}") from exc
+        raise ConfigError(f"{place} is {value!r}; expected {expected}") from exc
     return value

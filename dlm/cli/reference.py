@@ -67,6 +67,18 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
             "FailoverConfig": "dlm.client.config.settings:FailoverConfig",
         },
     ),
+    "cluster": (
+        "Settings of cluster.toml",
+        "Clients read this file, which says where the servers are. `dlm cluster` writes it; "
+        "write it yourself for servers on several machines. Running clients follow its servers, "
+        "model and roll-out.",
+        {
+            "cluster.toml": "dlm.client.config.cluster_file:ClusterSettings",
+            "[tls]": "dlm.client.config.cluster_file:TlsSettings",
+            "[rollout]": "dlm.client.config.rollout:Rollout",
+            "[[server]]": "dlm.client.config.cluster_file:Endpoint",
+        },
+    ),
     "rollout": (
         "Settings of a roll-out",
         "A setting comes from an option of `dlm rollout` (`--share`), else from a variable "
@@ -160,31 +172,6 @@ def _in_a_pipeline(table: str, declared: Iterable[Setting]) -> list[Setting]:
     ]
 
 
-def cluster_file() -> Topic:
-    """The settings of cluster.toml."""
-    from dlm.client.config import cluster_file as file
-    from dlm.client.config.rollout import ROLLOUT_KEYS
-
-    tables = {
-        "cluster.toml": file.TOP_KEYS,
-        "[tls]": file.TLS_KEYS,
-        "[rollout]": ROLLOUT_KEYS,
-        "[[server]]": file.SERVER_KEYS,
-    }
-    return Topic(
-        "Settings of cluster.toml",
-        "Clients read this file, which says where the servers are. `dlm cluster` writes it; "
-        "write it yourself for servers on several machines. Running clients follow its servers, "
-        "model and roll-out.",
-        "setting",
-        (),
-        {
-            heading: [ReferenceEntry(name, (), meaning) for name, meaning in keys.items()]
-            for heading, keys in tables.items()
-        },
-    )
-
-
 def events() -> Topic:
     """What servers, gateways and clients log."""
     import dlm.client.events
@@ -268,7 +255,6 @@ def _paragraphs(kind: type) -> str:
 
 TOPICS: dict[str, Callable[[], Topic]] = {
     **{name: lambda name=name: settings(name) for name in SETTINGS},  # type: ignore[misc]
-    "cluster": cluster_file,
     "events": events,
     "metrics": metrics,
     "errors": errors,

@@ -78,10 +78,9 @@ def test_a_cluster_file_names_the_small_model(tmp_path: Path) -> None:
     assert ClusterToml(path).local_fallback() == Path("shards").absolute()
     path.write_text('local_fallback = "models/small"\n[[server]]\naddress = "a:1"\n')
     assert ClusterToml(path).local_fallback() == tmp_path / "models/small"
-    for wrong in ("local_fallback = 3", 'local_fallback = ""'):
-        path.write_text(wrong + '\n[[server]]\naddress = "a:1"\n')
-        with pytest.raises(ConfigError, match="local_fallback"):
-            ClusterToml(path).local_fallback()
+    path.write_text('local_fallback = 3\n[[server]]\naddress = "a:1"\n')
+    with pytest.raises(ConfigError, match="local_fallback"):
+        ClusterToml(path)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_an_address_that_no_server_can_have_is_refused_where_it_is_given(
     for refused in (lambda: ClusterToml(path).servers(), lambda: Client.connect(path)):
         with pytest.raises(ConfigError, match=re.escape(repr(address))) as caught:
             refused()
-        assert str(path) in str(caught.value)
+        assert caught.value.__notes__ == [f"in {path}"]
     with pytest.raises(ConfigError, match=re.escape(repr(address))):
         Client.connect(["127.0.0.1:50060", address])
 
@@ -173,14 +172,11 @@ def test_what_is_no_list_of_servers_is_refused_unread(tmp_path: Path, what: str)
             'local_fallbak = "shards/small"\n{}',
             "a setting named local_fallbak (did you mean local_fallback?)",
         ),
-        ("{}shrad = 3\n", "[[server]] does not have a setting named shrad (did you mean shard?)"),
-        (
-            '{}local_fallback = "s"\n',
-            "[[server]] does not have a setting named local_fallback; move it above",
-        ),
-        ("{}zone = 3\n", "[[server]] does not have a setting named zone"),
+        ("{}shrad = 3\n", "[server] does not have a setting named shrad (did you mean shard?)"),
+        ('{}local_fallback = "s"\n', "local_fallback stands below a [[server]]; move it above"),
+        ("{}zone = 3\n", "[server] does not have a setting named zone"),
         ('[[servers]]\naddress = "a:1"\n', "a setting named servers (did you mean server?)"),
-        ("server = [3]\n", "[[server]] table, found 3"),
+        ("server = [3]\n", "server is 3; expected a table"),
     ],
 )
 def test_a_key_that_nobody_reads_is_refused_with_what_was_perhaps_meant(

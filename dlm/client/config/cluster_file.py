@@ -9,58 +9,74 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from dlm.client.config.credentials import check_files
-from dlm.client.config.rollout import Rollout, edit, edited, parse_rollout
+from dlm.client.config.rollout import Rollout, edit, edited
 from dlm.client.config.security import PLAIN, ClientSecurity, check_address
 from dlm.client.config.settings import ClientConfig
-from dlm.config import nearest, parse_toml
+from dlm.config import about, check, like, nearest, parse_toml, resolve, setting, settings_of
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.wire.ids import check_beginning
 from dlm.wire.secret import require_file, signature
 
+T = TypeVar("T")
+
 MOST_BYTES = 512 << 10  # 10,000 servers, read in less than a second
 WRITTEN_BY = "# Written by dlm cluster"
-# The settings of the file and of its tables, and what they mean; `dlm explain cluster` shows them.
-TOP_KEYS = {
-    "model": "The default model: the first digits of its id, at least six. By default the servers' "
-    "first. Running clients follow a change; open utterances stay on theirs.",
-    "local_fallback": "Folder of a shard set, relative to the file, that clients with "
-    "`bigram_fallback` switch to while servers fail.",
-    "token_file": "File with the clients' token, relative to the file.",
-    "tls": "A table; with it, clients use TLS.",
-    "rollout": "A table: which share of new utterances gets the next model.",
-    "server": "A table `[[server]]` per server.",
-}
-TLS_KEYS = {
-    "ca": "PEM file of the CA that signed the servers' certificates, relative to the file.",
-    "cert": "PEM file of the clients' certificate.",
-    "key": "PEM file of its private key, mode 600 (640 if root owns it).",
-    "server_name": "Name in the servers' certificates.",
-    "use_proxy": "true: use the proxy set in the environment.",
-}
-SERVER_KEYS = {
-    "address": "host:port; required.",
-    "shard": "The shard that it serves: a hint, used while the server does not answer.",
-    "pid": "Its process, if it runs on this machine.",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The settings of the file that stand above its tables."""
+
+    model: str | None = setting(
+        None,
+        "The default model: the first digits of its id, at least six. By default the servers' "
+        "first. Running clients follow a change; open utterances stay on theirs.",
+    )
+    local_fallback: str | None = setting(
+        None,
+        "Folder of a shard set, relative to the file, that clients with `bigram_fallback` switch "
+        "to while servers fail.",
+    )
+    token_file: str = setting("", "File with the clients' token, relative to the file.")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The table [tls]; with it, clients use TLS."""
+
+    ca: str = setting(
+        "", "PEM file of the CA that signed the servers' certificates, relative to the file."
+    )
+    cert: str = setting("", "PEM file of the clients' certificate.")
+    key: str = setting("", "PEM file of its private key, mode 600 (640 if root owns it).")
+    server_name: str = like(ClientSecurity, "server_name")
+    use_proxy: bool = setting(False, "Use the proxy set in the environment.")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address, and the shard listed for it: a hint, used while the server does not answer.
+    """A server: a table [[server]]."""
 
-    pid  of the server's process, if it runs on the machine that wrote the file
-    """
+    address: str = field(metadata=about("host:port."))
+    shard: int | None = setting(
+        None,
+        "The shard that it serves: a hint, used while the server does not answer.",
+        low=0,
+    )
+    pid: int | None = setting(None, "Its process, if it runs on this machine.", low=1)
 
-    address: str
-    shard: int | None = None
-    pid: int | None = None
+
+ABOVE = tuple(one.name for one in settings_of(ClusterSettings))
+TLS = tuple(one.name for one in settings_of(TlsSettings))
+TABLES = ("tls", "rollout", "server")
 
 
 class Servers(Protocol):
@@ -138,11 +154,9 @@ class StartSettings:
 
     def changed(self, now: StartSettings) -> list[str]:
         mine, other = self.security, now.security
-        keys = [
-            key for key in ("token_file", *TLS_KEYS) if getattr(mine, key) != getattr(other, key)
-        ]
+        keys = [key for key in ("token_file", *TLS) if getattr(mine, key) != getattr(other, key)]
         local_fallback = ["local_fallback"] if self.local_fallback != now.local_fallback else []
-        return local_fallback + [f"tls.{key}" if key in TLS_KEYS else key for key in keys]
+        return local_fallback + [f"tls.{key}" if key in TLS else key for key in keys]
 
 
 class ClusterFile(Servers):
@@ -182,7 +196,7 @@ class ClusterFile(Servers):
 
 
 class ClusterToml:
-    """The content of a cluster.toml. It is parsed once; a setting is checked when it is asked for.
+    """The content of a cluster.toml. It is parsed once; a table is checked when it is asked for.
 
     Raises  ConfigError  the file is missing, is not TOML, or has an unknown setting
     """
@@ -190,60 +204,78 @@ class ClusterToml:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._text = _text(self.path)
-        self._content = parse_toml(self._text, path)
-        # A misspelt `local_fallback` would otherwise mean no local fallback, unnoticed until the
-        # servers fail.
-        # `security` refuses `token`, and says what to do instead.
-        for name in self._content:
-            if name not in TOP_KEYS and name != "token":
-                raise ConfigError(
-                    f"{path} does not have a setting named {name}{nearest(name, TOP_KEYS)}"
-                )
+        content = parse_toml(self._text, path)
+        tables = {name: content.pop(name) for name in TABLES if name in content}
+        if "token" in content or "token" in tables.get("tls", ()):
+            raise ConfigError(
+                f"{path} contains a token, but many people can read files like it; move the token "
+                "to a file that only its owner can read, and set token_file to the path of that "
+                "file"
+            )
+        for name in content.keys() - set(ABOVE):
+            advice = nearest(name, (*ABOVE, *TABLES))
+            raise ConfigError(f"{path} does not have a setting named {name}{advice}")
+        self._above, self._tables = self._of(ClusterSettings, "", content), tables
+
+    def _of(self, kind: type[T], section: str, table: object) -> T:
+        """The settings of a table; ConfigError if one is unknown, of the wrong type or size."""
+        with self._named():
+            found = resolve(kind, section, file=self.path, found={section: table}, environ={})
+            check(section, found)
+        return found
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors say in which file it is."""
+        try:
+            yield
+        except ConfigError as exc:
+            if str(self.path) not in str(exc):
+                exc.add_note(f"in {self.path}")
+            raise
 
     def again(self) -> ClusterToml:
         return self if _text(self.path) == self._text else ClusterToml(self.path)
 
     def servers(self) -> list[Endpoint]:
-        """The servers: one table ``[[server]]`` each, with ``address`` ("host:port") and ``shard``.
-
-        Raises  ConfigError  there are none, or one has another form or an unknown setting
-        """
-        servers = self._content.get("server")
+        """Raises  ConfigError  there are none, or one has another form or an unknown setting"""
+        servers = self._tables.get("server")
         if not isinstance(servers, list) or not servers:
             raise ConfigError(
                 f"{self.path} lists no servers; expected one [[server]] table per server"
             )
-        return [_endpoint(self.path, server) for server in servers]
+        # In TOML, everything below a table belongs to it, up to the next one.
+        tables = [one for one in servers if isinstance(one, dict)]
+        if lost := [name for one in tables for name in ABOVE if name in one]:
+            raise ConfigError(
+                f"{self.path}: {lost[0]} stands below a [[server]]; move it above the first table"
+            )
+        found = [self._of(Endpoint, "server", server) for server in servers]
+        with self._named():
+            for one in found:
+                check_address(one.address)
+        return found
 
     def local_fallback(self) -> Path | None:
-        """The folder of the local fallback, relative to the file's; None for none. Raises
-        `ConfigError` unless it is a string."""
-        folder = self._content.get("local_fallback")
-        if folder is None:
-            return None
-        if not isinstance(folder, str) or not folder:
-            raise ConfigError(
-                f"{self.path}: local_fallback must be the folder of a shard set, found {folder!r}"
-            )
-        return self.path.absolute().parent / folder
+        """The folder of the local fallback, relative to the file's; None for none."""
+        folder = self._above.local_fallback
+        return self.path.absolute().parent / folder if folder else None
 
     def model(self) -> str | None:
         """The default model; None for none. Raises `ConfigError` unless it can begin an id."""
-        model = self._content.get("model")
-        if model is not None and not isinstance(model, str):
-            raise ConfigError(
-                f"{self.path}: model must be the first digits of an id, found {model!r}"
-            )
-        try:
-            return check_model(model)
-        except ConfigError as exc:
-            exc.add_note(f"in {self.path}")
-            raise
+        return self._id(self._above.model)
+
+    def _id(self, beginning: str | None) -> str | None:
+        with self._named():
+            return check_model(beginning)
 
     def rollout(self) -> Rollout | None:
         """The table [rollout]; None for none. Raises `ConfigError` if it is wrong."""
-        table = self._content.get("rollout")
-        return None if table is None else parse_rollout(self.path, table, check_model)
+        if "rollout" not in self._tables:
+            return None
+        found = self._of(Rollout, "rollout", self._tables["rollout"])
+        model, replaces = self._id(found.model), self._id(found.replaces)
+        return replace(found, model=model or "", replaces=replaces or "")
 
     def security(self) -> ClientSecurity:
         """The credentials: the table [tls], and token_file; paths are relative to the file. The
@@ -251,30 +283,12 @@ class ClusterToml:
 
         Raises  ConfigError  an unknown setting, or one of the wrong type
         """
-        path, table = self.path, self._content.get("tls", {})
-        values = {**table} if isinstance(table, dict) else {"tls": table}
-        if "token" in self._content or "token" in values:
-            raise ConfigError(
-                f"{path} contains a token, but many people can read files like it; move the token "
-                "to a file that only its owner can read, and set token_file to the path of that "
-                "file"
-            )
-        if "token_file" in self._content:
-            values["token_file"] = self._content["token_file"]
-        for name, value in values.items():
-            if name not in (*TLS_KEYS, "token_file"):
-                advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
-                raise ConfigError(f"{path}: [tls] does not have a setting named {name}{advice}")
-            kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
-            if not isinstance(value, kind):
-                raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
-            if value and isinstance(value, str) and name != "server_name":
-                values[name] = str(path.absolute().parent / value)
-        try:
-            return ClientSecurity(**values)
-        except ConfigError as exc:
-            exc.add_note(f"in {path}")
-            raise
+        tls = self._of(TlsSettings, "tls", self._tables.get("tls", {}))
+        folder = self.path.absolute().parent
+        files = tls.ca, tls.cert, tls.key, self._above.token_file
+        ca, cert, key, token = (str(folder / file) if file else "" for file in files)
+        with self._named():
+            return ClientSecurity(ca, cert, key, tls.server_name, token, use_proxy=tls.use_proxy)
 
 
 def _text(path: Path) -> str:
@@ -297,34 +311,6 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
 
 
-def _endpoint(path: Path, server: Any) -> Endpoint:
-    if not isinstance(server, dict):
-        raise ConfigError(f"{path}: each server must be a [[server]] table, found {server!r}")
-    for name in server:
-        if name not in SERVER_KEYS:
-            # In TOML, everything below a table belongs to it, up to the next one.
-            advice = (
-                "; move it above the first table"
-                if name in TOP_KEYS
-                else nearest(name, SERVER_KEYS)
-            )
-            raise ConfigError(f"{path}: [[server]] does not have a setting named {name}{advice}")
-    address = server.get("address")
-    if address is None:
-        raise ConfigError(f'{path}: a [[server]] lacks an address; add address = "host:port"')
-    try:
-        check_address(address)
-    except ConfigError as exc:
-        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
-    for name, low in (("shard", 0), ("pid", 1)):
-        value = server.get(name)
-        if value is not None and (type(value) is not int or value < low):
-            raise ConfigError(
-                f"{path}: {name} must be a whole number of at least {low}, found {value!r}"
-            )
-    return Endpoint(address, server.get("shard"), server.get("pid"))
-
-
 def write_cluster_file(
     path: Path,
     endpoints: Sequence[Endpoint],
@@ -344,7 +330,7 @@ def write_cluster_file(
         if value:
             lines += ["", f"{name} = {json.dumps(value)}"]
     if security.ca:
-        values = [(name, getattr(security, name)) for name in TLS_KEYS]
+        values = [(name, getattr(security, name)) for name in TLS]
         lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
     lines += _server_lines(endpoints)
     write_whole(path, edited("\n".join(lines) + "\n", model, rollout).encode())

@@ -7,22 +7,15 @@ import random
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from dlm.config import nearest
+from dlm.config import about
 from dlm.errors import ConfigError
 from dlm.files import editing, write_whole
 
-# The settings of [rollout], which `dlm rollout` writes, and what they mean.
-ROLLOUT_KEYS = {
-    "model": "The first digits of the next model's id, or of its shard set's.",
-    "replaces": "Likewise of the model that was the default before.",
-    "share": "Share of new utterances that get the next model, 0 to 1.",
-}
 CHANGED = ("model", "rollout")
 _TABLE = re.compile(r"\s*\[")
 _MODEL = re.compile(r"\s*model\s*=")
@@ -30,16 +23,15 @@ _MODEL = re.compile(r"\s*model\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The next model beside the default one.
+    """The next model beside the default one: the table [rollout], which `dlm rollout` writes."""
 
-    model     the first digits of its id, or of its shard set's
-    replaces  likewise of the model that was the default before
-    share     of new utterances, 0 to 1
-    """
-
-    model: str
-    replaces: str
-    share: float
+    model: str = field(
+        metadata=about("The first digits of the next model's id, or of its shard set's.")
+    )
+    replaces: str = field(metadata=about("Likewise of the model that was the default before."))
+    share: float = field(
+        metadata=about("Share of new utterances that get the next model.", low=0, high=1)
+    )
 
     @property
     def text(self) -> str:
@@ -60,33 +52,6 @@ class Rollout:
         return xxhash.xxh3_64_intdigest(self.model.encode() + b"\0" + data) < self.share * 2**64
 
 
-def parse_rollout(path: Path, table: Any, check_model: Callable[[str], object]) -> Rollout:
-    """The table [rollout] of a cluster.toml.
-
-    Raises  ConfigError  it is not a table, has an unknown setting, or lacks one
-    """
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: rollout must be a table, found {table!r}")
-    for name in table:
-        if name not in ROLLOUT_KEYS:
-            advice = nearest(name, ROLLOUT_KEYS) or f"; there are {', '.join(ROLLOUT_KEYS)}"
-            raise ConfigError(f"{path}: [rollout] does not have a setting named {name}{advice}")
-    model, replaces, share = (table.get(name) for name in ROLLOUT_KEYS)
-    for name, value in (("model", model), ("replaces", replaces)):
-        if not isinstance(value, str):
-            raise ConfigError(
-                f"{path}: [rollout] {name} must be the first digits of an id, found {value!r}"
-            )
-        try:
-            check_model(value)
-        except ConfigError as exc:
-            exc.add_note(f"in {path}, [rollout] {name}")
-            raise
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise ConfigError(f"{path}: [rollout] share is {share!r}; expected a number from 0 to 1")
-    return Rollout(str(model).lower(), str(replaces).lower(), float(share))
-
-
 def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
     """The text of a cluster.toml with this default model and this roll-out; all else stays.
 
@@ -104,7 +69,7 @@ def edited(text: str, model: str | None, rollout: Rollout | None) -> str:
         comments += 1
     head = [f"model = {json.dumps(model)}"] if model else []
     if rollout is not None:
-        values = (f"{name} = {json.dumps(getattr(rollout, name))}" for name in ROLLOUT_KEYS)
+        values = (f"{name} = {json.dumps(value)}" for name, value in asdict(rollout).items())
         while kept and not kept[-1].strip():
             kept.pop()
         kept += ["", "[rollout]", *values]
