@@ -22,7 +22,7 @@ from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.pieces.inventory import UNKNOWN
 from dlm.federated.training import metrics
 from dlm.federated.training.metrics import Metrics
-from dlm.federated.training.train import load_model
+from dlm.federated.training.trained import load_model
 from dlm.federated.words import WordList
 from dlm.units import LN_10
 
@@ -103,7 +103,7 @@ class NgramJudge:
 
 
 class NetworkJudge:
-    """The network of a run of `dlm federate`; raises as `federated.train.load_model`. With pieces,
+    """The network of a run of `dlm federate`; raises as `training.trained.load_model`. With pieces,
     the most likely next word is not computed, since that takes hundreds of steps (FNG 7.1)."""
 
     def __init__(self, name: str, run: Path) -> None:

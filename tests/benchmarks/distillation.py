@@ -430,7 +430,7 @@ def yardsticks(learnt: Path, name: str, small: Any, judge: Judge) -> dict[str, A
     """The network itself, and the model of books that the n-grams are of."""
     from dlm.estimate.columns import ModelColumns
     from dlm.federated.training.metrics import evaluate
-    from dlm.federated.training.train import load_model
+    from dlm.federated.training.trained import load_model
 
     loaded = load_model(learning.folder_of(learnt, name, 0))
     own = evaluate(loaded.params, loaded.network, sorted(held_out_text(learnt, name), key=len))

@@ -116,8 +116,9 @@ def train(network: Network, files: LanguageFiles) -> dict[str, Any]:
     """Trains a network as `dlm federate` does; goes on with one that was begun."""
     from dlm.checkpoint import CHECKPOINT
     from dlm.federated.training.settings import TrainingSettings
-    from dlm.federated.training.train import RoundReport, load_model
+    from dlm.federated.training.train import RoundReport
     from dlm.federated.training.train_network import train_network
+    from dlm.federated.training.trained import load_model
     from dlm.federated.users import UserDataset
 
     run = files.run(network.name)

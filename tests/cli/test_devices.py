@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, UnavailableError  # noqa: E402
 from dlm.federated.devices.training import MOST_ABANDONED  # noqa: E402
-from dlm.federated.training.train import load_model  # noqa: E402
+from dlm.federated.training.trained import load_model  # noqa: E402
 
 CONFIG = """
 [run]

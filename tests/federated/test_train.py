@@ -35,6 +35,7 @@ from dlm.federated.training import grid, train  # noqa: E402
 from dlm.federated.training.engine import LocalEngine  # noqa: E402
 from dlm.federated.training.settings import TrainingSettings  # noqa: E402
 from dlm.federated.training.train import Training  # noqa: E402
+from dlm.federated.training.trained import load_model  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from dlm.federated.words import WordList  # noqa: E402
 from dlm.record import counts_file  # noqa: E402
@@ -310,7 +311,7 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert "gaussian" not in report.numbers["epsilons"]
         assert recheck(report.provenance).follows
         # The same run, read from its checkpoint: one release.
-        assert train.load_model(tmp_path / name).record.stages == report.provenance.stages
+        assert load_model(tmp_path / name).record.stages == report.provenance.stages
         assert report.provenance.stages[0]["extras"]["released"]
 
 
@@ -664,11 +665,11 @@ def test_what_is_verified_is_what_is_read(
     place = tmp_path / "good" / CHECKPOINT
     sign(Claim.of(place), signature.read_private_key(key), at=NOW)
     places |= {"signed": Path(shutil.copy(place, tmp_path / "signed.dlmfed")), "used": place}
-    assert train.load_model(place, public_key=public).rounds == 1
+    assert load_model(place, public_key=public).rounds == 1
     with Training(real, users, tmp_path / "good") as training:
         list(training.run(2))
     with pytest.raises(PrivacyError, match=r"wrong: .* is the signature of another file"):
-        train.load_model(place, public_key=public)
+        load_model(place, public_key=public)
 
 
 def test_text_to_begin_with_is_read_once(
@@ -802,7 +803,7 @@ def test_a_run_that_diverges_is_stopped(
             with pytest.raises(TrainingDiverged, match=f"after round {ended} "):
                 list(training.run(until))
         assert training.report().provenance == report.provenance
-    assert train.load_model(tmp_path).record == report.provenance
+    assert load_model(tmp_path).record == report.provenance
 
 
 def test_a_round_that_broke_off_is_not_done_again_by_the_same_run(
@@ -841,13 +842,13 @@ def test_a_model_is_loaded_with_its_vocabulary_and_its_record(
     """From the folder or the checkpoint alone; while rounds are left, of all that are planned."""
     seen = []
     with Training(settings(folder, **REAL), users, tmp_path) as training:
-        began = train.load_model(tmp_path).record
-        seen += [train.load_model(tmp_path).record for _ in training.run()]
+        began = load_model(tmp_path).record
+        seen += [load_model(tmp_path).record for _ in training.run()]
         report = training.report()
     assert began.reasons == ("no round is done yet: the network is as it began",)
-    made = train.load_model(tmp_path)
+    made = load_model(tmp_path)
     moved = shutil.copy(tmp_path / CHECKPOINT, tmp_path / "model.dlmfed")
-    assert made.record == train.load_model(str(moved)).record == report.provenance
+    assert made.record == load_model(str(moved)).record == report.provenance
     assert made.rounds == 6
     assert made.vocabulary is not None
     assert made.vocabulary.words == WordList(tuple(WORDS), made.record)
@@ -880,9 +881,9 @@ def test_the_record_of_another_checkpoint_is_refused(
         return place
 
     with pytest.raises(PrivacyError, match="is of other parameters"):
-        train.load_model(written(**{**poor.facts, "record": good.facts["record"]}))
+        load_model(written(**{**poor.facts, "record": good.facts["record"]}))
     bare = {name: value for name, value in poor.facts.items() if name != "record"}
-    assert train.load_model(written(**bare)).record.reasons == (
+    assert load_model(written(**bare)).record.reasons == (
         "the checkpoint carries no privacy record",
     )
 
@@ -979,7 +980,7 @@ def test_participation_is_bounded_as_it_is_accounted_for(
         ledger.covers(gap=3, max_participations=3)
         stage = training.stage()
         report = training.report()
-        made = train.load_model(tmp_path)
+        made = load_model(tmp_path)
         assert made.network == training.model
         for a, b in zip(*map(jax.tree.leaves, (made.params, training.state.params)), strict=True):
             assert np.array_equal(a, b)

@@ -19,13 +19,13 @@ from dlm.distill.sources.source import BATCH
 from dlm.errors import ConfigError
 from dlm.federated.tokens import BOS_ID, FIRST_WORD_ID
 from dlm.federated.training import rnn
-from dlm.federated.training.train import load_model
+from dlm.federated.training.trained import load_model
 from dlm.federated.words import WordList
 from dlm.ngram.vocab import MARKS, Vocabulary
 
 
 class NetworkSource:
-    """The released network of a run of `dlm federate`; raises as `federated.train.load_model`.
+    """The released network of a run of `dlm federate`; raises as `training.trained.load_model`.
     `inventory` is of its wordpieces, which `PieceSource` turns into words; None for a network of
     words."""
 

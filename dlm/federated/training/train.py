@@ -1,6 +1,6 @@
 """Trains a network in rounds: what is released, from whom, and how good it is.
 
-Above 500 lines: one object owns a run's state, and what resumes must set all of it in one place.
+Above 600 lines: one object owns a run's state, and what resumes must set all of it in one place.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT, Arrays
-from dlm.errors import ConfigError, FormatError
+from dlm.errors import ConfigError
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.devices.encoding import SecureAggregator
 from dlm.federated.fixed_point import ARITHMETIC, BITS, GRID_BITS
@@ -42,7 +41,7 @@ from dlm.federated.run.sampling import (
     check_population,
 )
 from dlm.federated.tokens import Ids, check_ids
-from dlm.federated.training import grid, metrics, rnn, trees
+from dlm.federated.training import grid, metrics, rnn
 from dlm.federated.training.engine import Aggregator, Engine, LocalEngine
 from dlm.federated.training.local import UserWork, work_of
 from dlm.federated.training.parts import parts_of, unknown_parts
@@ -50,20 +49,19 @@ from dlm.federated.training.pretrain import pretrain
 from dlm.federated.training.rounds import (
     Diagnostics,
     FederatedAlgorithm,
-    OptimizerConfig,
     ReleaseConfig,
     TrainingState,
     grid_release,
     make_algorithm,
 )
-from dlm.federated.training.settings import ModelSettings, TrainingSettings
+from dlm.federated.training.settings import TrainingSettings
+from dlm.federated.training.trained import leaves, rebuilt
 from dlm.federated.users import TOKENIZERS
 from dlm.federated.words import Encode, RunVocabulary, public_text, record_of
 from dlm.record.inputs import record_or_word, refuse_without_guarantee
-from dlm.record.lookup import STATE_DIGEST, VOCABULARY_DIGEST, record_in
+from dlm.record.lookup import STATE_DIGEST, VOCABULARY_DIGEST
 from dlm.record.provenance import FIRST_HAND, Provenance, content_digest
 from dlm.record.sidecar import read_record, sidecar
-from dlm.record.signature import require_signed
 
 GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # in the record of the pretraining text
@@ -141,51 +139,69 @@ class Training(FederatedRun[RoundReport]):
     ) -> None:
         place = folder if isinstance(folder, Path) else folder.path
         self.settings, self._progress = settings, progress
-        run = settings.run
-        self._promises = settings.privacy.mechanism != "none" and not run.simulation
+        self._promises = settings.privacy.mechanism != "none" and not settings.run.simulation
         self._has_begun = (place / CHECKPOINT).exists()
-        vocabulary: RunVocabulary | None = None
-        if encode is None:
-            vocabulary = self._read_vocabulary()
-            encode, vocab_size = vocabulary.encoder(), vocabulary.size
-            vocabulary_record = vocabulary.record
-        else:
-            own = record_of(encode)  # wordpieces know it themselves
-            if vocabulary_record is None:
-                vocabulary_record = own
-            elif not vocabulary_record.is_public and vocabulary_record != own:
-                why = "the record given with the encoder is not shown to be of it"
-                vocabulary_record = Provenance.none(why)
-            if self._promises:
-                refuse_without_guarantee("the given encoder", vocabulary_record)
-            vocabulary = RunVocabulary.of(encode, vocabulary_record)
-            if vocabulary is not None:
-                encode = vocabulary.encoder()
-        if vocab_size is None:
-            raise ConfigError("encode was given without vocab_size; give the number of its ids too")
-        self._encode, self._vocabulary = encode, vocabulary
-        self._vocabulary_record = vocabulary_record
         self._begun_with: dict[str, Provenance | None] = {}
         self._text = b""
-        self._split = TOKENIZERS[settings.data.tokenizer]
-        self.train_users, self.held_out_users = users.split(settings.data.held_out)
+        size = self._take_encoder(encode, vocab_size, vocabulary_record)
+        self._take_users(users)
+        self.model = settings.model.network(size)
+        self._root = (
+            Key.from_seed(settings.run.seed) if settings.run.simulation else Key.from_system()
+        )
+        self._make_algorithm(engine, aggregator)
+        self._make_cohorts()
+        self._bind(users, size)
+        self._begin(folder)
+        if self.resumed:
+            progress(f"resuming after round {self.rounds_done}")
+
+    def _take_encoder(
+        self, encode: Encode | None, vocab_size: int | None, record: Provenance | None
+    ) -> int:
+        """How words become ids, and whose text that was made from; returns the number of ids."""
+        if encode is None:
+            vocabulary: RunVocabulary | None = self._read_vocabulary()
+            assert vocabulary is not None
+            vocab_size, record = vocabulary.size, vocabulary.record
+        else:
+            own = record_of(encode)  # wordpieces know it themselves
+            if record is None:
+                record = own
+            elif not record.is_public and record != own:
+                why = "the record given with the encoder is not shown to be of it"
+                record = Provenance.none(why)
+            if self._promises:
+                refuse_without_guarantee("the given encoder", record)
+            vocabulary = RunVocabulary.of(encode, record)
+        if vocab_size is None:
+            raise ConfigError("encode was given without vocab_size; give the number of its ids too")
+        self._encode: Any = encode if vocabulary is None else vocabulary.encoder()
+        self._vocabulary, self._vocabulary_record = vocabulary, record
+        return vocab_size
+
+    def _take_users(self, users: Population) -> None:
+        data = self.settings.data
+        self._split = TOKENIZERS[data.tokenizer]
+        self._held_out: list[Ids] | None = None
+        self.train_users, self.held_out_users = users.split(data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"none of {len(users)} users is left to train; lower data.held_out")
         # A run that has begun has its population and its text behind it.
         if not self._has_begun:
             self._check_population()
             self._take_text()
-        self.model = settings.model.network(vocab_size)
-        self._root = Key.from_seed(run.seed) if run.simulation else Key.from_system()
-        self._release = settings.privacy.release(
-            settings.sampling.users_a_round(len(self.train_users))
-        )
-        self.mechanism = mechanism_of(settings, self._release, progress)
+
+    def _make_algorithm(self, engine: Engine | None, aggregator: Aggregator | None) -> None:
+        """What is released in a round, the noise on it, and what computes and adds up updates."""
+        settings, users = self.settings, len(self.train_users)
+        self._release = settings.privacy.release(settings.sampling.users_a_round(users))
+        self.mechanism = mechanism_of(settings, self._release, self._progress)
         if aggregator is None and settings.aggregation.secure:
             aggregator = SecureAggregator(
                 settings.privacy.clip_norm,
                 settings.aggregation.scale,
-                settings.sampling.most_users(len(self.train_users)),
+                settings.sampling.most_users(users),
             )
         self.noise = None if self.mechanism is None else discrete(self.mechanism)
         self.engine = engine or self._make_engine(aggregator)
@@ -194,44 +210,44 @@ class Training(FederatedRun[RoundReport]):
             settings.server,
             self.engine,
             self.noise,
-            simulation=run.simulation,
+            simulation=settings.run.simulation,
             aggregation_key=lambda index: self._root.fold("aggregation", index),
         )
-        privacy = settings.privacy
+        self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
+        self._sensitivities: dict[tuple[int, int], float] = {}
+        self._roundings: dict[tuple[int, int], float] = {}
+        self._rounding(settings.privacy.gap, 1)  # raises if the grid is too coarse
+
+    def _make_cohorts(self) -> None:
+        run, privacy = self.settings.run, self.settings.privacy
         self.cohorts = Cohorts(
             self.train_users,
             self._make_sampler(),
             gap=privacy.gap if privacy.gap > 1 else None,
             max_participations=privacy.max_participations or None,
-            round_s=settings.sampling.round_s,
+            round_s=self.settings.sampling.round_s,
             salt=bytes(self._root.fold("ledger").words(4).tobytes()),
         )
         self.rounds, self.save_every = run.rounds, run.checkpoint_every
         self.released = not run.simulation
+
+    def _bind(self, users: Population, vocab_size: int) -> None:
+        """What makes two runs the same."""
         # For a plain list the words are compared; who says that it is public can change.
-        bound = None
-        if vocabulary_record is not None and not vocabulary_record.is_public:
-            bound = vocabulary_record.digest
-        self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
-        self._sensitivities: dict[tuple[int, int], float] = {}
-        self._roundings: dict[tuple[int, int], float] = {}
+        record = self._vocabulary_record
+        bound = None if record is None or record.is_public else record.digest
         sums = ARITHMETIC if self.noise is None else grid.ARITHMETIC
         self.binding = RunBinding(
             {
-                **settings.binding(),
+                **self.settings.binding(),
                 "vocab_size": vocab_size,
                 "vocabulary_record": bound,
-                "sums": None if settings.aggregation.secure else sums,
+                "sums": None if self.settings.aggregation.secure else sums,
                 "matrix": None if self.mechanism is None else self.mechanism.digest(),
             },
             {"users": users.digest, "encoding": self._encoding_digest()},
-            None if vocabulary is None else vocabulary.content,
+            None if self._vocabulary is None else self._vocabulary.content,
         )
-        self._rounding(privacy.gap, 1)  # raises if the grid is too coarse
-        self._held_out: list[Ids] | None = None
-        self._begin(folder)
-        if self.resumed:
-            progress(f"resuming after round {self.rounds_done}")
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
         """As of `FederatedRun`; by default up to `run.stop_after`."""
@@ -349,7 +365,7 @@ class Training(FederatedRun[RoundReport]):
     def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
         """As of `FederatedRun`; PrivacyError if the ledger does not agree with what accounting
         assumes."""
-        released = trees.leaves(self.state._replace(noise=None))
+        released = leaves(self.state._replace(noise=None))
         return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
 
     @property
@@ -557,7 +573,7 @@ class Training(FederatedRun[RoundReport]):
                 what: record and record.to_dict() for what, record in self._begun_with.items()
             },
         }
-        return trees.leaves(self.state._replace(noise=None)), private, facts
+        return leaves(self.state._replace(noise=None)), private, facts
 
     def _restore(self, public: Arrays, private: Arrays | None, facts: Mapping[str, Any]) -> None:
         self._over = facts["over"]
@@ -573,7 +589,7 @@ class Training(FederatedRun[RoundReport]):
         assert self.folder is not None
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
-        state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
+        state: TrainingState = rebuilt(public, template._replace(noise=None), place)
         if private is not None and self.noise is not None:
             state = state._replace(noise=self._restored_noise(self.noise, private, template))
         self.state = state
@@ -593,19 +609,6 @@ class Training(FederatedRun[RoundReport]):
 
     def _line(self, done: RoundReport) -> dict[str, Any]:
         return done.line()
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained network after the last round that counts, with its privacy record: while rounds
-    remain, that of all planned ones. `vocabulary` is None for an encoder of neither words nor
-    pieces."""
-
-    network: rnn.RnnConfig
-    params: rnn.Params
-    vocabulary: RunVocabulary | None
-    record: Provenance
-    rounds: int
 
 
 def mechanism_of(
@@ -633,48 +636,3 @@ def mechanism_of(
         error=privacy.error,
         progress=progress,
     )
-
-
-def why_diverged(folder: RunFolder) -> str:
-    """Why the run in a folder ended early; "" if it did not, or if no run has begun there."""
-    if not folder.has_begun:
-        return ""
-    return str(checkpoint.read(folder.path / CHECKPOINT).facts["state"].get("over", ""))
-
-
-def load_model(
-    run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
-) -> TrainedModel:
-    """The network of a run's folder or checkpoint, with its vocabulary and its record.
-
-    Args
-        public_key  file of the Ed25519 key that must have signed the checkpoint; without one the
-                    record stays unverified
-    Raises
-        FormatError   the checkpoint is damaged or has another version
-        PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
-    """
-    run = Path(run)
-    place = run / CHECKPOINT if run.is_dir() else run
-    content = place.read_bytes()  # once: what is verified is what is loaded
-    found = checkpoint.parse(content, place)
-    settings = found.settings
-    try:
-        network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
-        server, rounds = OptimizerConfig(**settings["server"]), int(found.facts["round"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise FormatError(
-            f"{place} does not contain a network of dlm federate ({exc!r}); give a run's folder"
-        ) from exc
-    params = rnn.init(jax.random.key(0), network)
-    moments = server.transformation().init(params)
-    zero = jnp.float32(0.0)
-    template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
-    state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
-    record = record_in(found)
-    if public_key is not None:
-        record = require_signed(place, Path(public_key), content)
-    vocabulary = None
-    if (words := found.attachments.get("vocabulary")) is not None:
-        vocabulary = RunVocabulary.from_bytes(words, record)
-    return TrainedModel(network, state.params, vocabulary, record, rounds)

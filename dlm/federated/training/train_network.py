@@ -12,7 +12,8 @@ from dlm.federated.report.noise_level import noise_warning
 from dlm.federated.report.report import PrivacyReport
 from dlm.federated.run.run_folder import RunFolder
 from dlm.federated.training.settings import PrivacySettings, TrainingSettings
-from dlm.federated.training.train import RoundReport, Training, why_diverged
+from dlm.federated.training.train import RoundReport, Training
+from dlm.federated.training.trained import why_diverged
 from dlm.federated.users import UserDataset
 
 
