@@ -136,6 +136,7 @@ _FASTCALL = 0x80  # METH_FASTCALL
 BUILTIN = "int64, int64, int64"
 
 
+@lru_cache
 def builtin(dispatcher: Any) -> Callable[..., Any]:
     """A kernel as a built-in function, which takes half the time of a call through numba.
 

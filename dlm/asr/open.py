@@ -32,8 +32,8 @@ from dlm.client.config.settings import default_cache_dir
 from dlm.errors import ArpaError, ConfigError
 from dlm.files import claim, evict, locked
 from dlm.index.layout import FORMAT_VERSION, MANIFEST
-from dlm.index.making.journal import describe_input
 from dlm.index.making.shard_set import KERNELS, build_shard_set
+from dlm.index.making.work import describe_input
 from dlm.jit import compile_ahead
 from dlm.kenlm.layout import is_kenlm_file
 from dlm.logs import EventLog

@@ -37,7 +37,7 @@ def facts_of(manifest: Manifest, directory: Path, public_key: Path | None = None
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
     """The contents of a shard set, `facts_of` it, for people."""
-    from dlm.ngram.arpa.provenance import provenance_facts
+    from dlm.ngram.arpa.header import provenance_facts
 
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
     rows = [
@@ -451,8 +451,8 @@ def export(
         dlm export shards/model --format probing --output exported.binary
     """
     from dlm.index.check.decode import export_arpa
-    from dlm.kenlm.export import export_ngrams
     from dlm.kenlm.layout import is_kenlm_file
+    from dlm.kenlm.write import export_ngrams
 
     if output is not None and str(output) == "-":
         output = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dlm.asr.rescoring.nbest import Hypotheses
-    from dlm.asr.rescoring.rescore_many import RescoredUtterance
+    from dlm.asr.rescoring.rescore import RescoredUtterance
 
 # Per position of an utterance; queries without an answer by then are scored by shorter n-grams.
 DEADLINE_S = 2.0
@@ -129,8 +129,7 @@ def rescore(
     from dlm.asr.phrase_file import known_words, read_phrases
     from dlm.asr.rescoring.kaldi import SymbolTable
     from dlm.asr.rescoring.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
-    from dlm.asr.rescoring.rescore import Search
-    from dlm.asr.rescoring.rescore_many import rescore_many
+    from dlm.asr.rescoring.rescore import Search, rescore_many
     from dlm.client import ClientConfig
     from dlm.client.deliver.warm import KERNELS
     from dlm.progress import ProgressReporter

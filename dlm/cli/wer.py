@@ -85,16 +85,18 @@ def wer(
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
         dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
     """
-    from dlm.asr.speech.transcripts import paired, read_transcripts, with_kaldi_names
     from dlm.asr.speech.wer import (
         align,
         by_group,
         error_rate,
+        paired,
         rate_difference,
         read_spellings,
+        read_transcripts,
         respelled,
         spoken_words,
         total,
+        with_kaldi_names,
     )
     from dlm.asr.speech.wer import word_errors as errors_of
     from dlm.errors import TextError

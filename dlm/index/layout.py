@@ -76,7 +76,6 @@ COLUMNS = {
 
 
 def offset_dtype(largest: int) -> np.dtype[Any]:
-    """The narrower of the two dtypes of an offset column that can hold `largest`."""
     return U32 if largest <= 0xFFFFFFFF else U64
 
 
@@ -170,7 +169,6 @@ def manifest_check(content: Mapping[str, Any]) -> str:
 
 
 def make_manifest(content: Mapping[str, Any]) -> Manifest:
-    """The manifest with this content and the shard-set id that follows from it."""
     named = {**content, "shard_set": shard_set_id(content)}
     return parse_manifest(canonical_text({**named, "check": manifest_check(named)}))
 

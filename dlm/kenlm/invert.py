@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError, KenlmFormatError
 from dlm.files import scratch_folder
 from dlm.jit import compile_ahead
-from dlm.kenlm import invert_kernels as kernels
+from dlm.kenlm import read_kernels as kernels
 from dlm.kenlm.kernels import OF_SUFFIX, OF_WORD
 from dlm.kenlm.layout import Layout, Level
 from dlm.ngram.arpa import NgramBatch
@@ -91,7 +91,6 @@ class _Order:
 
     @classmethod
     def of(cls, rows: int, order: int, contexts: int, storage: Storage) -> _Order:
-        """Room for so many n-grams."""
         context, suffix, bucket = (storage.empty(rows, U32) for _ in range(3))
         return cls(storage.empty((rows, order), U32), context, suffix, bucket, contexts)
 
@@ -109,14 +108,11 @@ class _Table:
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int, NDArray[np.int64]]:
-        """As kernels take them."""
         level = self.level
         return self.at, level.entries, level.entry_size, self.class_bits, self.word_bits, self.words
 
 
 class _Claims:
-    """Which keys of a table are those of an n-gram that was found."""
-
     def __init__(self, layout: Layout, table: _Table) -> None:
         self._layout, self._table = layout, table
         self._claimed = np.zeros(table.level.entries, U8)
@@ -145,8 +141,6 @@ class _Claims:
 
 
 class _Turns:
-    """Reports the progress of an order, and estimates its time."""
-
     def __init__(
         self, effort: Effort, progress: ProgressReporter, table: _Table, total: int
     ) -> None:
@@ -180,12 +174,10 @@ class _Turns:
 class Inversion:
     """The n-grams of orders 2 and up of a file, one order after another.
 
-    Args
-        base      address of the file
-        unigrams  (words, 2) float32, as they lie
-    Raises
-        ConfigError       too many buckets, too little memory; or an order would take too long
-        KenlmFormatError  a key is claimed by no n-gram, or twice
+    Args    base      address of the file
+            unigrams  (words, 2) float32, as they lie
+    Raises  ConfigError       too many buckets, too little memory; or an order would take too long
+            KenlmFormatError  a key is claimed by no n-gram, or twice
     """
 
     def __init__(

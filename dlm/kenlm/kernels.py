@@ -23,6 +23,7 @@ from dlm.ngram.memory_kernels import (
     load_float32,
     mask_of,
     multiply_high,
+    of,
     prefetch,
 )
 
@@ -79,12 +80,6 @@ _NEAR, _HALVINGS = np.int64(4), 3  # entries on both sides of an estimate, and t
 
 
 @inlined
-def of(view, place):  # type: ignore[no-untyped-def]
-    """The number at a place of the view at an address."""
-    return load64(view + (np.int64(place) << _3))
-
-
-@inlined
 def level_of(view, n):  # type: ignore[no-untyped-def]
     """The address of what the view has of order n, from 2 up."""
     return view + ((np.int64(LEVELS) + (n - _2) * np.int64(LEVEL_PLACES)) << _3)
@@ -92,7 +87,6 @@ def level_of(view, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def below(a, b):  # type: ignore[no-untyped-def]
-    """a < b, as unsigned numbers."""
     return (a ^ _TOP) < (b ^ _TOP)
 
 
@@ -120,8 +114,7 @@ def murmur(at, length):  # type: ignore[no-untyped-def]
 def remainder(key, size, share):  # type: ignore[no-untyped-def]
     """key % size, as unsigned numbers, without a division.
 
-    Args
-        share  2**64 // size, or 2**64 - 1 for 1: the quotient it gives is at most two too low
+    Args    share  2**64 // size, or 2**64 - 1 for 1: the quotient it gives is at most two too low
     """
     rest = key - multiply_high(key, share) * size
     if not below(rest, size):
@@ -208,20 +201,13 @@ def word_id(view, key):  # type: ignore[no-untyped-def]
 def find_words(view, text, begin, ids):  # type: ignore[no-untyped-def]
     """Ids of words by their hashes, 0 where the model lacks one.
 
-    Shapes
-        text   (bytes,)  uint8  the words one after another; then PAD_BYTES
-        begin  (n + 1,)  int64  where each begins; the last is their end
-        ids    (n,)      uint32  filled
+    Shapes  text   (bytes,)  uint8  the words one after another; then PAD_BYTES
+            begin  (n + 1,)  int64  where each begins; the last is their end
+            ids    (n,)      uint32  filled
     """
     at = np.int64(text.ctypes.data)
     for i in range(len(ids)):
         ids[i] = word_id(view, murmur(at + begin[i], begin[i + 1] - begin[i]))
-
-
-@kernel("int64, int64, int64", nogil=False)
-def find_id(view, text, size):  # type: ignore[no-untyped-def]
-    """The id of the word of `size` bytes at an address, with PAD_BYTES after it."""
-    return word_id(view, murmur(text, size))
 
 
 # ----------------------------------------------------------------------------------- n-grams
@@ -250,7 +236,6 @@ def clamped(first, end, most):  # type: ignore[no-untyped-def]
 
 @inlined
 def children_of_word(view, word):  # type: ignore[no-untyped-def]
-    """First and end of the children of a word in a trie."""
     at = of(view, UNIGRAMS) + word * of(view, UNIGRAM_BYTES) + _8
     most = of(level_of(view, _2), ENTRIES)
     return clamped(load64(at), load64(at + of(view, UNIGRAM_BYTES)), most)
@@ -264,7 +249,6 @@ def key_of(node, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def bucket_of(level, key):  # type: ignore[no-untyped-def]
-    """The address of the bucket in which the search for a key begins."""
     i = remainder(key, of(level, ENTRIES), of(level, SHARE))
     return of(level, AT) + i * of(level, ENTRY_SIZE)
 
@@ -423,3 +407,57 @@ def find_longer(view, is_trie, n, node, end, word):  # type: ignore[no-untyped-d
 def extends(backoff):  # type: ignore[no-untyped-def]
     """Whether a context can matter to the right: its weight is not -0.0."""
     return bits_of_float32(backoff) != _SIGN
+
+
+# ------------------------------------------------------------------------- tables to be written
+
+
+@kernel("uint32[:, :], int64, int64, out int64[:]")
+def keys_of(ids, begin, end, keys):  # type: ignore[no-untyped-def]
+    """The keys of the words from `begin` to `end` of each n-gram.
+
+    Shapes  ids   (n, k)  uint32  oldest word first
+            keys  (n,)    int64   filled
+    """
+    for i in range(len(ids)):
+        key = np.int64(ids[i, end - 1])
+        for j in range(end - 2, begin - 1, -1):
+            key = key_of(key, np.int64(ids[i, j]))
+        keys[i] = key
+
+
+@kernel("uint8[:], int64[:], out int64[:]")
+def hash_words(text, begin, keys):  # type: ignore[no-untyped-def]
+    """The hashes of words.
+
+    Shapes  text   (bytes,)  uint8  the words one after another; then eight more bytes
+            begin  (n + 1,)  int64
+            keys   (n,)      int64  filled
+    """
+    at = np.int64(text.ctypes.data)
+    for i in range(len(keys)):
+        keys[i] = murmur(at + begin[i], begin[i + 1] - begin[i])
+
+
+@kernel("int64[:], uint32[:, :], out uint32[:, :]")
+def fill_table(keys, values, table):  # type: ignore[no-untyped-def]
+    """Enters keys in a table, one after another, as KenLM does.
+
+    Shapes  keys    (n,)          int64   none is 0; fewer than the buckets
+            values  (n, w)        uint32
+            table   (b, 2 + w)    uint32  zeros, filled: key, low half first, and values
+    Returns     the first that is entered already, or n
+    """
+    buckets = np.uint64(len(table))
+    for i in range(len(keys)):
+        key = np.uint64(keys[i])
+        low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+        at = np.int64(key % buckets)
+        while table[at, 0] or table[at, 1]:
+            if table[at, 0] == low and table[at, 1] == high:
+                return i
+            at = at + 1 if at + 1 < len(table) else 0
+        table[at, 0], table[at, 1] = low, high
+        for j in range(values.shape[1]):
+            table[at, 2 + j] = values[i, j]
+    return len(keys)

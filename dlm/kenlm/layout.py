@@ -31,6 +31,7 @@ FIXED = struct.Struct("<B3xfIB3xI")
 _SEARCH_VERSION = {False: 0, True: 1}  # by whether it is a trie
 _QUANTISED_VERSION, _ARRAY_VERSION, _PROBING_VERSION = 2, 0, 0
 _FIRST_WORD = b"<unk>\0"
+DAMAGED = "Get the file again, or build it again from its ARPA file"
 MAX_ORDER = 15  # of any model in dlm: a state length is four bits on the wire
 _MAX_COUNT = 1 << 57  # KenLM's: a pointer is read in one load
 _MAX_CODE_BITS = 25  # KenLM's
@@ -48,7 +49,6 @@ class ModelType(IntEnum):
 
     @property
     def is_trie(self) -> bool:
-        """Whether n-grams are found in a trie, rather than by the hash of their words."""
         return self >= ModelType.TRIE
 
     @property
@@ -137,7 +137,6 @@ def is_kenlm(head: bytes) -> bool:
 
 
 def is_kenlm_file(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file at `path` that begins as KenLM's do."""
     if not os.path.isfile(path):  # noqa: PTH113 - a pipe is not opened: that would take its content
         return False
     with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
@@ -151,10 +150,9 @@ def open_file(
     """A KenLM binary file, mapped: processes that open it share its pages.
 
     Returns  the bytes of the file, read-only, (size,) uint8; and where everything lies in it
-    Raises
-        KenlmFormatError  the file is none of KenLM's, or is incomplete, damaged, cut, or of
-                          another version or byte order
-        OSError           the file cannot be read
+    Raises  KenlmFormatError  the file is none of KenLM's, or is incomplete, damaged, cut, or of
+                              another version or byte order
+            OSError           the file cannot be read
     Cost     some pages are read, whatever the size of the file
     """
     with open(path, "rb") as file:  # noqa: PTH123
@@ -168,8 +166,7 @@ def open_file(
 def read_layout(data: Data, path: str) -> Layout:
     """Where everything lies in the file with these bytes.
 
-    Args
-        path  for messages
+    Args    path  for messages
     Raises    KenlmFormatError, as `open_file`
     """
     _check_head(data[: len(REFERENCE)].tobytes(), path)
@@ -226,7 +223,6 @@ def read_layout(data: Data, path: str) -> Layout:
 
 
 def buckets_of(count: int, multiplier: float) -> int:
-    """The buckets of a hash table for so many entries."""
     with np.errstate(over="ignore"):  # of a damaged header
         wanted = float(np.float32(multiplier) * np.float32(count))
     return max(count + 1, int(min(wanted, _MAX_COUNT * 8)))
@@ -243,8 +239,6 @@ def _probing(
     counts: tuple[int, ...],
     multiplier: float,
 ) -> _Sections:
-    """The sections of a file of hash tables, from the end of the header."""
-
     fault.check_end(at + 8, "vocabulary")
     version, words = struct.unpack_from("<2I", data.data, at)
     if version != _PROBING_VERSION:
@@ -281,7 +275,6 @@ def _trie(
     counts: tuple[int, ...],
     multiplier: float,
 ) -> _Sections:
-    """The sections of a trie, from the end of the header."""
     fault.check_end(at + 8 + 8 * counts[0], "vocabulary")
     (hashes,) = struct.unpack_from("<Q", data.data, at)
     if hashes != counts[0] - 1:
@@ -369,8 +362,6 @@ def _high_bits(entries: int, largest: int, most: int) -> int:
 
 
 class _Faults:
-    """Makes the errors of a file."""
-
     def __init__(self, path: str, size: int) -> None:
         self._path, self._size = path, size
 
@@ -380,14 +371,13 @@ class _Faults:
         section: str,
         at: int | None = None,
         *,
-        advice: str = "Get the file again, or build it again from its ARPA file",
+        advice: str = DAMAGED,
     ) -> KenlmFormatError:
         return KenlmFormatError(
             message, path=self._path, section=section, byte_offset=at, advice=advice
         )
 
     def check_end(self, end: int, section: str) -> None:
-        """That a section ends inside of the file."""
         if end > self._size:
             raise self(
                 f"the file has {self._size} bytes, but by its header this section ends at byte "
@@ -397,7 +387,6 @@ class _Faults:
 
 
 def _check_head(head: bytes, path: str) -> None:
-    """That a file begins as KenLM's do, in this version and byte order."""
     if head == REFERENCE:
         return
     fault = _Faults(path, len(head))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from dlm.kenlm import kernels as words_kernels
 from dlm.kenlm import score_kernels as kernels
 from dlm.kenlm.layout import Data, Layout, open_file
-from dlm.kenlm.view import find_ids, make_view
-from dlm.kenlm.vocab import words_of
+from dlm.kenlm.view import find_ids, make_view, words_of
 from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.query import FULL, Answers, QueryGroups
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
@@ -69,23 +68,21 @@ class KenlmFile:
     ) -> KenlmFile:
         """Maps the file at `path`.
 
-        Args
-            vocab  a list of the model's words, one per line, for a file that stores none; read
-                   when words are first needed, see `vocab.words_of`. Scoring text needs none
-        Raises
-            KenlmFormatError  see `layout.open_file`
-            ConfigError       memory cannot be locked
-            OSError           the file cannot be read
+        Args    vocab  a list of the model's words, one per line, for a file that stores none; read
+                       when words are first needed, see `vocab.words_of`. Scoring text needs none
+        Raises  KenlmFormatError  see `layout.open_file`
+                ConfigError       memory cannot be locked
+                OSError           the file cannot be read
         """
         data, layout = open_file(path, memory_options=memory_options)
         return cls(data, layout, vocab)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened_again, (Path(self.layout.path).absolute(), self._listed)
+        opened_again = partial(KenlmFile.open, vocab=self._listed)
+        return opened_again, (Path(self.layout.path).absolute(),)
 
     @property
     def order(self) -> int:
-        """N; contexts have at most N - 1 words."""
         return self.layout.order
 
     @property
@@ -103,7 +100,6 @@ class KenlmFile:
 
     @cached_property
     def model_id(self) -> str:
-        """See `KenlmFile`."""
         size = len(self.data)
         digest = xxhash.xxh3_128(size.to_bytes(8, "little"))
         step = max(size // _SAMPLES, _SAMPLE_BYTES)
@@ -118,7 +114,6 @@ class KenlmFile:
     def ids_of_text(
         self, text: bytes, *, spaces: bytes = LINE_SPACES
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """As `WordTable.ids_of_text`, by the words' hashes."""
         padded = np.frombuffer(b"".join((text, bytes(words_kernels.PAD_BYTES))), np.uint8)
         ids = np.empty((len(text) + 1) // 2, np.uint32)
         sentence_begin = np.empty(text.count(b"\n") + 2, np.int64)
@@ -130,7 +125,6 @@ class KenlmFile:
     def score_tokens(
         self, words: NDArray[np.uint32], reach: NDArray[np.uint8], *, bos: bool
     ) -> Answers:
-        """See `score_kernels.score_tokens`; its last arguments."""
         a = Answers.empty(len(words))
         kernels.score_tokens(
             self.view.ctypes.data, words, reach, bos, a.log10_prob, a.matched_order,
@@ -154,10 +148,6 @@ class KenlmFile:
     def block(self, context: NDArray[np.uint32]) -> KenlmBlock:
         """What scores any word after a context of (L,) ids, most recent last."""
         return KenlmBlock(self, context)
-
-
-def _opened_again(path: Path, vocab: str | os.PathLike[str] | None) -> KenlmFile:
-    return KenlmFile.open(path, vocab=vocab)
 
 
 def splits_at(spaces: bytes) -> NDArray[np.uint8]:
@@ -186,14 +176,12 @@ class FileVocabulary(Vocabulary):
 
     @property
     def table(self) -> WordTable:  # type: ignore[override]
-        """The words by id."""
         return self._file.word_table
 
     def __contains__(self, word: str | bytes) -> bool:
         return self.id_of(word) != UNK_ID
 
     def id_of(self, word: str | bytes) -> int:
-        """See `Vocabulary.id_of`."""
         text = as_bytes(word)
         found = self._known.get(text)
         if found is None:
@@ -233,10 +221,8 @@ class KenlmBlock:
         )
 
     def score_word(self, word: int) -> tuple[float, int]:
-        """log10 P of one word, and its state length."""
         found = self.score(np.array([word], np.uint32))
         return float(found.log10_prob[0]), int(found.state_length[0])
 
     def score_all(self) -> Answers:
-        """Answers to all words of the vocabulary, by id."""
         return self.score(np.arange(self.file.vocabulary_size, dtype=np.uint32))

@@ -37,8 +37,7 @@ def open_ngrams(
         folder        for what exceeds it; None: that of temporary files
         force         search however long it takes
         progress      called with lines of that
-    Raises
-        ArpaError, KenlmFormatError, OSError
+    Raises  ArpaError, KenlmFormatError, OSError
     """
     if not is_kenlm_file(path):
         return ArpaReader(path)

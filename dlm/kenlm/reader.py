@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlm.errors import ArpaError, KenlmFormatError
-from dlm.kenlm import invert_kernels, trie_kernels
+from dlm.errors import KenlmFormatError
+from dlm.kenlm import read_kernels as kernels
 from dlm.kenlm.invert import Effort, Inversion
-from dlm.kenlm.layout import Data, ModelType, open_file
-from dlm.kenlm.view import make_view
-from dlm.kenlm.vocab import words_of
-from dlm.ngram.arpa import NgramBatch, provenance_line
+from dlm.kenlm.layout import DAMAGED, Data, ModelType, open_file
+from dlm.kenlm.view import make_view, words_of
+from dlm.ngram.arpa import ArpaReader, NgramBatch, provenance_line
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, Vocabulary
 from dlm.progress import ProgressReporter, Tell
 from dlm.resources import Closeable
@@ -27,57 +25,6 @@ from dlm.resources import Closeable
 F32, I64, U32 = np.float32, np.int64, np.uint32
 
 KENLM = "kenlm"  # what `compression` says of these files
-_DAMAGED = "Get the file again, or build it again from its ARPA file"
-
-
-class NgramReader(Protocol):
-    """A model in a file, whose n-grams are read once, in order: `ArpaReader` has the contract."""
-
-    path: str
-
-    @property
-    def comments(self) -> Sequence[str]:
-        """Lines before the model."""
-
-    @property
-    def order(self) -> int:
-        """N."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """N-grams by order."""
-
-    @property
-    def compression(self) -> str:
-        """`plain`, `gzip`, `zstd`, `xz`, or `kenlm`: a binary file."""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The words, known once the 1-grams are read."""
-
-    @property
-    def source_facts(self) -> dict[str, Any]:
-        """What identifies the content, known once it is read."""
-
-    def batches(self) -> Iterator[NgramBatch]:
-        """All n-grams, order by order from 1."""
-
-    def error_at(
-        self, message: str, *, order: int, row: int, advice: str | None = None
-    ) -> ArpaError | KenlmFormatError:
-        """The error for a fault in an n-gram that was read before."""
-
-    def close(self) -> None:
-        """Closes the file."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class KenlmReader(Closeable):
@@ -87,20 +34,16 @@ class KenlmReader(Closeable):
     KenLM inserted because a longer one ends in it (a *blank*) is an n-gram here: its probability is
     what backing off gave, and its weight 0.
 
-    Args
-        vocab     a list, one word per line, for a file that stores none
-        effort    of finding the words of n-grams in a file of hash tables
-        progress  of that, and one line that says what is lost
-    Fields
-        comments  one: the provenance, which says the same
-    Raises
-        KenlmFormatError  the file is damaged, or not all keys are those of n-grams
-        ConfigError       the words are missing, or finding the n-grams takes too much
+    Args    vocab     a list, one word per line, for a file that stores none
+            effort    of finding the words of n-grams in a file of hash tables
+            progress  of that, and one line that says what is lost
+    Fields  comments  one: the provenance, which says the same
+    Raises  KenlmFormatError  the file is damaged, or not all keys are those of n-grams
+            ConfigError       the words are missing, or finding the n-grams takes too much
     Guarantees
         each n-gram once, its context before it; words of an n-gram of a trie rise from the last to
         the first, of hash tables from the first to the last
-    Cost
-        trie: the words, and a batch. Hash tables: see invert.py
+    Cost    trie: the words, and a batch. Hash tables: see invert.py
     """
 
     def __init__(
@@ -126,12 +69,10 @@ class KenlmReader(Closeable):
 
     @property
     def order(self) -> int:
-        """N."""
         return self.layout.order
 
     @property
     def compression(self) -> str:
-        """Neither plain text nor compressed."""
         return KENLM
 
     @cached_property
@@ -145,7 +86,7 @@ class KenlmReader(Closeable):
             return (words, *self.layout.counts[1:])
         base = self._data.ctypes.data
         tables = [(base + t.at, t.entries, t.entry_size) for t in self.layout.levels]
-        return (words, *(int(invert_kernels.count_keys(*table)) for table in tables))
+        return (words, *(int(kernels.count_keys(*table)) for table in tables))
 
     @property
     def blanks(self) -> tuple[int, ...] | None:
@@ -172,7 +113,6 @@ class KenlmReader(Closeable):
 
     @cached_property
     def comments(self) -> list[str]:
-        """One line of provenance."""
         return [provenance_line("export", **self.facts)]
 
     @cached_property
@@ -196,15 +136,13 @@ class KenlmReader(Closeable):
 
     @property
     def source_facts(self) -> dict[str, Any]:
-        """Size and XXH3 (128 bits) of the file."""
         digest = xxhash.xxh3_128_hexdigest(self._data.data)
         return {"file_bytes": self.layout.size, "file_xxh3_128": digest}
 
     def error_at(
         self, message: str, *, order: int, row: int, advice: str | None = None
     ) -> KenlmFormatError:
-        """The error for an n-gram that was read before."""
-        return self._error(message, order, _DAMAGED if advice is None else advice)
+        return self._error(message, order, DAMAGED if advice is None else advice)
 
     def batches(self) -> Iterator[NgramBatch]:
         """As `ArpaReader.batches`; a file of hash tables is searched for its n-grams meanwhile."""
@@ -248,23 +186,23 @@ class KenlmReader(Closeable):
         prob, weight = self._unigrams[0]
         if prob != MISSING_UNK_LOG10_PROB or weight.view(U32) != 0:
             return True
-        return bool(trie_kernels.has_unk(self._view.ctypes.data))
+        return bool(kernels.has_unk(self._view.ctypes.data))
 
     def _of_trie(self) -> Iterator[NgramBatch]:
         for order in range(2, self.order + 1):
-            cursors = np.zeros((order, trie_kernels.CURSOR_FIELDS), I64)
-            cursors[:, trie_kernels.NODE] = -1
+            cursors = np.zeros((order, kernels.CURSOR_FIELDS), I64)
+            cursors[:, kernels.NODE] = -1
             count = self.counts[order - 1]
             for first in range(0, count, self._batch_ngrams):
                 rows = min(self._batch_ngrams, count - first)
                 ids = np.empty((rows, order), U32)
                 prob, backoff = np.empty(rows, F32), np.empty(rows, F32)
-                status = trie_kernels.read_trie(
+                status = kernels.read_trie(
                     self._view.ctypes.data, order, first, cursors, ids, prob, backoff
                 )
                 if status < 0:
-                    what = "a pointer" if status == trie_kernels.BAD_POINTER else "a word"
-                    raise self._error(f"{what} is not one that KenLM writes", order, _DAMAGED)
+                    what = "a pointer" if status == kernels.BAD_POINTER else "a word"
+                    raise self._error(f"{what} is not one that KenLM writes", order, DAMAGED)
                 yield NgramBatch(order, first, ids, prob, backoff)
 
     def _clean(self, batch: NgramBatch) -> NgramBatch:
@@ -272,7 +210,7 @@ class KenlmReader(Closeable):
         with np.errstate(invalid="ignore"):  # NaN, which is refused below
             prob, backoff = batch.log10_prob + F32(0), batch.log10_backoff + F32(0)
         if not bool((prob < np.inf).all()) or not bool(np.isfinite(backoff).all()):
-            raise self._error("a value is infinite or NaN", batch.order, _DAMAGED)
+            raise self._error("a value is infinite or NaN", batch.order, DAMAGED)
         if prob.max(initial=F32(0)) > 0:
             raise self._error(
                 f"an n-gram has a log10 P of {prob.max():g}, above 0, as a quantised blank has "
@@ -284,3 +222,7 @@ class KenlmReader(Closeable):
 
     def _error(self, message: str, order: int, advice: str) -> KenlmFormatError:
         return KenlmFormatError(message, path=self.path, section=f"{order}-grams", advice=advice)
+
+
+# A model in a file, whose n-grams are read once, in order.
+NgramReader: TypeAlias = ArpaReader | KenlmReader

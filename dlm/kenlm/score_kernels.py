@@ -10,24 +10,30 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
-from dlm.kenlm.block_kernels import BLOCK, COLUMNS, FOUND, PROB, STATE, cell, get, score_block
 from dlm.kenlm.kernels import (
+    AT,
     BEGIN,
     END,
+    ENTRIES,
+    ENTRY_SIZE,
     IS_TRIE,
     ORDER,
     UNIGRAM_BYTES,
     UNIGRAMS,
+    WORDS,
+    aim,
     ask_child,
     ask_word,
     bucket_of,
+    child_near,
     children_of_word,
     extends,
     find_longer,
     key_of,
     level_of,
     murmur,
-    of,
+    probe,
+    values_at,
     values_of_word,
     word_id,
 )
@@ -36,6 +42,7 @@ from dlm.ngram.memory_kernels import (
     load32,
     load64,
     load_float32,
+    of,
     prefetch,
     store32,
     store64,
@@ -124,6 +131,130 @@ def weigh(view, is_trie, length, context, step, weights):  # type: ignore[no-unt
     return state
 
 
+# ---------------------------------------------------------------------- words after one context
+# First all words of a block are looked for in the 1-grams, then those that go on in the 2-grams,
+# and so on. So the memory that they need is waited for together, and no branch depends on whether
+# one word is found. A word's place among the children of a trie is estimated, since ids are hashes
+# in their order and so spread evenly: twice, each time from the word that lies there, and then it
+# is within few entries of where it is.
+
+BLOCK = 32
+# Columns of a block, int64 each. Of its words: log10 P (float32) before weights are added, the
+# length of the n-gram found, and that of the next state. Of those that go on: which word it is, its
+# node and end (see `find_longer`), and where to look first.
+PROB, FOUND, STATE, ITEM, NODE, NODE_END, PLACE, COLUMNS = range(8)
+_COLUMN = np.int64(8 * BLOCK)
+
+_LINE = np.int64(40)  # bytes on both sides of an estimate that are prefetched
+
+
+@inlined
+def cell(block, column, i):  # type: ignore[no-untyped-def]
+    return block + np.int64(column) * _COLUMN + (np.int64(i) << _3)
+
+
+@inlined
+def get(block, column, i):  # type: ignore[no-untyped-def]
+    return load64(cell(block, column, i))
+
+
+@inlined
+def put(block, column, i, value):  # type: ignore[no-untyped-def]
+    store64(cell(block, column, i), np.int64(value))
+
+
+@inlined
+def go_on(level, is_trie, block, live, item, node, end, word, share):  # type: ignore[no-untyped-def]
+    """Enters a word that goes on in an order, and prefetches where it is looked for first.
+
+    Args  word, share  the context's word of that order, and its id over the number of words
+    """
+    if is_trie:
+        place = min(node + np.int64(np.float32(end - node) * share), end - _1)
+        prefetch(of(level, AT) + ((place * of(level, ENTRY_SIZE)) >> _3))
+    else:
+        node = key_of(node, word)
+        place = bucket_of(level, node)
+        prefetch(place)
+    put(block, ITEM, live, item)
+    put(block, NODE, live, node)
+    put(block, NODE_END, live, end)
+    put(block, PLACE, live, place)
+
+
+@inlined
+def score_block(view, is_trie, words, count, after, context, step, length, block):  # type: ignore[no-untyped-def]
+    """Looks for words after one context.
+
+    Args
+        words    address of the ids of `count` words, BLOCK at most, uint32
+        after    how many ids follow them, whose 1-grams are prefetched
+        context  address of the newest of the context's `length` words, uint32; each one before it
+                 lies `step` bytes on
+        block    address of room for COLUMNS * BLOCK int64; PROB, FOUND and STATE are filled
+    """
+    order = of(view, ORDER)
+    each = np.float32(1) / np.float32(of(view, WORDS))
+    unigrams, size = of(view, UNIGRAMS), of(view, UNIGRAM_BYTES)
+    for i in range(count, count + min(after, np.int64(BLOCK))):
+        prefetch(unigrams + load32(words + (np.int64(i) << _2)) * size)
+    live, level = _0, level_of(view, _2)
+    before = load32(context) if length else _0
+    for i in range(count):
+        prob, backoff, node, end, goes_on = values_of_word(
+            view, is_trie, load32(words + (np.int64(i) << _2))
+        )
+        store_float32(cell(block, PROB, i), prob)
+        put(block, FOUND, i, 1)
+        put(block, STATE, i, extends(backoff))
+        if length:
+            share = np.float32(before) * each
+            go_on(level, is_trie, block, live, i, node, end, before, share)
+            live += np.int64(goes_on)
+    n = _2
+    while live:
+        entries, size = of(level, ENTRIES), of(level, ENTRY_SIZE)
+        if is_trie:
+            for j in range(live):
+                first, end = get(block, NODE, j), get(block, NODE_END, j)
+                place = aim(level, each, first, end, get(block, PLACE, j), before)
+                put(block, PLACE, j, place)
+                at = of(level, AT) + ((place * size) >> _3)
+                prefetch(at - _LINE)
+                prefetch(at + _LINE)
+        found = _0
+        for j in range(live):
+            node = get(block, NODE, j)
+            if is_trie:
+                end = get(block, NODE_END, j)
+                place = aim(level, each, node, end, get(block, PLACE, j), before)
+                place = child_near(level, node, end, place, before)
+            else:
+                place = probe(of(level, AT), entries, size, get(block, PLACE, j), node)
+            put(block, ITEM, found, get(block, ITEM, j))
+            put(block, NODE, found, node)
+            put(block, PLACE, found, place)
+            found += np.int64(place != _0)
+        live, level = _0, level_of(view, n + _1)
+        context += step
+        if n <= length:
+            before = load32(context)
+        share = np.float32(before) * each
+        for j in range(found):
+            item = get(block, ITEM, j)
+            prob, backoff, node, end, goes_on = values_at(
+                view, is_trie, n, get(block, PLACE, j), get(block, NODE, j)
+            )
+            store_float32(cell(block, PROB, item), prob)
+            put(block, FOUND, item, n)
+            if n < order and extends(backoff):
+                put(block, STATE, item, n)
+            if n <= length:
+                go_on(level, is_trie, block, live, item, node, end, before, share)
+                live += np.int64(goes_on)
+        n += _1
+
+
 @kernel(f"int64, uint32[:], uint8[:], bool, {ANSWERS}")
 def score_tokens(  # type: ignore[no-untyped-def]
     view, words, reach, bos, log10_prob, matched_order, ngram_length, state_length
@@ -177,9 +308,8 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Scores the words of each group after its context, as `GetState` and `FullScore` do.
 
-    Shapes
-        view, and the arrays of `QueryGroups`, C contexts and Q words
-        log10_prob and those after it  (Q,)  filled, as by `score_tokens`
+    Shapes  view, and the arrays of `QueryGroups`, C contexts and Q words
+            log10_prob and those after it  (Q,)  filled, as by `score_tokens`
     Trusts   ids below the number of words, lengths below the order, counts that add up
     """
     is_trie = of(view, IS_TRIE)
@@ -220,10 +350,9 @@ WORDS_AHEAD = 32  # words whose places are prefetched before the first is looked
 def read_words(view, text, at, end, splits, line_end, hashes, ids):  # type: ignore[no-untyped-def]
     """Writes the ids of a line's words, uint32.
 
-    Args
-        text, splits  addresses of a text, and of 256 flags: 1 separates words
-        at, end       where to read; the line ends at `end`, or at the byte `line_end` before
-        hashes, ids   addresses of room for WORDS_AHEAD int64, and for the ids
+    Args    text, splits  addresses of a text, and of 256 flags: 1 separates words
+            at, end       where to read; the line ends at `end`, or at the byte `line_end` before
+            hashes, ids   addresses of room for WORDS_AHEAD int64, and for the ids
     Returns  (the place after the line, the address after the ids)
     """
     is_open = True
@@ -275,7 +404,7 @@ def find_text(view, text, size, splits, ids, sentence_begin):  # type: ignore[no
 
 
 # Places in a scorer of sentences, an array of int64.
-VIEW, SPLITS, SCRATCH, SCORED, PLACES = range(5)
+ASKED, VIEW, SPLITS, SCRATCH, PLACES = range(5)  # ASKED: words scored so far
 TEXT_BYTES = 4096  # of a sentence, at most
 # Of the hashes, of two states' weights, and of the ids.
 SCRATCH_BYTES = 8 * WORDS_AHEAD + 2 * 4 * 16 + 4 * (TEXT_BYTES // 2 + 3)
@@ -299,7 +428,7 @@ def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def
     if eos:
         store32(end, of(view, END))
         end += _4
-    store64(scorer + (np.int64(SCORED) << _3), of(scorer, SCORED) + ((end - at) >> _2))
+    store64(scorer, of(scorer, ASKED) + ((end - at) >> _2))
     length = _0
     if bos:
         # KenLM's begin state has a word, whatever it extends to.
@@ -325,6 +454,12 @@ def score_sentence(scorer, text, size, bos, eos):  # type: ignore[no-untyped-def
         total = np.float32(total + prob)
         at += _4
     return np.float64(total)
+
+
+@kernel("int64, int64, int64", nogil=False)
+def find_id(scorer, text, size):  # type: ignore[no-untyped-def]
+    """The id of the word of `size` bytes at an address, with PAD_BYTES after it."""
+    return word_id(of(scorer, VIEW), murmur(text, size))
 
 
 @kernel("float32[:], int64[:], int64, int64, out float64[:]")

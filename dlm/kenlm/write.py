@@ -1,4 +1,5 @@
-"""Writes a model as a KenLM probing file, which KenLM opens and scores as one of `build_binary`.
+"""Writes the n-grams of a reader as an ARPA file, and a model as a KenLM probing file, which KenLM
+opens and scores as one of `build_binary`.
 
 KenLM wants the suffix of every n-gram. One that is missing, a *blank*, is added with the score of
 backing off, computed in KenLM's order. Signs are flags: that of a probability is clear where a
@@ -9,22 +10,27 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
 from dlm.files import replacing
-from dlm.kenlm import write_kernels as kernels
+from dlm.kenlm import kernels
 from dlm.kenlm.layout import FIXED, REFERENCE, ModelType, buckets_of
-from dlm.ngram.arpa import SectionColumns
-from dlm.ngram.arpa.writer import WordBytes
+from dlm.ngram.arpa import NgramBatch, SectionColumns
+from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.progress import ProgressReporter, Tell
 from dlm.units import size_text
+
+if TYPE_CHECKING:
+    from dlm.kenlm.reader import NgramReader
 
 F32, U32, I64 = np.float32, np.uint32, np.int64
 
@@ -38,9 +44,8 @@ _SPARE = 1.1  # buckets per entry, at least
 class _Order:
     """An order: the model's n-grams, then blanks.
 
-    Shapes
-        ids (n, k) uint32, keys (n,) int64, prob (n,) float32, backoff (n,) float32
-        is_suffix (n,) bool   a longer n-gram ends in it
+    Shapes  ids (n, k) uint32, keys (n,) int64, prob (n,) float32, backoff (n,) float32
+            is_suffix (n,) bool   a longer n-gram ends in it
     """
 
     ids: NDArray[np.uint32]
@@ -58,7 +63,6 @@ class _Order:
         backoff: NDArray[np.float32] | None,
         listed: int,
     ) -> _Order:
-        """An order whose flags are not set."""
         keys = _keys(ids, 0, ids.shape[1])
         weight = np.zeros(len(ids), F32) if backoff is None else backoff.copy()
         weight[weight == 0] = F32(-0.0)
@@ -103,16 +107,14 @@ def write_probing(
 ) -> tuple[int, ...]:
     """Writes a model as a probing file, whole or not at all.
 
-    Args
-        sections    n-grams of order 1, 2, ..., as `write_arpa` takes them
-        multiplier  buckets per n-gram; more if blanks need it
+    Args    sections    n-grams of order 1, 2, ..., as `write_arpa` takes them
+            multiplier  buckets per n-gram; more if blanks need it
     Returns       by order, how many blanks were added
     Raises
         ConfigError  order 1; an n-gram without its context, or two words or n-grams with one hash;
                      blanks in an order without n-grams; a word with a zero byte
         OSError
-    Cost
-        memory: some 100 bytes per n-gram; see `check_memory`
+    Cost    memory: some 100 bytes per n-gram; see `check_memory`
     """
     if len(sections) < 2:
         raise ConfigError(
@@ -236,3 +238,50 @@ def _table(
             "or write an ARPA file"
         )
     return table
+
+
+# --------------------------------------------------------------------------- as an ARPA file
+
+
+def export_ngrams(
+    reader: NgramReader, target: Path | IO[bytes], *, progress: Tell = lambda line: None
+) -> int:
+    """Writes a model as an ARPA file, whole or not at all.
+
+    Args    reader  not begun
+            target  a path, compressed by its suffix, or an open file
+    Returns     n-grams written
+    Raises  ArpaError, KenlmFormatError, ConfigError, OSError
+    Cost    memory: the reader's, and some blocks of text
+    """
+    counts = tuple(reader.counts)
+    batches = _Batches(reader.batches(), ProgressReporter(progress), counts)
+    words = WordBytes.of(reader.vocabulary)
+    with ArpaWriter(target, words, counts, comments=reader.comments) as writer:
+        for order in range(1, len(counts) + 1):
+            writer.section(batches.of(order))
+    return sum(counts)
+
+
+class _Batches:
+    """The batches of each order, as a writer takes them; the first of the next is held."""
+
+    def __init__(
+        self, batches: Iterator[NgramBatch], reporter: ProgressReporter, counts: tuple[int, ...]
+    ) -> None:
+        self._batches, self._reporter, self._counts = batches, reporter, counts
+        self._held = next(batches, None)
+
+    def of(self, order: int) -> Iterator[Callable[[], RowColumns]]:
+        count = self._counts[order - 1]
+        if self._held is not None and self._held.order == order:
+            self._reporter.stage(f"writing {count:,} {order}-grams", count, "n-grams")
+        while self._held is not None and self._held.order == order:
+            batch, self._held = self._held, None
+            yield partial(_columns, batch, order == len(self._counts))
+            self._reporter.step(len(batch))
+            self._held = next(self._batches, None)
+
+
+def _columns(batch: NgramBatch, top: bool) -> RowColumns:
+    return RowColumns(batch.ids, batch.log10_prob, None if top else batch.log10_backoff)

@@ -7,6 +7,8 @@ Arrays as arguments count references, which costs more than most functions here 
 # mypy: disable-error-code="misc"
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -17,84 +19,46 @@ from dlm.jit import inlined
 _ONE = np.int64(1)
 
 
-@intrinsic
-def load64(typingctx, address):  # type: ignore[no-untyped-def]
-    """The eight bytes at `address`, aligned or not, as int64."""
+def _loading(result: Any, stored: Any, align: int) -> Any:
+    """Reads what is stored at an address; what is narrower than an int64 is widened."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
+    @intrinsic
+    def load(typingctx, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(args[0], stored.as_pointer())
+            found = builder.load(pointer, align=align)
+            return builder.zext(found, _INT64) if stored in (_INT8, _INT32) else found
 
-    return types.int64(types.int64), codegen
+        return result(types.int64), codegen
 
-
-@intrinsic
-def load_float32(typingctx, address):  # type: ignore[no-untyped-def]
-    """The float32 at `address`, a multiple of four."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.FloatType().as_pointer())
-        return builder.load(pointer, align=4)
-
-    return types.float32(types.int64), codegen
+    return load
 
 
-@intrinsic
-def load8(typingctx, address):  # type: ignore[no-untyped-def]
-    """The byte at `address`, as int64."""
+def _storing(value: Any, stored: Any, align: int) -> Any:
+    """Writes a value at an address, of an int64 the low bits that are stored."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
+    @intrinsic
+    def store(typingctx, address, value_type):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(args[0], stored.as_pointer())
+            written = builder.trunc(args[1], stored) if stored == _INT32 else args[1]
+            builder.store(written, pointer, align=align)
+            return context.get_dummy_value()
 
-    return types.int64(types.int64), codegen
+        return types.void(types.int64, value), codegen
 
-
-@intrinsic
-def load32(typingctx, address):  # type: ignore[no-untyped-def]
-    """The uint32 at `address`, a multiple of four, as int64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
-        return builder.zext(builder.load(pointer, align=4), ir.IntType(64))
-
-    return types.int64(types.int64), codegen
+    return store
 
 
-@intrinsic
-def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Writes the low 32 bits of an int64 at `address`, a multiple of four."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(32).as_pointer())
-        builder.store(builder.trunc(args[1], ir.IntType(32)), pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def store64(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Writes an int64 at `address`, a multiple of eight."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        builder.store(args[1], pointer, align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def store_float32(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Writes a float32 at `address`, a multiple of four."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(args[0], ir.FloatType().as_pointer())
-        builder.store(args[1], pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), codegen
+_INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+# At an address, aligned or not; of numbers of four bytes and for `store64`, an aligned one.
+load8 = _loading(types.int64, _INT8, 1)
+load32 = _loading(types.int64, _INT32, 4)
+load64 = _loading(types.int64, _INT64, 1)
+load_float32 = _loading(types.float32, ir.FloatType(), 4)
+store32 = _storing(types.int64, _INT32, 4)
+store64 = _storing(types.int64, _INT64, 8)
+store_float32 = _storing(types.float32, ir.FloatType(), 4)
 
 
 @intrinsic
@@ -156,10 +120,25 @@ def leading_zeros(typingctx, value):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), codegen
 
 
+@intrinsic
+def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
+    """Zero bits below the lowest one of an int64; 64 for 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), codegen
+
+
 @inlined
 def mask_of(width):  # type: ignore[no-untyped-def]
-    """`width` ones."""
     return (_ONE << width) - _ONE
+
+
+@inlined
+def of(numbers, place):  # type: ignore[no-untyped-def]
+    """The number at a place of the array of int64 at an address."""
+    return load64(numbers + (np.int64(place) << np.int64(3)))
 
 
 @inlined
@@ -186,13 +165,3 @@ def two_fields(bit, width):  # type: ignore[no-untyped-def]
 def bit_length(value):  # type: ignore[no-untyped-def]
     """Bits that `value` >= 0 needs; 0 for 0."""
     return np.int64(64) - leading_zeros(value)
-
-
-@intrinsic
-def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
-    """Zero bits below the lowest one of an int64; 64 for 0."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.cttz(args[0], ir.IntType(1)(0))
-
-    return types.int64(types.int64), codegen

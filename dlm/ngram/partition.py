@@ -31,22 +31,15 @@ def _rotate_left(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
     return (x << U64(bits)) | (x >> U64(64 - bits))
 
 
-def _mix_lane(lane: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return _rotate_left(lane * _PRIME_2, 31) * _PRIME_1
-
-
-def _avalanche(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    h = (h ^ (h >> U64(33))) * _PRIME_2
-    h = (h ^ (h >> U64(29))) * _PRIME_3
-    return h ^ (h >> U64(32))
-
-
 def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """XXH64 (n,), seed 0, of each pair of ids as two little-endian uint32, v the more recent."""
     lane = np.asarray(u).astype(U64) | (np.asarray(v).astype(U64) << U64(32))
     with np.errstate(over="ignore"):
-        h = _mix_lane(lane) ^ (_PRIME_5 + U64(8))
-        return _avalanche(_rotate_left(h, 27) * _PRIME_1 + _PRIME_4)
+        h = (_rotate_left(lane * _PRIME_2, 31) * _PRIME_1) ^ (_PRIME_5 + U64(8))
+        h = _rotate_left(h, 27) * _PRIME_1 + _PRIME_4
+        h = (h ^ (h >> U64(33))) * _PRIME_2
+        h = (h ^ (h >> U64(29))) * _PRIME_3
+        return h ^ (h >> U64(32))
 
 
 def slots_of(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint16]:

@@ -45,13 +45,10 @@ def as_bytes(word: str | bytes) -> bytes:
 
 
 def as_text(word: bytes) -> str:
-    """The inverse of `as_bytes`, for showing a word to a person."""
     return word.decode("utf-8", "surrogateescape")
 
 
 class _Table(Protocol):
-    """The part of `wordtable.WordTable` that is used here."""
-
     def __len__(self) -> int:
         """How many words."""
 

@@ -210,7 +210,6 @@ class WordTable:
         return word_id
 
     def spell_unk(self, spelling: bytes) -> None:
-        """Spells word 0 as the file does, `<unk>` or `<UNK>`."""
         if not is_unk_spelling(spelling):
             raise ValueError("word 0 of a vocabulary must be <unk> or <UNK>")
         # Both spellings have one length.

@@ -26,9 +26,8 @@ from dlm.index.layout import FileEntry
 from dlm.index.making import kernels, stages
 from dlm.index.making.budget import Budget
 from dlm.index.making.builder import pack_shard, write_file
-from dlm.index.making.journal import Journal
 from dlm.index.making.stages import Context
-from dlm.index.making.work import RowReader, Work
+from dlm.index.making.work import Journal, RowReader, Work
 from dlm.index.packed import kernels as packed
 from dlm.ngram.arpa.rows import RowBlock, RowFault, split_row
 from dlm.ngram.partition import SLOTS

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("hama", reason="pip install -e '.[asr]'")
+pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
-from dlm.asr.speech.acoustic import FRAME_S, AcousticModel
 from dlm.asr.speech.audio import SAMPLE_RATE
+from dlm.asr.speech.transcribe import FRAME_S, AcousticModel
 from dlm.errors import QueryError
 
 
@@ -33,19 +34,3 @@ def test_samples_of_another_kind_are_refused(model: AcousticModel) -> None:
     for samples in (np.zeros(0), np.zeros((2, 5)), np.zeros(5, np.int16), np.zeros(5)):
         with pytest.raises(QueryError, match="float32"):
             model.log_probs(samples)
-
-
-def test_a_path_collapses_as_ctc_reads_it(model: AcousticModel) -> None:
-    """A repeat is one label, unless a blank lies between."""
-    blank = model.blank
-    assert model.collapse([blank, 7, 7, blank, 7, 8, 8, blank]) == [7, 7, 8]
-    assert model.collapse([]) == []
-
-
-def test_the_best_labels_are_phonemes_word_by_word(model: AcousticModel) -> None:
-    """Boundaries at the ends and in a row hold no word."""
-    place = {label: i for i, label in enumerate(model.labels)}
-    path = [place[label] for label in ["<wb>", "ð", "ð", "ɛ", "<wb>", "<blank>", "<wb>", "ə"]]
-    log_probs = np.full((len(path), len(model.labels)), -9.0, np.float32)
-    log_probs[np.arange(len(path)), path] = 0.0
-    assert model.phonemes(log_probs) == [["ð", "ɛ"], ["ə"]]

@@ -16,7 +16,7 @@ from cluster import build
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
 from dlm.asr.speech.lexicon import PhonemeLexicon
-from dlm.asr.speech.lexicon_search import CtcDecoder, HeardSentence
+from dlm.asr.speech.transcribe import CtcDecoder, HeardSentence
 from dlm.client import Client, Utterance
 from dlm.errors import ClientClosed, ConfigError, QueryError
 from models import HAND_MADE

@@ -13,8 +13,7 @@ from asr.test_slf import ON_LINKS, ON_NODES
 from dlm.asr.rescoring.kaldi import SymbolTable
 from dlm.asr.rescoring.lattice import Lattice
 from dlm.asr.rescoring.lattice_files import KALDI, NBEST, SLF, LatticeFiles
-from dlm.asr.rescoring.nbest import Hypothesis, NbestList, nbest_json, nbest_text
-from dlm.asr.rescoring.paths import best_paths
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, best_paths, nbest_json, nbest_text
 from dlm.asr.rescoring.slf import slf_text
 from dlm.errors import ConfigError, LatticeError
 

@@ -26,8 +26,6 @@ import dlm.asr.kenlm as kenlm
 import forked
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build
 from dlm.asr.kenlm import table as tables
-from dlm.asr.kenlm import unpacked
-from dlm.asr.kenlm.unpacked import UnpackedTable
 from dlm.client import ClientConfig
 from dlm.errors import ModelMismatch, QueryError
 from models import HAND_MADE, random_model
@@ -278,7 +276,7 @@ def test_a_table_that_is_full_is_replaced(
     files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States that are held go on, and equal those of the new table."""
-    monkeypatch.setattr(tables.StepTable.__init__, "__kwdefaults__", {"states": 12})
+    monkeypatch.setattr(tables.StepTable.__init__, "__kwdefaults__", {"states": 12, "scorer": None})
     model = mapped(files.again(1, seed=1).directory)  # which nobody else has open
     first = after(model, "w1 w2")
     held = [after(model, text) for text in sentences(40)]
@@ -300,9 +298,10 @@ def test_a_model_too_large_for_memory_stays_in_its_files(
     """By default a model is unpacked; where memory is short it is mapped, and answers the same."""
     copies = [files.again(1, seed=seed).directory for seed in (2, 3)]  # that nobody has open
     small = kenlm.Model(os.fspath(copies[0]))
-    monkeypatch.setattr(unpacked, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(tables, "available_bytes", lambda: 100_000)
     large = kenlm.Model(os.fspath(copies[1]))
-    assert [type(m._opened.table) for m in (small, large)] == [UnpackedTable, tables.StepTable]
+    kinds = [type(m._opened.table) for m in (small, large)]
+    assert kinds == [tables.UnpackedTable, tables.StepTable]
     for text in sentences(20):
         assert large.score(text) == small.score(text)
         states = [begun(large), after(large, text)], [begun(small), after(small, text)]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 pytest.importorskip("pocketsphinx", reason="pip install -e '.[asr]'")
 
 from cluster import build
 from dlm.asr.speech import lexicon
-from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.lexicon import HOMOPHONES, model_lexicon, read_dictionary, read_table
+from dlm.asr.speech.transcribe import AcousticModel
 from dlm.client import Client
 from dlm.errors import ConfigError
 from models import PlainModel

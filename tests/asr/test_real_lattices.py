@@ -14,8 +14,7 @@ import pytest
 
 from dlm.asr.open import open_model
 from dlm.asr.rescoring.lattice import Lattice, Scales
-from dlm.asr.rescoring.nbest import Hypothesis, NbestList
-from dlm.asr.rescoring.paths import best_paths
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, best_paths
 from dlm.asr.rescoring.rescore import Search, rescore
 from dlm.asr.rescoring.slf import read_slf, slf_text
 from dlm.client import Client

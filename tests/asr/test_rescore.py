@@ -16,8 +16,7 @@ import pytest
 from asr.plain import all_paths, random_lattice, words_of
 from cluster import Cluster, ModelFiles, build
 from dlm.asr.rescoring.lattice import Lattice, LatticeDraft, Scales
-from dlm.asr.rescoring.nbest import Hypothesis, NbestList
-from dlm.asr.rescoring.paths import best_paths
+from dlm.asr.rescoring.nbest import Hypothesis, NbestList, best_paths
 from dlm.asr.rescoring.rescore import PositionBatch, Search, positions, rescore, rescore_nbest
 from dlm.asr.rescoring.slf import read_slf, slf_text
 from dlm.client import Client, ClientConfig, Phrases

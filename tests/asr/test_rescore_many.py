@@ -12,7 +12,7 @@ from asr.test_rescore import SEARCH, WORDS, summed
 from cluster import Cluster, ModelFiles, build
 from dlm.asr.rescoring.lattice import Lattice
 from dlm.asr.rescoring.nbest import Hypotheses, Hypothesis, NbestList
-from dlm.asr.rescoring.rescore_many import rescore_many
+from dlm.asr.rescoring.rescore import rescore_many
 from dlm.client import Client, ClientConfig
 from dlm.errors import LatticeError, UnavailableError
 from models import random_model

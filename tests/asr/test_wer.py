@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.asr.speech.transcripts import paired, read_transcripts, with_kaldi_names
 from dlm.asr.speech.wer import (
     WordErrors,
     align,
     distance,
     error_rate,
+    paired,
     rate_difference,
+    read_transcripts,
     spoken_words,
     total,
+    with_kaldi_names,
     word_errors,
 )
 from dlm.errors import QueryError, TextError

@@ -11,10 +11,9 @@ import numpy as np
 
 from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
 from dlm.asr.settings import BeamSettings
-from dlm.asr.speech.acoustic import FRAME_S, AcousticModel
 from dlm.asr.speech.audio import read_audio
 from dlm.asr.speech.lexicon import model_lexicon
-from dlm.asr.speech.lexicon_search import CtcDecoder
+from dlm.asr.speech.transcribe import FRAME_S, AcousticModel, CtcDecoder
 from dlm.client import Client
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"

@@ -51,10 +51,9 @@ from benchmarks.wer_models import Spoken, make_shards, read_speech, write_text
 from benchmarks.workload import lines_of
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
-from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.audio import read_audio
 from dlm.asr.speech.lexicon import PhonemeLexicon, model_lexicon
-from dlm.asr.speech.lexicon_search import CtcDecoder
+from dlm.asr.speech.transcribe import AcousticModel, CtcDecoder
 from dlm.asr.speech.wer import DRAWS, INSERTION, MATCH, align
 from dlm.client import Client
 from dlm.files import replacing

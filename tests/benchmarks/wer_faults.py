@@ -40,7 +40,7 @@ from benchmarks.wer import SHARDS, Study, say
 from benchmarks.wer_models import Spoken
 from benchmarks.wer_plot import lines
 from dlm.asr.decoders.flashlight import DlmLM
-from dlm.asr.speech.lexicon_search import CtcDecoder
+from dlm.asr.speech.transcribe import CtcDecoder
 from dlm.asr.speech.wer import WordErrors, total, word_errors
 from dlm.client import Client, ClientConfig
 from dlm.client.config.cluster_file import write_cluster_file

@@ -16,7 +16,7 @@ from dlm.estimate.adjust.trie import Trie
 from dlm.estimate.pipeline import estimate
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import ArpaReader
-from dlm.ngram.arpa.output import OutputFile
+from dlm.ngram.arpa.writer import OutputFile
 from estimate import oracle
 from estimate.corpora import Case, case
 from estimate.lmplz import Values, lmplz, needs_lmplz, parsed

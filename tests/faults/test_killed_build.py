@@ -18,7 +18,7 @@ import forked
 from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
 from dlm.index.making.budget import Budget
-from dlm.index.making.journal import JOURNAL
+from dlm.index.making.work import JOURNAL
 from index.oracle import build_whole
 from models import random_model
 

@@ -11,11 +11,11 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index import making
+from dlm.index.coding import DistinctValues, Quantiser, ValueHistogram
 from dlm.index.layout import COLUMNS, Manifest
 from dlm.index.making.budget import Budget
 from dlm.index.making.files import write_parts
 from dlm.index.making.pack import BitStream, stream_offsets
-from dlm.index.making.values import DistinctValues, Quantiser, ValueHistogram
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
 from dlm.spill.column import Column

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, DlmError, KenlmFormatError
-from dlm.kenlm.export import export_ngrams
 from dlm.kenlm.invert import Effort, needed_bytes
 from dlm.kenlm.layout import REFERENCE, is_kenlm_file, open_file
 from dlm.kenlm.open import open_ngrams
 from dlm.kenlm.reader import KenlmReader
-from dlm.ngram.arpa.provenance import provenance_facts
+from dlm.kenlm.write import export_ngrams
+from dlm.ngram.arpa.header import provenance_facts
 from dlm.ngram.backoff import DictModel
 
 GOLDEN = Path(__file__).parent / "golden"

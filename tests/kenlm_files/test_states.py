@@ -6,11 +6,13 @@ float32 that KenLM answers, and quantised files have them too, since each value 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import dlm.asr.kenlm as kenlm
+from dlm.asr.kenlm.table import StepTable
 from dlm.errors import KenlmFormatError
 from dlm.kenlm.open import open_ngrams
 
@@ -116,3 +118,18 @@ def test_a_quantised_blank_above_0_is_scored_and_has_no_arpa_file() -> None:
     with open_ngrams(path) as reader, pytest.raises(KenlmFormatError, match=r"0\.25") as error:
         list(reader.batches())
     assert error.value.section == "2-grams"
+
+
+def test_words_are_counted_after_a_full_table_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of sentences, too, for which no table is needed."""
+    monkeypatch.setattr(StepTable.__init__, "__kwdefaults__", {"states": 4, "scorer": None})
+    model = kenlm.Model(str(shutil.copy(STATES / FILES[0], tmp_path)))  # which nobody has open
+    first, state = model._opened.table, kenlm.State()
+    for word in "abcdefg":
+        model.BaseScore(kenlm.State(), word, state)
+    before = model.stats()["queries"]
+    model.score("a b c")
+    assert model._opened.table is not first
+    assert model.stats()["queries"] == before + 4

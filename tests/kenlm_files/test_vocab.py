@@ -9,8 +9,7 @@ import pytest
 
 from dlm.errors import ConfigError, FormatError, KenlmFormatError
 from dlm.kenlm.layout import open_file, read_layout
-from dlm.kenlm.view import find_ids, make_view
-from dlm.kenlm.vocab import words_of
+from dlm.kenlm.view import find_ids, make_view, words_of
 from dlm.ngram.wordtable import WordTable
 
 GOLDEN = Path(__file__).parent / "golden"

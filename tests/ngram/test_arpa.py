@@ -33,7 +33,6 @@ from dlm.ngram.arpa import (
     ArpaWarning,
     NgramBatch,
     arpa_bytes,
-    output,
     source,
     write_arpa,
     writer,
@@ -1329,7 +1328,7 @@ def test_what_the_disk_refuses_meanwhile_is_told_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     """The system tells it once: the last sync would know nothing of it."""
-    monkeypatch.setattr(output, "SYNC_BYTES", 1)
+    monkeypatch.setattr(writer, "SYNC_BYTES", 1)
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

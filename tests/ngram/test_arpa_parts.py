@@ -13,7 +13,7 @@ import pytest
 
 from dlm.errors import ArpaError
 from dlm.index.making import build_shard_set
-from dlm.index.making.journal import describe_input
+from dlm.index.making.work import describe_input
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 
 COMMENTS = ["provenance: {}", "two\nlines"]

@@ -11,10 +11,10 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
+from dlm.ngram import digit_kernels as kernels
 from dlm.ngram.arpa import kernels as row_kernels
 from dlm.ngram.arpa.rows import float32_of
 from dlm.ngram.arpa.writer import RowColumns, WordBytes, rows_text
-from dlm.ngram.digits import kernels
 from dlm.ngram.wordtable import PADDING, WordTable
 
 EDGES = np.array(

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlm.asr.decoders.contexts import MAX_WORDS, Contexts, Counts, KnownContext
-from dlm.asr.decoders.word_ids import check_utterance, word_ids
+from dlm.asr.decoders.contexts import (
+    MAX_WORDS,
+    Contexts,
+    Counts,
+    KnownContext,
+    check_utterance,
+    word_ids,
+)
 from dlm.asr.settings import MIN_WEIGHT
 from dlm.client import State, Utterance
 from dlm.client.api.inputs import Word
@@ -70,10 +76,9 @@ class DlmLM(LM):  # type: ignore[misc]
                    in this process needs no messages, and none are fetched ahead
         lm_weight  the decoder's, which multiplies all that `score` returns. If the utterance has
                    phrases, their bonuses are divided by it, so it does not multiply them
-    Raises
-        QueryError, ConfigError  see `word_ids`
-        QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
-            `ClientConfig(bigram_fallback=True)` server failures raise nothing
+    Raises  QueryError, ConfigError  see `word_ids`
+            QueryError, UnavailableError, ProtocolError, through the decoder that calls it; with
+                `ClientConfig(bigram_fallback=True)` server failures raise nothing
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Steps of a beam search over letters (`letter_search`); beams are rows of integers.
+"""Steps of a beam search over letters (`pyctcdecode.LetterSearch`); beams are rows of integers.
 
 A *part* is the beginning of a word: a node of the trie of the words that may be said, or, from its
 size on, of a trie of others that grows. A *text* is the words before it: the text without its last
@@ -42,12 +42,11 @@ def _rounded(value, single):  # type: ignore[no-untyped-def]
 def grow_trie(letters, begins, keys, values, nodes):  # type: ignore[no-untyped-def]
     """Adds words to an empty trie; returns its size.
 
-    Shapes
-        letters  (L,)      int32  of all words
-        begins   (W + 1,)  int64  where each begins
-        keys     (2^n,)    int64  EMPTY; a node and a letter, for
-        values   (2^n,)    int32  the node after it
-        nodes    (L + 1, 3) int32  parent, letter, length of each
+    Shapes  letters  (L,)      int32  of all words
+            begins   (W + 1,)  int64  where each begins
+            keys     (2^n,)    int64  EMPTY; a node and a letter, for
+            values   (2^n,)    int32  the node after it
+            nodes    (L + 1, 3) int32  parent, letter, length of each
     """
     size = 1
     nodes[0, 0] = nodes[0, 1] = nodes[0, 2] = 0
@@ -186,7 +185,6 @@ def expand(  # type: ignore[no-untyped-def]
 
 @inlined
 def _same_words(one, other, count, texts):  # type: ignore[no-untyped-def]
-    """Whether two texts have the same last `count` words."""
     for _ in range(count):
         if one == other:
             return True

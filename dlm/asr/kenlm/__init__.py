@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 import types
 
-from dlm.asr.kenlm.batch import NextStates
-from dlm.asr.kenlm.config import ArpaComplaint as ARPALoadComplain
-from dlm.asr.kenlm.config import KenlmConfig as Config
-from dlm.asr.kenlm.config import KenlmLoadMethod as LoadMethod
-from dlm.asr.kenlm.config import WordScore as FullScoreReturn
+from dlm.asr.kenlm.model import ArpaComplaint as ARPALoadComplain
+from dlm.asr.kenlm.model import KenlmConfig as Config
 from dlm.asr.kenlm.model import KenlmLanguageModel as LanguageModel
+from dlm.asr.kenlm.model import KenlmLoadMethod as LoadMethod
 from dlm.asr.kenlm.model import KenlmModel as Model
+from dlm.asr.kenlm.model import WordScore as FullScoreReturn
+from dlm.asr.kenlm.opened import NextStates
 from dlm.asr.kenlm.state import KenlmState as State
 
 __all__ = [

@@ -1,25 +1,83 @@
-"""KenLM's `Model`."""
+"""KenLM's `Model`, its settings and its small value types."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.kenlm import sentences
-from dlm.asr.kenlm.batch import NextStates, score_batch
-from dlm.asr.kenlm.config import KenlmConfig, KenlmLoadMethod, WordScore
-from dlm.asr.kenlm.opened import OpenedModel, opened
-from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
-from dlm.asr.kenlm.state import KenlmState
+from dlm.asr.kenlm.opened import LENGTH_SHIFT, NextStates, OpenedModel, opened
+from dlm.asr.kenlm.state import KenlmState, not_a_state
 from dlm.asr.kenlm.table import NULL, ModelTable
+from dlm.client import ClientConfig
 from dlm.errors import DlmError
+from dlm.kenlm.score_kernels import TEXT_BYTES
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, as_text
 
 __all__ = ["KenlmLanguageModel", "KenlmModel"]
+
+
+class KenlmLoadMethod:
+    """How a model is loaded into memory. Models on servers are not loaded.
+
+    LAZY, POPULATE_OR_LAZY  files are mapped and shared by processes; for large models. KenLM's own
+                            files always are
+    the others              unpacked into the process's own memory if enough is free: faster
+    """
+
+    LAZY = 0
+    POPULATE_OR_LAZY = 1
+    POPULATE_OR_READ = 2
+    READ = 3
+    PARALLEL_READ = 4
+
+
+class ArpaComplaint:
+    """Which faults of an ARPA file KenLM reports. dlm rejects a faulty file with any setting."""
+
+    ALL = 0
+    EXPENSIVE = 1
+    NONE = 2
+
+
+class KenlmConfig:
+    """KenLM's `Config`, with one more setting.
+
+    load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
+    arpa_complain  accepted for compatibility; has no effect
+    show_progress  whether opening a model reports sharding and compilation to standard error
+    vocab          path of a list of the words, one per line, of a KenLM file that stores none
+                   (`build_binary -v`); only `Model.vocab` and what lists words need it
+    client         a `ClientConfig` for servers; None: `ClientConfig(bigram_fallback=True)`
+    """
+
+    def __init__(self) -> None:
+        self.load_method = KenlmLoadMethod.POPULATE_OR_READ
+        self.show_progress = True
+        self.arpa_complain = ArpaComplaint.ALL
+        self.vocab: str | None = None
+        self.client: ClientConfig | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordScore:
+    """KenLM's `FullScoreReturn`: read-only.
+
+    log_prob      log10 P
+    ngram_length  of the longest n-gram found, as KenLM counts it
+    oov           whether the vocabulary lacks the word
+    """
+
+    log_prob: float
+    ngram_length: int
+    oov: bool
+
+    def __repr__(self) -> str:
+        return f"FullScoreReturn{self.log_prob, self.ngram_length, self.oov}"
 
 
 class Words(Sequence[str]):
@@ -52,8 +110,7 @@ class KenlmModel:
         config  see `KenlmConfig`
     Attributes
         path    in bytes, absolute
-    Raises
-        OSError  the model cannot be opened: the message says why, and dlm's error is its cause
+    Raises  OSError  the model cannot be opened: the message says why, and dlm's error is its cause
     Guarantees
         Scores equal those of the ARPA model, in float32, bit for bit. Those of a KenLM binary file
         equal the package kenlm's instead, bit for bit, and so do `score`, `full_scores` and the
@@ -103,15 +160,14 @@ class KenlmModel:
     def score(self, sentence: str | bytes, bos: bool = True, eos: bool = True) -> float:
         """log10 P of a sentence, split at white space.
 
-        Args
-            bos  whether it begins after <s>; never put <s> into the sentence
-            eos  whether its end, </s>, is also scored
+        Args    bos  whether it begins after <s>; never put <s> into the sentence
+                eos  whether its end, </s>, is also scored
         """
         text = _bytes_of(sentence)
         direct = self._opened.direct
         if direct is not None and len(text) <= TEXT_BYTES:
             return direct.score(text, bool(bos), bool(eos))
-        return sentences.score(self._opened, text, bool(bos), bool(eos))
+        return self._opened.score(text, bool(bos), bool(eos))
 
     def perplexity(self, sentence: str | bytes) -> float:
         """Perplexity of a sentence and its end: 10 ** (-log10 P / (words + 1))."""
@@ -122,7 +178,7 @@ class KenlmModel:
         self, sentence: str | bytes, bos: bool = True, eos: bool = True
     ) -> Iterator[tuple[float, int, bool]]:
         """For each word and the end: log10 P, KenLM's ngram_length, whether it is unknown."""
-        return sentences.full_scores(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
+        return self._opened.full_scores(_bytes_of(sentence), bool(bos), bool(eos))
 
     def score_many(
         self, sentences_: Sequence[str | bytes], bos: bool = True, eos: bool = True
@@ -131,7 +187,7 @@ class KenlmModel:
         if isinstance(sentences_, (str, bytes)):
             raise TypeError("score_many got one string; expected a sequence: pass [sentence]")
         texts = [_bytes_of(sentence) for sentence in sentences_]
-        return sentences.score_many(self._opened, texts, bool(bos), bool(eos))
+        return self._opened.score_many(texts, bool(bos), bool(eos))
 
     # -- states -------------------------------------------------------------------------------
 
@@ -171,22 +227,22 @@ class KenlmModel:
                 empty = KenlmState()
                 self.NullContextWrite(empty)
                 return self.BaseScore(empty, word, out_state)
-            raise _no_state(in_state, out_state) from None
+            raise not_a_state(in_state, out_state) from None
 
     def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
         """Like `BaseScore`, with the length of the n-gram found and whether the word is unknown."""
         if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
-            raise _no_state(in_state, out_state)
+            raise not_a_state(in_state, out_state)
         table, row = self._opened.resolve(in_state)
         found = table.id_of(word)
-        log10_prob, length, table, row = sentences.step(self._opened, table, row, found)
+        table, log10_prob, row = self._opened.ask(table, row, found)
         self._write(out_state, table, row)
-        return WordScore(log10_prob, length, found == UNK_ID)
+        return WordScore(log10_prob, row >> LENGTH_SHIFT, found == UNK_ID)
 
     @staticmethod
     def _write(state: KenlmState, table: ModelTable, row: int) -> None:
         if not isinstance(state, KenlmState):
-            raise _no_state(state, state)
+            raise not_a_state(state, state)
         state._table, state._answer = table, row
 
     # -- additions to the package kenlm --------------------------------------------------------
@@ -196,22 +252,18 @@ class KenlmModel:
     ) -> tuple[NDArray[np.float32], NextStates]:
         """Extends each of K states by W words.
 
-        Args
-            words  W words for all states, or K rows of W words
-        Returns
-            (K, W) float32 log10 P, and the states after: `after[k, w]`
-        Raises
-            QueryError, ModelMismatch
+        Args    words  W words for all states, or K rows of W words
+        Returns (K, W) float32 log10 P, and the states after: `after[k, w]`
+        Raises  QueryError, ModelMismatch
         """
-        return score_batch(self._opened, states, words)
+        return self._opened.score_batch(states, words)
 
     def next_distribution(self, state: KenlmState) -> NDArray[np.float32]:
         """log10 P of every word after `state`: (V,) float32, in the order of `vocab`.
 
         The value of <s> is the file's, although <s> never follows a word.
         """
-        table, row = self._opened.resolve(state)
-        return sentences.distribution(self._opened, table, row)
+        return self._opened.distribution(state)
 
     def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
         """The `k` likeliest next words and their log10 P, best first; equals in vocabulary order.
@@ -259,14 +311,3 @@ def _str_of(word: object) -> str:
     if not isinstance(word, str):
         raise TypeError(f"Cannot convert {type(word)} to string")
     return word
-
-
-def _no_state(*states: object) -> TypeError:
-    for state in states:
-        if not isinstance(state, KenlmState):
-            found = f"{type(state).__module__}.{type(state).__qualname__}"
-            return TypeError(
-                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
-                "package kenlm cannot be read"
-            )
-    return TypeError("found other arguments; expected two states and a word")

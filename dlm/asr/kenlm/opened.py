@@ -1,4 +1,5 @@
-"""What `Model`s of the same name share in a process: a client, and the table in use."""
+"""What `Model`s of the same name share in a process: a client, and the table in use, with which
+sentences are scored, and many states and words at once."""
 
 from __future__ import annotations
 
@@ -6,15 +7,16 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.asr.kenlm.scorer import FileScorer
-from dlm.asr.kenlm.state import KenlmState, PickledStates
+from dlm.asr.kenlm.state import KenlmState, PickledStates, not_a_state
 from dlm.asr.kenlm.table import (
     NEEDS_SHARD,
     NULL,
@@ -22,20 +24,30 @@ from dlm.asr.kenlm.table import (
     ModelCounts,
     ModelTable,
     StepTable,
+    TextScorer,
+    UnpackedTable,
+    fits,
+    unpack,
 )
-from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
 from dlm.asr.open import SCHEME, open_model
-from dlm.client import ClientConfig
+from dlm.client import ClientConfig, States
 from dlm.client.api.states import FULL_MODEL
-from dlm.errors import DlmError, ModelMismatch
+from dlm.errors import DlmError, ModelMismatch, QueryError
 from dlm.index.search.local import LocalModel
-from dlm.ngram.query import BIGRAM_FALLBACK
+from dlm.index.search.text.score import score_lines
+from dlm.kenlm.score_kernels import TEXT_BYTES
+from dlm.ngram.query import BIGRAM_FALLBACK, Answers
+from dlm.ngram.vocab import UNK_ID
 from dlm.progress import Tell, compiling_notice
 from dlm.units import counted
 from dlm.wire.secret import signature
 
 TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is announced
 LOOK_S = 1.0  # between checks of which model new sentences use
+# Word separators, as in `bytes.split`; elsewhere in dlm the last two are characters of words.
+_SPACES = bytes.maketrans(b"\n\v\f", b"   ")
+AT_ONCE = 512  # sentences per call to servers
+LENGTH_SHIFT = ROW_MASK.bit_length()
 
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.WeakValueDictionary()
 
@@ -54,7 +66,7 @@ def opened(
     key = (named, repr(stamp), repr(config), unpacks, vocab)
     found = _opened.get(key)
     if found is None:
-        tell = _tell if show_progress else _silent
+        tell = _tell if show_progress else lambda line: None
         compiling_notice.use(tell)
         found = _opened[key] = OpenedModel(named, config, unpacks, tell, vocab)
     return found
@@ -62,10 +74,6 @@ def opened(
 
 def _tell(line: str) -> None:
     sys.stderr.write(f"dlm: {line}\n")
-
-
-def _silent(line: str) -> None:
-    pass
 
 
 class OpenedModel:
@@ -97,9 +105,9 @@ class OpenedModel:
             self.table = UnpackedTable(utterance, self.counts, self._mark, unpacked)
         else:
             self.table = StepTable(utterance, self.counts, self._mark)
-        # Scores sentences of a KenLM file, for which a table is not needed.
-        self.direct: FileScorer | None = None
-        if isinstance(self.table.scorer, FileScorer):
+        # Scores sentences of a whole model that stays, for which a table is not needed.
+        self.direct: TextScorer | None = None
+        if self._is_fixed and self.table.is_whole:
             self.direct = self.table.scorer
         self._looked_s = time.monotonic()
 
@@ -124,11 +132,7 @@ class OpenedModel:
         Raises  TypeError  not a state of dlm;  ModelMismatch  of another model or shard set
         """
         if not isinstance(state, KenlmState):
-            found = f"{type(state).__module__}.{type(state).__qualname__}"
-            raise TypeError(
-                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
-                "package kenlm cannot be read"
-            )
+            raise not_a_state(state)
         other, row = state._place()
         if other is None:
             return self.table, NULL
@@ -146,11 +150,10 @@ class OpenedModel:
     def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
         """The row of a state with these ids, most recent first, and its table: new if full."""
         row = table.row_of(words)
-        return (table, row) if row >= 0 else self._renewed(table, words)
-
-    def _renewed(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
-        fresh = self.renew(table)
-        return fresh, fresh.row_of(words)
+        if row < 0:
+            table = self.renew(table)
+            row = table.row_of(words)
+        return table, row
 
     def renew(self, table: ModelTable) -> ModelTable:
         assert isinstance(table, StepTable)  # others are never full
@@ -160,7 +163,7 @@ class OpenedModel:
         return fresh
 
     def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
-        """A step that the table did not know: the table of its answer, log10 P, answer."""
+        """A step, known to the table or not: the table of its answer, log10 P, answer."""
         row &= ROW_MASK
         while True:
             log10_prob, answer = table.step(table.address, row, word)
@@ -168,7 +171,7 @@ class OpenedModel:
                 log10_prob, answer = table.ask(row, word)
             if answer >= 0:
                 return table, log10_prob, answer
-            table, row = self._renewed(table, table.words(row))
+            table, row = self.entered(self.renew(table), table.words(row))
 
     def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
         """Counts queries not answered by the table; `source` None: the full model answered all."""
@@ -181,3 +184,216 @@ class OpenedModel:
     def stats(self) -> dict[str, int]:
         self.table.count()
         return asdict(self.counts)
+
+    # -- sentences ----------------------------------------------------------------------------
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        table = self.current()
+        if table.is_whole and len(text) <= TEXT_BYTES:
+            return table.scorer.score(text, bos, eos)
+        if table.local is not None or len(text) > TEXT_BYTES:
+            return float(self.score_many([text], bos, eos)[0])
+        total = 0.0
+        for log10_prob in self._served(table, _ids(table, text, eos), bos)[0]:
+            total += log10_prob
+        return total
+
+    def full_scores(self, text: bytes, bos: bool, eos: bool) -> Iterator[tuple[float, int, bool]]:
+        table = self.current()
+        ids = _ids(table, text, eos)
+        unknown = [word == UNK_ID for word in ids]
+        if eos:
+            unknown[-1] = False
+        if not table.is_whole:
+            log10_probs, lengths = self._served(table, ids, bos)
+            yield from zip(log10_probs, lengths, unknown, strict=True)
+            return
+        row = table.begin if bos else NULL
+        for word, is_unknown in zip(ids, unknown, strict=True):
+            log10_prob, answer = table.step(table.address, row, word)
+            if answer < 0:
+                table, log10_prob, answer = self.ask(table, row, word)
+            row = answer
+            yield log10_prob, row >> LENGTH_SHIFT, is_unknown
+
+    def _served(
+        self, table: ModelTable, ids: list[int], bos: bool
+    ) -> tuple[list[float], list[int]]:
+        """log10 P and KenLM's ngram_length of each word after those before it.
+
+        The table answers the first words. From the first that it lacks, one call requests all.
+        """
+        assert isinstance(table, StepTable)
+        log10_probs: list[float] = []
+        lengths: list[int] = []
+        row = table.begin if bos else NULL
+        for word in ids:
+            log10_prob, answer = table.step(table.address, row, word)
+            if answer < 0:
+                break
+            log10_probs.append(log10_prob)
+            lengths.append(answer >> LENGTH_SHIFT)
+            row = answer
+        known = len(lengths)
+        if known < len(ids):
+            answers = _asked(table, ids, bos, known)
+            if not table.remember(row, ids[known:], answers):
+                self.renew(table)
+            log10_probs += answers.log10_prob.tolist()
+            lengths += answers.ngram_length.tolist()
+        return log10_probs, lengths
+
+    def score_many(self, texts: Sequence[bytes], bos: bool, eos: bool) -> NDArray[np.float64]:
+        table = self.current()
+        local = table.local
+        if not texts:
+            return np.zeros(0)
+        several = isinstance(local, LocalModel) and len(local.shards) > 1
+        if several and table.is_whole and max(map(len, texts)) <= TEXT_BYTES:
+            # Unpacked: the state is carried from word to word. Mapped shards ask query by query.
+            return np.array([table.scorer.score(text, bos, eos) for text in texts])
+        if local is not None:
+            joined = b"\n".join(texts)
+            if joined.count(b"\n") >= len(texts) or b"\v" in joined or b"\f" in joined:
+                joined = b"\n".join(text.translate(_SPACES) for text in texts)
+            lines = score_lines(local, joined, bos=bos, eos=eos)
+            self.counts.queries += int(lines.begin[-1]) + eos * len(texts)
+            return lines.totals
+        found = []
+        split = (text.split() for text in texts)
+        while some := list(islice(split, AT_ONCE)):
+            for one in table.utterance.score_sentences(some, bos=bos, eos=eos):
+                found.append(one.log10_prob)
+                self.count_asked(one.token_source)
+        return np.array(found)
+
+    # -- many words ---------------------------------------------------------------------------
+
+    def distribution(self, state: KenlmState) -> NDArray[np.float32]:
+        table, row = self.resolve(state)
+        ids = np.arange(table.utterance.vocabulary_size, dtype=np.uint32)
+        rows = np.array([row], np.int64)
+        if not isinstance(table, StepTable) or table.is_whole:
+            self.counts.queries += len(ids)
+            scores, _ = table.score_rows(rows, ids[None])
+        else:
+            blocks = table.utterance.context_blocks(table.states(rows))
+            scores = blocks.distribution()
+            self.count_asked(np.repeat(blocks.source, len(ids)))
+        return scores.reshape(-1)
+
+    def score_batch(
+        self, states: Sequence[KenlmState], words: Any
+    ) -> tuple[NDArray[np.float32], NextStates]:
+        if isinstance(states, KenlmState):
+            raise QueryError("found a State, expected a sequence of states; give [state]")
+        if isinstance(words, (str, bytes)):
+            raise QueryError("found a string, expected a sequence of words; give [word]")
+        table, rows = self._rows_of(states)
+        find = table.id_of
+        if len(words) > 0 and not isinstance(words[0], str):
+            if len(words) != len(states) or len({len(row) for row in words}) > 1:
+                raise QueryError(
+                    f"{len(words)} rows of words for {len(states)} states; expected one row per "
+                    "state, all of the same length"
+                )
+            ids = np.array([list(map(find, row)) for row in words], np.uint32)
+        else:
+            ids = np.fromiter(map(find, words), np.uint32, len(words))
+        if isinstance(table, StepTable) and not table.is_whole:
+            found = table.utterance.extend(table.states(rows), ids)
+            self.count_asked(found.source)
+            return found.log10_prob, NextStates(table, self, found.states)
+        ids = np.atleast_2d(ids)
+        log10_prob, after = table.score_rows(rows, ids)
+        self.counts.queries += log10_prob.size
+        if isinstance(table, StepTable):
+            return log10_prob, NextStates(table, self, Extended(table, rows, ids, after))
+        return log10_prob, NextStates(table, self, after)
+
+    def _rows_of(self, states: Sequence[KenlmState]) -> tuple[ModelTable, NDArray[np.int64]]:
+        """The rows of states in one table; one of another table of the same model is entered."""
+        while True:
+            table = self.table
+            rows = []
+            for state in states:
+                if getattr(state, "_table", None) is table:
+                    rows.append(state._answer & ROW_MASK)
+                    continue
+                found, row = self.resolve(state)
+                if found is not table:
+                    break
+                rows.append(row)
+            else:
+                return table, np.array(rows, np.int64)
+            if found is not self.table:
+                raise QueryError(
+                    "the states belong to different models, since the servers changed models after "
+                    "some of these sentences had begun; score them one by one"
+                )
+
+
+def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
+    known, find = table.ids, table.id_of
+    words = [word.decode("utf-8", "surrogateescape") for word in text.split()]
+    # Read once: another thread may clear it.
+    ids = [find(word) if (known_id := known.get(word)) is None else known_id for word in words]
+    return [*ids, table.vocabulary.end_id] if eos else ids
+
+
+def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
+    begin = [table.vocabulary.begin_id] * bos
+    whole, width = begin + ids, max(table.order - 1, 0)
+    ends = range(len(begin) + known, len(whole))
+    contexts = [whole[max(end - width, 0) : end] for end in ends]
+    return table.utterance.score(contexts, ids[known:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extended:
+    """Next states that are not created yet.
+
+    Shapes  rows (K,) int64;  words (1, W) or (K, W) uint32
+            reach (K, W) uint8  how many words of (state, word) the next state keeps
+    """
+
+    table: StepTable
+    rows: NDArray[np.int64]
+    words: NDArray[np.uint32]
+    reach: NDArray[np.uint8]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.reach.shape
+
+    def words_of(self, k: int, w: int) -> tuple[int, ...]:
+        """The ids of one state, most recent first."""
+        length = int(self.reach[k, w])
+        word = int(self.words[k if len(self.words) > 1 else 0, w])
+        return (word, *self.table.words(int(self.rows[k])))[:length]
+
+
+class NextStates:
+    """The states after K states and W words; `after[k, w]` is one, created on access."""
+
+    def __init__(
+        self,
+        table: ModelTable,
+        model: OpenedModel,
+        states: States | Extended | NDArray[np.uint32],
+    ) -> None:
+        self._table, self._model, self._states = table, model, states
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._states.shape
+
+    def __getitem__(self, at: tuple[int, int]) -> KenlmState:
+        k, w = at
+        states, made = self._states, KenlmState()
+        if isinstance(states, np.ndarray):
+            made._table, made._answer = self._table, int(states[k, w])
+            return made
+        words = states.words_of(k, w) if isinstance(states, Extended) else states[k, w]._words[::-1]
+        made._table, made._answer = self._model.entered(self._table, words)
+        return made

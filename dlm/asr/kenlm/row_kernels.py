@@ -27,7 +27,6 @@ from dlm.index.search.step_kernels import (
     matters,
     node_backoff,
     node_list,
-    of,
     open_list,
     open_ranks,
     pair_backoff,
@@ -43,6 +42,7 @@ from dlm.ngram.memory_kernels import (
     load64,
     load_float32,
     mask_of,
+    of,
     prefetch,
     store32,
     store64,
@@ -59,7 +59,6 @@ _0, _1, _2, _3, _4 = np.int64(0), np.int64(1), np.int64(2), np.int64(3), np.int6
 
 @inlined
 def word_at(row, i):  # type: ignore[no-untyped-def]
-    """The word so many before the newest one."""
     return load32(row + np.int64(HEAD_BYTES) + (i << _2))
 
 

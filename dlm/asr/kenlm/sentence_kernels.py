@@ -11,10 +11,13 @@ from numba.extending import intrinsic
 
 from dlm.index.search.text.kernels import score_tokens
 from dlm.jit import inlined, kernel
+from dlm.kenlm.score_kernels import TEXT_BYTES
 from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
 
 # Places in a description of a model, an array of int64.
 (
+    ASKED,  # words scored so far
+    TABLE,  # address of an unpacked model's table
     VIEW,  # address of the view of the one shard
     VIEW_PLACES,  # of it
     ORDER,
@@ -26,11 +29,9 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_wor
     WORD_BYTES,
     DELIMITERS,
     SCRATCH,  # address of room for the words of a sentence and what is said of them
-    ASKED,  # words scored so far
     PLACES,
-) = range(13)
+) = range(14)
 
-TEXT_BYTES = 4096  # of a sentence, at most
 TOKENS = TEXT_BYTES // 2 + 2
 AT_ONCE = 32
 SCRATCH_BYTES = 16 * TOKENS + 32 * AT_ONCE
@@ -56,7 +57,6 @@ floats_behind = _pointer_to(types.float32)
 
 @inlined
 def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
-    """Writes the ids of a text's words to the scratch; returns how many."""
     model_ = numbers_behind(model)
     text = bytes_behind(text_at)
     slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])

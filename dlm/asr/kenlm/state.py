@@ -63,20 +63,11 @@ class KenlmState:
     def __eq__(self, other: object) -> bool:
         return self._is(other) if isinstance(other, KenlmState) else NotImplemented
 
-    def __ne__(self, other: object) -> bool:
-        return not self._is(other) if isinstance(other, KenlmState) else NotImplemented
-
     def __lt__(self, other: KenlmState) -> bool:
         return self._key() < other._key() if isinstance(other, KenlmState) else NotImplemented
 
     def __le__(self, other: KenlmState) -> bool:
         return self._key() <= other._key() if isinstance(other, KenlmState) else NotImplemented
-
-    def __gt__(self, other: KenlmState) -> bool:
-        return self._key() > other._key() if isinstance(other, KenlmState) else NotImplemented
-
-    def __ge__(self, other: KenlmState) -> bool:
-        return self._key() >= other._key() if isinstance(other, KenlmState) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._words())
@@ -100,3 +91,14 @@ def _unpickled(model_info: ModelInfo | None, words: tuple[int, ...]) -> KenlmSta
     if model_info is not None:
         made._table, made._answer = PickledStates(model_info, words), NULL
     return made
+
+
+def not_a_state(*given: object) -> TypeError:
+    for one in given:
+        if not isinstance(one, KenlmState):
+            found = f"{type(one).__module__}.{type(one).__qualname__}"
+            return TypeError(
+                f"a state is a {found}; expected a dlm.asr.kenlm.State, since states of the "
+                "package kenlm cannot be read"
+            )
+    return TypeError("found other arguments; expected two states and a word")

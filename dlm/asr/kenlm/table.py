@@ -1,29 +1,30 @@
-"""States of one model as small integers, and the steps between them."""
+"""States of one model as small integers, and the steps between them: in a table of the states that
+occurred, or in a model that is unpacked into memory."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.decoders.contexts import BLOCK_WORDS, MAX_WORDS
-from dlm.asr.kenlm import file_kernels, kernels
-from dlm.asr.kenlm.row_kernels import (
-    CONTEXT_BYTES,
-    HEAD_BYTES,
-)
-from dlm.asr.kenlm.scorer import FileScorer, TextScorer, WordScorer
+from dlm.asr.kenlm import kernels, sentence_kernels, unpacked_kernels
+from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.client import ContextBlocks, ModelInfo, States, Utterance
 from dlm.client.api.states import LOCAL_MODEL
+from dlm.index.check.decode import decode_tables
+from dlm.index.search.local import LocalModel
 from dlm.jit import builtin
-from dlm.kenlm.model import KenlmFile
+from dlm.kenlm import score_kernels as file_kernels
+from dlm.kenlm.model import WHITE_SPACE, KenlmFile, splits_at
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
 from dlm.ngram.vocab import as_bytes
+from dlm.ngram.wordtable import PADDING, WordTable
+from dlm.resources import available_bytes
 
 # Limits, in memory that is allocated as needed: 5 MB of states of a model of order 5, and 4 MB of
 # steps. A full table is replaced; states keep their own table alive.
@@ -33,6 +34,15 @@ NEEDS_SHARD = kernels.NEEDS_SHARD
 UNKNOWN_WORDS = 1 << 16  # most unknown words to remember
 NULL = 0  # the row of the empty context
 ROW_MASK = (1 << kernels.ROW_BITS) - 1
+# Of unpacking.
+PEAK_BYTES = 100  # per n-gram, while it is unpacked; 77 of a 5-gram
+SHARE = 4  # at most 1 / SHARE of the available memory is used
+LOAD = 0.7  # of the hash table
+
+_DELIMITERS = splits_at(WHITE_SPACE)  # as in `bytes.split`
+_PADDING = b"\n" + PADDING
+# Where the bytes of a bytes object begin; CPython puts a zero byte after them.
+IN_BYTES = bytes.__basicsize__ - 1
 
 
 @dataclass(slots=True)
@@ -45,6 +55,71 @@ class ModelCounts:
     local_fallback: int = 0
 
 
+class TextScorer:
+    """Looks up words, and scores sentences if the whole model is in this process, in one compiled
+    call each.
+
+    Args  numbers  what the kernels read, by its address; the first is how many words were scored
+          kept     what it points to
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], score: Any, find: Any, *kept: object) -> None:
+        self.numbers, self._address, self._kept = numbers, numbers.ctypes.data, kept
+        self._score: Callable[..., float] = score.compile()
+        self._find: Callable[[int, int, int], int] = find.compile()
+
+    @classmethod
+    def of_file(cls, file: KenlmFile) -> TextScorer:
+        """Of a KenLM file: sums are in float32, as KenLM's."""
+        scratch = np.zeros(file_kernels.SCRATCH_BYTES // 8 + 1, np.int64)
+        numbers = np.zeros(file_kernels.PLACES, np.int64)
+        numbers[file_kernels.VIEW] = file.view.ctypes.data
+        numbers[file_kernels.SPLITS] = _DELIMITERS.ctypes.data
+        numbers[file_kernels.SCRATCH] = scratch.ctypes.data
+        return cls(numbers, file_kernels.score_sentence, file_kernels.find_id, file, scratch)
+
+    @classmethod
+    def of_words(
+        cls, utterance: Utterance, view: NDArray[np.int64], unpacked: int | None = None
+    ) -> TextScorer:
+        """Of a shard set; sums are in float64.
+
+        Args  view      of the one shard, or of the low orders
+              unpacked  address of the table of a model that is unpacked
+        """
+        at, vocabulary = sentence_kernels, utterance.vocabulary
+        table = WordTable.from_vocabulary(vocabulary)
+        scratch = np.zeros(at.SCRATCH_BYTES, np.uint8)
+        numbers = np.zeros(at.PLACES, np.int64)
+        numbers[at.TABLE] = unpacked or 0
+        numbers[at.VIEW], numbers[at.VIEW_PLACES] = view.ctypes.data, len(view)
+        numbers[at.ORDER] = utterance.order
+        numbers[at.BEGIN_ID], numbers[at.END_ID] = vocabulary.begin_id, vocabulary.end_id
+        numbers[at.SLOTS] = table.slots.ctypes.data
+        numbers[at.SLOT_MASK] = len(table.slots) - 2
+        numbers[at.WORD_BEGIN] = table.word_begin.ctypes.data
+        numbers[at.WORD_BYTES] = table.word_bytes.ctypes.data
+        numbers[at.DELIMITERS] = _DELIMITERS.ctypes.data
+        numbers[at.SCRATCH] = scratch.ctypes.data
+        score = at.score_sentence if unpacked is None else unpacked_kernels.score_sentence
+        return cls(numbers, score, at.find_id, table, view, scratch)
+
+    def id_of(self, word: bytes) -> int:
+        padded = word + _PADDING  # this name keeps it in place
+        return self._find(self._address, id(padded) + IN_BYTES, len(word))
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """The sum of the scores of a sentence of at most TEXT_BYTES."""
+        padded = text + _PADDING  # this name keeps it in place
+        return self._score(self._address, id(padded) + IN_BYTES, len(text), bos, eos)
+
+
+def _taken(numbers: NDArray[np.int64], place: int) -> int:
+    found = int(numbers[place])
+    numbers[place] = 0
+    return found
+
+
 class ModelTable(ABC):
     """States of the model that an utterance is pinned to, as row numbers: one row per state.
     Threads can share a table, since its kernels hold the GIL.
@@ -53,15 +128,19 @@ class ModelTable(ABC):
                 owner   of this table: states of its other tables can continue here
                 scorer  looks up words, and scores text if the whole model is in this process
     Attributes  local   the model, if it is in this process
+                numbers  the table for the kernels, by its address
                 ids     of the words that were looked up; see `id_of`
                 is_whole  the whole model is in this process: no step is NEEDS_SHARD
+                next_type  of `score_rows`: uint32, the row of the next state; or uint8, how many
+                        words of (state, word) it keeps
                 step    compiled function that takes `address`: see `kernels.step`
                 begin   row of the state at the beginning of a sentence
     """
 
     is_whole: bool
-    address: int
+    next_type: type[np.unsignedinteger[Any]]
     step: Callable[[int, int, int], tuple[float, int]]
+    _score_rows: Callable[..., None]
     begin: int
 
     def __init__(
@@ -69,8 +148,10 @@ class ModelTable(ABC):
         utterance: Utterance,
         counts: ModelCounts,
         owner: object,
-        scorer: WordScorer,
+        numbers: NDArray[np.int64],
+        scorer: TextScorer,
     ) -> None:
+        self.numbers, self.address = numbers, numbers.ctypes.data
         self.utterance = utterance
         self.local, self.vocabulary = utterance.local_model, utterance.vocabulary
         self.model_info: ModelInfo = utterance.model_info
@@ -99,25 +180,22 @@ class ModelTable(ABC):
     def row_of(self, words: Sequence[int]) -> int:
         """The row of the state with these ids, most recent first; -1 if there is no room."""
 
-    @abstractmethod
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[Any]]:
         """With a whole model, for (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and the
-        next state: its row, uint32, or how many words of (state, word) it keeps, uint8."""
+        next state: see `next_type`."""
+        shape = len(rows), words.shape[1]
+        found, after = np.empty(shape, np.float32), np.empty(shape, self.next_type)
+        self._score_rows(self.address, rows, words, found, after)
+        return found, after
 
-    @abstractmethod
-    def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        """With a whole model: the sum of the scores of a sentence of at most TEXT_BYTES."""
-
-    @abstractmethod
     def count(self) -> None:
         """Moves this table's counts to the model's counts."""
-
-    def _add(self, asked: int, cached: int) -> None:
-        asked += self.scorer.take_count()
+        asked = _taken(self.numbers, kernels.ASKED)
+        asked += _taken(self.scorer.numbers, sentence_kernels.ASKED)
         self._counts.queries += asked
-        self._counts.cached += cached
+        self._counts.cached += _taken(self.numbers, kernels.HITS)
         self._counts.local_fallback += asked * (self.model_info.kind == LOCAL_MODEL)
 
 
@@ -128,21 +206,38 @@ class StepTable(ModelTable):
     table lacks.
     """
 
+    next_type = np.uint8
+
     def __init__(
-        self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
+        self,
+        utterance: Utterance,
+        counts: ModelCounts,
+        owner: object,
+        *,
+        states: int = STATES,
+        scorer: TextScorer | None = None,
     ) -> None:
         local = utterance.local_model
-        scorer: WordScorer
+        self.is_whole = isinstance(local, KenlmFile) or (
+            local is not None and len(local.shards) == 1
+        )
         if isinstance(local, KenlmFile):
-            self.is_whole, self.view, scorer = True, local.view, FileScorer(local)
-            self._kernels = compiled_for_files()
+            self.view = local.view
+            scorer = scorer or TextScorer.of_file(local)
+            self.step = builtin(kernels.step_in_file)
+            self._enter_state = kernels.enter_state_of_file
+            self._score_rows = kernels.score_rows_in_file.compile()
         else:
-            self._kernels = compiled()
-            self.is_whole = local is not None and len(local.shards) == 1
             low = utterance.low_orders.low.view
             self.view = local.shards[0].view if local is not None and self.is_whole else low
-            scorer = TextScorer(utterance.vocabulary, utterance.order, self.view)
-        super().__init__(utterance, counts, owner, scorer)
+            scorer = scorer or TextScorer.of_words(utterance, self.view)
+            # The compiled functions themselves: numba's dispatchers take half as long again.
+            self.step = kernels.step.compile()
+            self._enter_state = kernels.enter_state
+            self._score_rows = kernels.score_rows.compile()
+            self._enter_step = kernels.enter_step.compile()
+        numbers = np.zeros(kernels.PLACES, np.int64)
+        super().__init__(utterance, counts, owner, numbers, scorer)
         self._states = states
         width = max(self.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
@@ -154,7 +249,6 @@ class StepTable(ModelTable):
         lines = STEPS // kernels.WAYS
         cache = np.zeros(lines * kernels.LINE_BYTES // 8 + 8, np.int64)
         self._cache = cache[-cache.ctypes.data % 64 // 8 :]
-        self._numbers = numbers = np.zeros(kernels.PLACES, np.int64)
         numbers[kernels.VIEW] = self.view.ctypes.data
         numbers[kernels.WHOLE] = int(self.is_whole)
         numbers[kernels.ORDER] = self.order
@@ -168,8 +262,6 @@ class StepTable(ModelTable):
         numbers[kernels.LINE_MASK] = lines - 1
         self._blocks: dict[int, ContextBlocks] = {}
         self._held = 0  # words of these
-        self.address = numbers.ctypes.data
-        self.step = self._kernels.step
         self.row_of(())
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
 
@@ -180,34 +272,23 @@ class StepTable(ModelTable):
     def states(self, rows: NDArray[np.int64]) -> States:
         width = max(self.order - 1, 0)
         found = self._rows[rows, : self._width]
+        lengths, words = found[:, 0], found[:, 2:]
+        used = np.arange(words.shape[1])[None, :] < lengths[:, None]
         # Most recent last, and at the right.
         return States(
             self.model_info,
-            np.ascontiguousarray(_cleared(found[:, 2:], found[:, 0])[:, ::-1][:, :width]),
-            found[:, 0].astype(np.uint8),
+            np.ascontiguousarray(np.where(used, words, 0).astype(np.uint32)[:, ::-1][:, :width]),
+            lengths.astype(np.uint8),
         )
 
     def row_of(self, words: Sequence[int]) -> int:
-        return int(self._kernels.enter_state(self.address, np.array(words, np.uint32)))
-
-    def score_rows(
-        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        shape = len(rows), words.shape[1]
-        found, reach = np.empty(shape, np.float32), np.empty(shape, np.uint8)
-        self._kernels.score_rows(self.address, rows, words, found, reach)
-        return found, reach
-
-    def score(self, text: bytes, bos: bool, eos: bool) -> float:
-        return self.scorer.score(text, bos, eos)
+        return int(self._enter_state(self.address, np.array(words, np.uint32)))
 
     def renewed(self) -> StepTable:
         self.count()
-        return StepTable(self.utterance, self._counts, self.owner, states=self._states)
-
-    def count(self) -> None:
-        self._add(int(self._numbers[kernels.ASKED]), int(self._numbers[kernels.HITS]))
-        self._numbers[kernels.ASKED] = self._numbers[kernels.HITS] = 0
+        return StepTable(
+            self.utterance, self._counts, self.owner, states=self._states, scorer=self.scorer
+        )
 
     def _blocks_of(self, row: int) -> ContextBlocks:
         """Everything stored after a state, since decoders ask for many words after it."""
@@ -247,9 +328,7 @@ class StepTable(ModelTable):
             strict=False,
         )
         for word, log10_prob, length, reach in rows:
-            _, answer = compiled().enter_step(
-                self.address, row, word, log10_prob, length, reach, True
-            )
+            _, answer = self._enter_step(self.address, row, word, log10_prob, length, reach, True)
             if answer < 0:
                 return False
             self._counts.queries -= 1  # the table counts it too
@@ -263,7 +342,7 @@ class StepTable(ModelTable):
         is_fallback = bool(blocks.source[0] == BIGRAM_FALLBACK)
         self._counts.cache_misses += 1
         self._counts.bigram_fallback += is_fallback
-        log10_prob, answer = compiled().enter_step(
+        log10_prob, answer = self._enter_step(
             self.address,
             row,
             word,
@@ -275,36 +354,104 @@ class StepTable(ModelTable):
         return log10_prob, answer
 
 
-def _cleared(words: NDArray[np.uint32], lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    used = np.arange(words.shape[1])[None, :] < lengths[:, None]
-    return np.where(used, words, 0).astype(np.uint32)
+# --------------------------------------------------------------------------------- unpacked
 
 
-class Compiled(NamedTuple):
-    """The compiled functions themselves: numba's dispatchers take half as long again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class UnpackedModel:
+    """A model in the form of `unpacked_kernels`. Contexts are numbered from 1; 0 is the empty one.
 
-    step: Callable[[int, int, int], tuple[float, int]]
-    enter_state: Callable[..., int]
-    enter_step: Callable[..., tuple[float, int]]
-    score_rows: Callable[..., None]
+    Shapes  numbers  the table for the kernels;  entries, contexts, words  arrays that it points to
+            prefix, word  (contexts + 1,)  each context without its last word, and that word
+    """
+
+    numbers: NDArray[np.int64]
+    entries: NDArray[np.int64]
+    contexts: NDArray[np.uint32]
+    words: NDArray[np.uint32]
+    prefix: NDArray[np.uint32]
+    word: NDArray[np.uint32]
+
+    @property
+    def nbytes(self) -> int:
+        kept = (self.entries, self.contexts, self.words, self.prefix, self.word)
+        return sum(array.nbytes for array in kept)
 
 
-@lru_cache(1)
-def compiled() -> Compiled:
-    return Compiled(
-        kernels.step.compile(),
-        kernels.enter_state,
-        kernels.enter_step.compile(),
-        kernels.score_rows.compile(),
-    )
+def fits(model: LocalModel) -> bool:
+    ngrams = sum(model.manifest.counts) + sum(model.manifest.blanks)
+    return ngrams < ROW_MASK and ngrams * PEAK_BYTES * SHARE <= available_bytes()
 
 
-@lru_cache(1)
-def compiled_for_files() -> Compiled:
-    """Those of KenLM files, which no server's answers are entered for."""
-    return Compiled(
-        builtin(file_kernels.step),
-        file_kernels.enter_state,
-        kernels.enter_step,
-        file_kernels.score_rows.compile(),
-    )
+def unpack(model: LocalModel) -> UnpackedModel:
+    """Unpacks every n-gram of a model, from all of its shards.
+
+    Raises  ShardFormatError  its files do not match each other
+    """
+    found = decode_tables(model)
+    tables = found.model.tables
+    first = np.cumsum([1, *(len(table) for table in tables)]).tolist()
+    rows, vocabulary = first[-1], len(tables[0])
+    # These include all prefixes of n-grams, and all states.
+    numbered = np.concatenate([[False], *found.extended])
+    numbered[1 : vocabulary + 1] = True  # so the number of a word is its id + 1
+    context_of = np.where(numbered, np.cumsum(numbered), 0).astype(np.uint32)
+    count = int(context_of.max()) + 1
+    size = int((rows - 1 - vocabulary) / LOAD) + 4
+    entries = np.zeros(2 * size + 8, np.int64)
+    entries = entries[-entries.ctypes.data % 64 // 8 :]
+    contexts, words = np.zeros(2 * count, np.uint32), np.zeros(2 * vocabulary, np.uint32)
+    numbers = np.zeros(unpacked_kernels.PLACES, np.int64)
+    numbers[unpacked_kernels.ENTRIES], numbers[unpacked_kernels.SIZE] = entries.ctypes.data, size
+    numbers[unpacked_kernels.CONTEXTS] = contexts.ctypes.data
+    numbers[unpacked_kernels.WORDS] = words.ctypes.data
+    suffix, after = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
+    prefix, word = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
+    for order, table in enumerate(tables, 1):
+        last = np.ascontiguousarray(table.rows[:, -1])
+        before = table.prefix + first[order - 2] if order > 1 else np.zeros(len(table), np.int64)
+        unpacked_kernels.enter_order(
+            numbers.ctypes.data, order, first[order - 1], before, last, table.log10_backoff,
+            found.extended[order - 1], context_of, suffix, after,
+        )  # fmt: skip
+        here = context_of[first[order - 1] : first[order]]
+        prefix[here[here > 0]] = context_of[before[here > 0]]
+        word[here[here > 0]] = last[here > 0]
+    log10_prob = np.concatenate([[np.float32(0)], *(table.log10_prob for table in tables)])
+    blank = np.concatenate([[False], *(table.blank for table in tables)])
+    order_of = np.repeat(np.arange(len(first), dtype=np.uint8), np.diff([0, *first]))
+    unpacked_kernels.finish(numbers.ctypes.data, log10_prob, blank, after, order_of)
+    words[0::2] = tables[0].log10_prob.view(np.uint32)
+    words[1::2] = after[1 : vocabulary + 1]
+    return UnpackedModel(numbers, entries, contexts, words, prefix, word)
+
+
+class UnpackedTable(ModelTable):
+    """States of an unpacked model are numbers of its n-grams, so no queries are cached."""
+
+    is_whole = True
+    next_type = np.uint32
+
+    def __init__(
+        self, utterance: Utterance, counts: ModelCounts, owner: object, model: UnpackedModel
+    ) -> None:
+        numbers, view = model.numbers, utterance.low_orders.low.view
+        scorer = TextScorer.of_words(utterance, view, numbers.ctypes.data)
+        super().__init__(utterance, counts, owner, numbers, scorer)
+        self._model = model
+        self.step = unpacked_kernels.step.compile()
+        self._score_rows = unpacked_kernels.score_rows.compile()
+        self.begin = int(model.words[2 * utterance.vocabulary.begin_id + 1])
+
+    def words(self, row: int) -> tuple[int, ...]:
+        found = []
+        while row:
+            found.append(int(self._model.word[row]))
+            row = int(self._model.prefix[row])
+        return tuple(found)
+
+    def row_of(self, words: Sequence[int]) -> int:
+        row = NULL
+        for word in reversed(words):
+            row = self.step(self.address, row, word)[1] & ROW_MASK
+        return row

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlm.asr.kenlm.kernels import ROW_BITS, row_in
+from dlm.asr.kenlm.kernels import ASKED, HITS, ROW_BITS, add_one, row_in
 from dlm.asr.kenlm.sentence_kernels import ASKED as TEXT_ASKED
 from dlm.asr.kenlm.sentence_kernels import (
     BEGIN_ID,
     END_ID,
     SCRATCH,
+    TABLE,
     ids_behind,
     numbers_behind,
     read_words,
 )
-from dlm.index.search.step_kernels import of
 from dlm.jit import inlined, kernel
 from dlm.ngram.memory_kernels import (
     as_float32,
@@ -29,6 +29,7 @@ from dlm.ngram.memory_kernels import (
     load32,
     load64,
     load_float32,
+    of,
     prefetch,
     store32,
     store64,
@@ -40,9 +41,8 @@ from dlm.ngram.memory_kernels import (
     SIZE,  # entries it has room for
     CONTEXTS,  # address by number: the weight, float32, and the context to fall back on, uint32
     WORDS,  # address by word: log10 P, float32, and what matters after it alone, uint32
-    ASKED,
     PLACES,
-) = range(6)
+) = range(HITS + 1, HITS + 6)
 
 ENTRY_BYTES = 16
 _0, _1, _3, _4, _8 = np.int64(0), np.int64(1), np.int64(3), np.int64(4), np.int64(8)
@@ -172,14 +172,16 @@ def step_from(table, context, word):  # type: ignore[no-untyped-def]
 
 @kernel("int64, int64, int64", nogil=False)
 def step(table, context, word):  # type: ignore[no-untyped-def]
-    store64(table + (np.int64(ASKED) << _3), of(table, ASKED) + _1)
+    add_one(table, ASKED)
     log10_prob, answer = step_from(table, row_in(context), word)
     return np.float64(log10_prob), answer
 
 
-@kernel("int64, int64, int64, int64, int64, int64", nogil=False)
-def score_sentence(table, model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
+@kernel("int64, int64, int64, int64, int64", nogil=False)
+def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
+    """As `sentence_kernels.score_sentence`, of a model that is unpacked."""
     model_ = numbers_behind(model)
+    table = model_[TABLE]
     words = ids_behind(model_[SCRATCH])
     count = read_words(model, text_at, size)
     before = model_[BEGIN_ID]

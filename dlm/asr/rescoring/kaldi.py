@@ -29,8 +29,6 @@ _NOT_FINAL = "infinity,infinity"
 
 @dataclass(frozen=True, slots=True)
 class SymbolTable:
-    """The words for the numbers in a lattice, from Kaldi's words.txt."""
-
     words: Mapping[str, str]  # by number, as a string
     numbers: Mapping[str, str]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from dlm.asr.lines import described, finite, read_lines, whole
@@ -32,6 +32,7 @@ _SHORT = {
     "language": "l",
 }  # fmt: skip
 _KEPT = ("v", "d")  # written back as they were read
+_SUBLATTICES = "sub-lattices are not supported; expand them first (HTK: HLRescore)"
 
 
 def read_slf(path: Path | str, *, non_words: Collection[str] = NON_WORDS) -> Lattice:
@@ -69,11 +70,19 @@ class _Reader:
                 self._node(fields)
             elif "J" in fields:
                 self._links.append((self._line, fields))
+            elif "S" in fields:
+                raise self._error(_SUBLATTICES)
             else:
-                self._take_header(fields)
+                self._header |= fields
         self._line = None
         self._check_counts()
-        factor = _natural(self._header_number("base", math.e), self._error)
+        base = self._header_number("base", math.e)
+        if base <= 0.0 or base == 1.0:
+            raise self._error(
+                f"base is {base:g}; expected a base of logarithms above 1 (plain probabilities are "
+                "not supported)"
+            )
+        factor = math.log(base)
         start, end = (self._header_node(name) for name in ("start", "end"))
         for line, fields in self._links:
             self._line = line
@@ -121,11 +130,6 @@ class _Reader:
             raise self._error(f"field {name} is {described(text)}; expected a number from 0")
         return number
 
-    def _take_header(self, fields: dict[str, str]) -> None:
-        if "S" in fields:
-            raise self._error("sub-lattices are not supported; expand them first (HTK: HLRescore)")
-        self._header |= fields
-
     def _header_number(self, name: str, default: float) -> float:
         return self._number(name, self._header[name]) if name in self._header else default
 
@@ -137,7 +141,6 @@ class _Reader:
         return node
 
     def _check_counts(self) -> None:
-        """Checks the counts in the header, so that a truncated file is not accepted."""
         for name, found, what in (("N", self._nodes, "nodes"), ("L", self._links, "links")):
             if name not in self._header:
                 continue
@@ -164,7 +167,7 @@ class _Reader:
         if node in self._nodes:
             raise self._error(f"node {node} is defined twice; expected one line I={node}")
         if "L" in fields:
-            raise self._error("sub-lattices are not supported; expand them first (HTK: HLRescore)")
+            raise self._error(_SUBLATTICES)
         self._nodes[node] = fields.get("W", "")
         if "t" in fields:
             self._draft.time(node, self._number("t", fields["t"]))
@@ -207,15 +210,6 @@ class _Reader:
         before = max(self._nodes) + 1
         self._draft.arc(before, start, word)
         return before
-
-
-def _natural(base: float, error: Callable[[str], LatticeError]) -> float:
-    if base <= 0.0 or base == 1.0:
-        raise error(
-            f"base is {base:g}; expected a base of logarithms above 1 (plain probabilities are not "
-            "supported)"
-        )
-    return math.log(base)
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -266,7 +266,7 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
         ways = [*([table[lower]] if lower in table else ()), *dictionary.get(lower, ())]
         if ways:
             found[lower] = ways
-        elif is_spelled(lower):
+        elif lower.isascii() and lower.replace("'", "").isalpha():
             missing.append(lower)
         if len(found) + len(missing) >= limit:
             break
@@ -274,13 +274,8 @@ def _pronunciations(words: Iterable[str], limit: int, tell: Tell | None) -> dict
     return found
 
 
-def is_spelled(word: str) -> bool:
-    return word.isascii() and word.replace("'", "").isalpha()
-
-
 @cache
 def read_table() -> Mapping[str, Sounds]:
-    """The frequent words and their sounds, from dlm's data."""
     import pyarrow as pa
 
     packed = files("dlm").joinpath("data", TABLE).read_bytes()

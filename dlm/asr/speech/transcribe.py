@@ -3,33 +3,233 @@
 with open_model("cluster.toml") as client:
     for segment in Transcriber(client).transcribe(read_audio("a.flac")):
         print(segment.text)
+
+The acoustic model is the phoneme CTC network in the package `hama`: a probability per 20 ms.
+flashlight-text's lexicon beam search turns these into words. It scores a hypothesis as
+ln P(audio | words) + lm_weight * log10 P(words) + word_score per word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.decoders.flashlight import DlmLM
 from dlm.asr.settings import BeamSettings
-from dlm.asr.speech.acoustic import AcousticModel
 from dlm.asr.speech.audio import SAMPLE_RATE, Segment, cut_at_pauses
 from dlm.asr.speech.lexicon import WORDS, PhonemeLexicon, Sounds, model_lexicon
-from dlm.asr.speech.lexicon_search import CtcDecoder, HeardSentence
 from dlm.client import Client, ModelInfo, Phrases, Utterance
 from dlm.client.api.phrases import BoundPhrases, Weights, prepared
 from dlm.client.api.states import FULL_MODEL, LOCAL_MODEL
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, QueryError
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
 from dlm.progress import Tell
 from dlm.units import LN_10
 
+FRAME_S = 0.02
 # What answered: the full model; its 2-grams, for some queries; the local fallback.
 BIGRAM_FALLBACK_MODE = "bigram_fallback"
 _MODES = {FULL: FULL_MODEL, BIGRAM_FALLBACK: BIGRAM_FALLBACK_MODE, LOCAL_FALLBACK: LOCAL_MODEL}
+
+
+class AcousticModel:
+    """The packaged phoneme CTC model; thread-safe, on one core, releases the GIL.
+
+    labels    IPA phonemes, the word boundary and the blank, by id
+    boundary, blank  ids of the label that ends a word, and of CTC's blank
+
+    Raises  ConfigError  the package has no native library for this platform
+    """
+
+    def __init__(self) -> None:
+        from hama.asr import ASRModel
+
+        try:
+            self._model = ASRModel()
+        except RuntimeError as exc:
+            raise ConfigError(
+                f"the acoustic model in the package hama does not run here ({exc}); it has native "
+                "libraries only for Linux and macOS, x86-64 and arm64"
+            ) from exc
+        self.labels: tuple[str, ...] = tuple(self._model.decoder_tokens)
+        self.boundary = self.labels.index("<wb>")
+        self.blank = self.labels.index("<blank>")
+
+    def log_probs(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Natural log-probabilities of the labels, one row per frame of 20 ms.
+
+        Shapes  samples (N,) float32, 16 kHz, in -1..1; returns (N // 320 + 1, labels) float32
+        Raises  QueryError
+        Cost    0.09 CPU-seconds per second of audio
+        """
+        if samples.ndim != 1 or samples.dtype != np.float32 or not len(samples):
+            raise QueryError(
+                f"samples are {samples.dtype} of shape {samples.shape}; expected float32 of shape "
+                "(N,), N above 0, as from dlm.asr.speech.audio.read_audio"
+            )
+        model = self._model
+        names = [model._log_probs_output_name, model._out_lengths_output_name]
+        log_probs, lengths = model.session.run(
+            names,
+            {
+                model._waveform_input_name: samples[None],
+                model._waveform_lengths_input_name: np.array([len(samples)], np.int64),
+            },
+        )
+        return np.ascontiguousarray(log_probs[0, : int(lengths[0])], dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWord:
+    """A word of a hypothesis.
+
+    word             as the model spells it
+    start_s, end_s   of its first and last phoneme, seconds from the first frame, to some 40 ms
+    acoustic_score   ln P of its frames
+    """
+
+    word: str = field(repr=False)  # what was said is not for logs
+    start_s: float
+    end_s: float
+    acoustic_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeardSentence:
+    """A sentence that may have been said.
+
+    score           acoustic_score + lm_weight * log10_prob + word_score * number of words, and the
+                    natural logarithm of the bonus
+    acoustic_score  ln P of the best path through the frames
+    log10_prob      of the words and the sentence end, by the language model
+    bonus           of the utterance's phrases, log10
+    """
+
+    words: tuple[HeardWord, ...] = field(repr=False)
+    score: float
+    acoustic_score: float
+    log10_prob: float
+    bonus: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return " ".join(one.word for one in self.words)
+
+    def shifted(self, seconds: float) -> HeardSentence:
+        words = (
+            replace(
+                one,
+                start_s=round(one.start_s + seconds, 3),
+                end_s=round(one.end_s + seconds, 3),
+            )
+            for one in self.words
+        )
+        return replace(self, words=tuple(words))
+
+
+class CtcDecoder:
+    """A beam search over the words of a lexicon.
+
+    Args  lexicon  see `lexicon.model_lexicon`;  labels  how many the acoustic model has
+          boundary, blank  its ids of the word boundary and of CTC's blank
+    """
+
+    def __init__(
+        self,
+        lexicon: PhonemeLexicon,
+        *,
+        labels: int,
+        boundary: int,
+        blank: int,
+        settings: BeamSettings | None = None,
+    ) -> None:
+        from flashlight.lib.text import decoder
+
+        self.settings = settings or BeamSettings()
+        self._words = lexicon.words
+        self._labels, self._boundary, self._blank = labels, boundary, blank
+        trie = decoder.Trie(labels, boundary)
+        ahead = lexicon.log10_unigram.astype(np.float64)
+        if lexicon.log10_bonus is not None:
+            # In the look-ahead too, else a rare word is dropped before its last phoneme.
+            ahead += lexicon.log10_bonus * LN_10 / self.settings.lm_weight
+        unigrams = ahead.tolist()
+        for place, spelling in lexicon.spellings:
+            trie.insert([*spelling, boundary], place, unigrams[place])
+        trie.smear(decoder.SmearingMode.MAX)
+        self._trie = trie
+        self._options = decoder.LexiconDecoderOptions(
+            self.settings.hypotheses,
+            self.settings.labels,
+            self.settings.threshold,
+            self.settings.lm_weight,
+            self.settings.word_score,
+            float("-inf"),  # no unknown words
+            0.0,
+            False,
+            decoder.CriterionType.CTC,
+        )
+
+    def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
+        """The likeliest sentences, best first; each once, at most `BeamSettings.nbest`, maybe none.
+
+        Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; one call at a time
+        Shapes  log_probs (T, labels) float32, natural logarithms
+        Raises  QueryError  wrong shape or type;  what the language model raises
+        """
+        from flashlight.lib.text.decoder import LexiconDecoder
+
+        if log_probs.shape != (len(log_probs), self._labels) or log_probs.dtype != np.float32:
+            raise QueryError(
+                f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; expected float32 of "
+                f"shape (T, {self._labels})"
+            )
+        # After the last frame the last word may end at no cost: its boundary is often not heard
+        # when the audio stops right after it.
+        closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
+        closing[0, [self._boundary, self._blank]] = 0.0
+        frames = np.concatenate([log_probs, closing])
+        searching = LexiconDecoder(
+            self._options, self._trie, lm, self._boundary, self._blank, -1, [], False
+        )
+        found = searching.decode(frames.ctypes.data, *frames.shape)
+        different: dict[tuple[int, ...], HeardSentence] = {}
+        for result in found:
+            key = tuple(place for place in result.words if place >= 0)
+            if key not in different:
+                different[key] = self._sentence(result, frames)
+            if len(different) == self.settings.nbest:
+                break
+        return list(different.values())
+
+    def _sentence(self, result: Any, frames: NDArray[np.float32]) -> HeardSentence:
+        """Converts flashlight's result, whose lists begin with the root and end with the finish."""
+        labels = np.array(result.tokens[1 : len(frames) + 1])
+        path = frames[np.arange(len(frames)), labels]
+        words = []
+        begin = 0
+        for frame, place in enumerate(result.words[1 : len(frames) + 1]):
+            if place < 0:
+                continue
+            first, last = self._sounding(labels, begin, frame)
+            words.append(
+                HeardWord(
+                    self._words[place],
+                    round(first * FRAME_S, 3),
+                    round((last + 1) * FRAME_S, 3),
+                    float(path[begin : frame + 1].sum()),
+                )
+            )
+            begin = frame + 1
+        return HeardSentence(tuple(words), result.score, result.emittingModelScore, result.lmScore)
+
+    def _sounding(self, labels: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
+        sounding = np.flatnonzero(~np.isin(labels[begin:end], (self._boundary, self._blank)))
+        return begin + int(sounding[0]), begin + int(sounding[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,6 @@ class _Rules:
                 )
 
     def counts(self) -> None:
-        """The manifest's numbers, by order and by file."""
         for k, (table, count, blanks) in enumerate(
             zip(self.model.tables, self.manifest.counts, self.manifest.blanks, strict=True), 1
         ):

@@ -88,7 +88,6 @@ def credible_counts(reader: NgramReader) -> list[int]:
 
 
 def least_bytes(counts: Sequence[int]) -> int:
-    """The lowest limit under which a model with these counts can be sharded."""
     return LEAST_BYTES + WORD_BYTES * counts[0]
 
 

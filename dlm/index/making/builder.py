@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from dlm.files import scratch_folder, sync_folder
 from dlm.index import layout
-from dlm.index.coding import Coding
+from dlm.index.coding import Coding, DistinctValues
 from dlm.index.layout import FileEntry
 from dlm.index.making import stages
 from dlm.index.making.budget import Budget, credible_counts
 from dlm.index.making.files import Columns, write_parts
-from dlm.index.making.journal import Journal
 from dlm.index.making.pack import (
     BitStream,
     LevelPacker,
@@ -31,8 +30,7 @@ from dlm.index.making.pack import (
     tree_columns,
 )
 from dlm.index.making.stages import Context
-from dlm.index.making.values import DistinctValues
-from dlm.index.making.work import RowReader, Work
+from dlm.index.making.work import Journal, RowReader, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.columns import (
     BACKOFF_BITS,

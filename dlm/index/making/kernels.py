@@ -79,10 +79,9 @@ def join(  # type: ignore[no-untyped-def]
 ):
     """Order k of the model, with blanks and flags, from three streams in suffix order.
 
-    Args
-        k, top   the order, and whether it is the highest
-        ended    (5,) by number of the stream: whether this block is its last
-        node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
+    Args    k, top   the order, and whether it is the highest
+            ended    (5,) by number of the stream: whether this block is its last
+            node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
     Shapes
         rows      (n, k + 2)  k-grams of the file in suffix order, bits of probability and weight
         suffixes  (n, k + 1)  what order k + 1 requires: distinct; nodes that hang below each
@@ -324,9 +323,8 @@ def route(  # type: ignore[no-untyped-def]
 ):
     """The shard of each node and entry of a level, and the places of the entries.
 
-    Args
-        direct   whether the nodes are roots: no parents, and entries know their places
-        ended    (5,) by number of the stream
+    Args    direct   whether the nodes are roots: no parents, and entries know their places
+            ended    (5,) by number of the stream
     Shapes
         parents, nodes   (n, 5) as `join` makes them, of two orders one after the other
         parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.index.coding import DistinctValues
 from dlm.index.making.kernels import BLANK_CODE
-from dlm.index.making.values import DistinctValues
 from dlm.index.making.work import Work
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS, bits_of, room
@@ -341,7 +341,6 @@ def _list_places(nodes: Rows, value_bits: int) -> tuple[NDArray[np.int64], NDArr
 def tree_columns(
     levels: list[LevelParts], pairs: int, key_bits: int
 ) -> dict[str, tuple[Any, list[NDArray[Any] | Column]]]:
-    """The columns of a shard from its packed levels, roots first."""
     at = dict.fromkeys(LEVEL_COLUMNS, 0)
     shapes: list[int] = []
     for level in levels:

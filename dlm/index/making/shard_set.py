@@ -36,7 +36,7 @@ from dlm.index.making.budget import (
     spill_bytes,
 )
 from dlm.index.making.builder import build, source_of
-from dlm.index.making.journal import JOURNAL, build_key, describe_input
+from dlm.index.making.work import JOURNAL, build_key, describe_input
 from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
 from dlm.index.settings import ShardSettings
@@ -98,16 +98,14 @@ def build_shard_set(
                    more. Some 300 MB for the interpreter are not counted
         spill      folder for data that exceeds the limit; None: beside the output
         progress   called with a line for each stage, and every few seconds
-    Raises
-        ArpaError, ConfigError, OSError
+    Raises  ArpaError, ConfigError, OSError
     Guarantees
         The folder appears whole or not at all: it is written next to `output`, synced and renamed.
         The same model and arguments give the same bytes, whatever the memory.
         If a build from a file spills and is killed or interrupted, running it again with the same
         arguments resumes from its last finished stage.
-    Cost
-        memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
-        400 bytes per n-gram
+    Cost    memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
+            400 bytes per n-gram
     """
     ShardSettings(shards)
     coding = coding_of(encoding, bits)

@@ -20,13 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
-from dlm.index.coding import Coding, weight_bits
+from dlm.index.coding import Coding, Quantiser, ValueHistogram, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.making import kernels
 from dlm.index.making.budget import Budget
-from dlm.index.making.journal import Journal
-from dlm.index.making.values import Quantiser, ValueHistogram
-from dlm.index.making.work import BlockStream, Work
+from dlm.index.making.work import BlockStream, Journal, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
 from dlm.kenlm.open import open_ngrams

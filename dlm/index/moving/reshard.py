@@ -25,7 +25,6 @@ from dlm.index.coding import coding_of_set
 from dlm.index.layout import FileEntry, Manifest
 from dlm.index.making.budget import LEAST_BYTES, Budget
 from dlm.index.making.builder import pack_shard, resume, write_file
-from dlm.index.making.journal import Journal, build_key, describe_input
 from dlm.index.making.shard_set import (
     BuildFolders,
     building,
@@ -34,7 +33,7 @@ from dlm.index.making.shard_set import (
     put_in_place,
 )
 from dlm.index.making.stages import Context
-from dlm.index.making.work import Work
+from dlm.index.making.work import Journal, Work, build_key, describe_input
 from dlm.index.moving import subtree_kernels
 from dlm.index.moving.subtrees import ROOTS, SourceSet
 from dlm.index.packed import kernels as packed
@@ -93,15 +92,13 @@ def reshard(
 ) -> Resharded:
     """Makes the set of the same model in `shards` shards, with this slot table, in `output`.
 
-    Args
-        slots       (4096,)  the shard of each slot
-        output      folder to make; it must not exist, or be empty
-        slot_bytes  of `source`
-        memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
-        spill       folder for one shard's rows; None: beside the output
-        progress    called with a line for each stage
-    Raises
-        ConfigError, OSError, ShardFormatError
+    Args    slots       (4096,)  the shard of each slot
+            output      folder to make; it must not exist, or be empty
+            slot_bytes  of `source`
+            memory_bytes  limit, as in `making.build_shard_set`; mapped files are not counted
+            spill       folder for one shard's rows; None: beside the output
+            progress    called with a line for each stage
+    Raises  ConfigError, OSError, ShardFormatError
     Guarantees
         The files, byte for byte, and the name of the set are those of a build from the model's ARPA
         file with this slot table. A shard with the slots of an old one has its file: a hard link,

@@ -40,17 +40,16 @@ def take_nodes(  # type: ignore[no-untyped-def]
 ):
     """The nodes of one level below some roots.
 
-    Shapes
-        views    (S, places)  of `search.view.tree_view`, by shard
-        shards, numbers, sizes  (R,)  of each root: its shard, the number of its 2-gram, and the
-                 entries of the list of the 2-gram's second word
-        begin, count  (R,)  the first node below each root in its shard, and how many there are;
-                 changed into those of the level below
-        parents  (P, 6)  the rows of the level above, if there is one
-        rows     (D, 6)  filled as by `making.kernels.route`, without the shard
-        lists    (D,)  the bit at which the list of each node begins, from address 0
-        owners   (D,)  the shard of each node
-        weight   (R,)  added to: the bytes of each node, and of each n-gram that follows it
+    Shapes  views    (S, places)  of `search.view.tree_view`, by shard
+            shards, numbers, sizes  (R,)  of each root: its shard, the number of its 2-gram, and the
+                     entries of the list of the 2-gram's second word
+            begin, count  (R,)  the first node below each root in its shard, and how many there are;
+                     changed into those of the level below
+            parents  (P, 6)  the rows of the level above, if there is one
+            rows     (D, 6)  filled as by `making.kernels.route`, without the shard
+            lists    (D,)  the bit at which the list of each node begins, from address 0
+            owners   (D,)  the shard of each node
+            weight   (R,)  added to: the bytes of each node, and of each n-gram that follows it
     Trusts   D is the sum of `count`; the columns are mapped, and passed `packed.check`
     """
     levels = views[0, at.LEVELS]

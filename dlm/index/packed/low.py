@@ -39,13 +39,12 @@ PAIR_FLAG_BITS = 4
 class LowPlain:
     """1- and 2-grams in plain arrays: V words and P pairs, blanks included.
 
-    Shapes
-        log10_prob, log10_backoff  (V,)
-        extended                   (V,)  whether the word matters to the right of itself
-        begin                      (V + 1,)  pairs that begin with each word
-        key                        (P,)  key of the second word, rising in each list
-        pair_log10_prob, pair_log10_backoff  (P,)
-        pair_flags                 (P,)  state length, STORED, BLANK
+    Shapes  log10_prob, log10_backoff  (V,)
+            extended                   (V,)  whether the word matters to the right of itself
+            begin                      (V + 1,)  pairs that begin with each word
+            key                        (P,)  key of the second word, rising in each list
+            pair_log10_prob, pair_log10_backoff  (P,)
+            pair_flags                 (P,)  state length, STORED, BLANK
     """
 
     log10_prob: NDArray[np.float32]

@@ -35,7 +35,6 @@ from dlm.index.search.step_kernels import (
     matters,
     node_backoff,
     node_list,
-    of,
     open_list,
     open_ranks,
     pair_backoff,
@@ -49,6 +48,7 @@ from dlm.jit import inlined, kernel
 from dlm.ngram.memory_kernels import (
     field,
     mask_of,
+    of,
     prefetch,
     two_fields,
 )
@@ -479,16 +479,15 @@ def score_groups(  # type: ignore[no-untyped-def]
 ):
     """Scores groups of words that share a context; the back-off is done whole.
 
-    Shapes
-        view           view.low_view or view.tree_view;  order  N
-        context_begin  (C + 1,)  where each context begins in context_words
-        context_words  word ids, most recent last, at most N - 1 a context
-        word_begin     (C + 1,)  where the words of each context begin in words
-        words          (Q,)
-        log10_prob     (Q,) float32 filled, like the four after it
-        matched_order, ngram_length, state_length  (Q,) uint8
-        needs_shard    (C,) uint8  1 where the low orders say that something is stored under the
-                       context's last two words: they alone cannot answer
+    Shapes  view           view.low_view or view.tree_view;  order  N
+            context_begin  (C + 1,)  where each context begins in context_words
+            context_words  word ids, most recent last, at most N - 1 a context
+            word_begin     (C + 1,)  where the words of each context begin in words
+            words          (Q,)
+            log10_prob     (Q,) float32 filled, like the four after it
+            matched_order, ngram_length, state_length  (Q,) uint8
+            needs_shard    (C,) uint8  1 where the low orders say that something is stored under the
+                           context's last two words: they alone cannot answer
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
         the longest context to the shortest, then the probability

@@ -25,9 +25,9 @@ from dlm.ngram.memory_kernels import (
     as_float32,
     field,
     get,
-    load64,
     load_float32,
     mask_of,
+    of,
     prefetch,
     two_fields,
 )
@@ -71,11 +71,6 @@ class Low(NamedTuple):
 @inlined
 def address_of(view):  # type: ignore[no-untyped-def]
     return np.int64(view.ctypes.data)
-
-
-@inlined
-def of(numbers, place):  # type: ignore[no-untyped-def]
-    return load64(numbers + (np.int64(place) << _3))
 
 
 @inlined

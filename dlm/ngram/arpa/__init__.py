@@ -6,11 +6,10 @@ log10 probability, K words, and, below the highest order, a log10 backoff weight
 out. Only space and tab separate the fields.
 """
 
-from dlm.ngram.arpa.lines import is_reopenable
-from dlm.ngram.arpa.parts import INDEX as PARTS_INDEX
-from dlm.ngram.arpa.parts import index_text as parts_index
-from dlm.ngram.arpa.parts import is_parts_folder
-from dlm.ngram.arpa.provenance import provenance_line
+from dlm.ngram.arpa.header import provenance_line
+from dlm.ngram.arpa.lines import INDEX as PARTS_INDEX
+from dlm.ngram.arpa.lines import index_text as parts_index
+from dlm.ngram.arpa.lines import is_parts_folder, is_reopenable
 from dlm.ngram.arpa.reader import ArpaReader, ArpaWarning
 from dlm.ngram.arpa.rows import NgramBatch, SectionColumns
 from dlm.ngram.arpa.writer import arpa_bytes, write_arpa

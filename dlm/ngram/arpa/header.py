@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dlm import __version__
 from dlm.errors import ArpaError
 from dlm.ngram.arpa import source
 from dlm.ngram.arpa.lines import Line, LineReader
@@ -24,6 +26,7 @@ _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 _BEGIN = re.compile(rb"^\\data\\\s+ngram 1\s*=", re.MULTILINE)
 _SECTION_LINE = re.compile(rb"\\(\d{1,9})-grams:")
 AT_END = -1
+_PREFIX = "provenance: "  # of a comment that shard sets keep, too
 
 
 class Header(NamedTuple):
@@ -39,7 +42,6 @@ class Header(NamedTuple):
 
 
 def holds_header(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an ARPA file and not of text."""
     return _BEGIN.search(head) is not None
 
 
@@ -171,3 +173,17 @@ def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
 
 def _comment(line: bytes) -> str:
     return line[1:].removeprefix(b" ").decode("utf-8", "surrogateescape")
+
+
+def provenance_line(command: str, **facts: Any) -> str:
+    """The comment of a model that a command of dlm makes, without `#`: one JSON object of
+    `facts`."""
+    return f"{_PREFIX}{json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"
+
+
+def provenance_facts(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line.removeprefix(_PREFIX)) if line.startswith(_PREFIX) else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
-from dlm.ngram.digits.kernels import NUMBER_BYTES, put_number, store64
+from dlm.ngram.digit_kernels import NUMBER_BYTES, put_number, store64
 from dlm.ngram.kernels import (
     ARPA_DELIMITERS,
     NEWLINE,

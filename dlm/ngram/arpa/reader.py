@@ -44,11 +44,9 @@ class ArpaReader(Closeable):
     apart by their first bytes. The unknown word has id 0, spelled `<unk>` or `<UNK>`; the other
     unigrams have 1, 2, 3, ... in the order of the file.
 
-    Args
-        path          an ARPA file, a pipe, or a folder of parts: see parts.py
-        batch_ngrams  the most n-grams in a batch; long rows make smaller batches
-    Raises
-        ArpaError  the file is not ARPA, is truncated or is damaged; with section, line, offset
+    Args    path          an ARPA file, a pipe, or a folder of parts: see lines.py
+            batch_ngrams  the most n-grams in a batch; long rows make smaller batches
+    Raises  ArpaError  the file is not ARPA, is truncated or is damaged; with section, line, offset
     Guarantees
         every number is the float32 nearest to its decimal text, ties to even, and never -0.0;
         each section has exactly as many n-grams as the header promises;
@@ -63,10 +61,9 @@ class ArpaReader(Closeable):
         backoff at the highest order   refused, except 0
         carriage return in a line      refused, except before the line end
         =============================  ==========================================
-    Cost
-        memory: the vocabulary, twice, and at most 64 MiB of text with the arrays read from it.
-        While batches are taken, threads read on and parse; they end with the iterator, or by
-        `close`
+    Cost    memory: the vocabulary, twice, and at most 64 MiB of text with the arrays read from it.
+            While batches are taken, threads read on and parse; they end with the iterator, or by
+            `close`
     """
 
     def __init__(self, path: str | os.PathLike[str], *, batch_ngrams: int = 65536) -> None:
@@ -433,7 +430,6 @@ class ArpaReader(Closeable):
         return self._table.add(word)
 
     def _known_word(self, word: bytes) -> int:
-        """The id of a word of an n-gram, which must be among the 1-grams."""
         vocabulary = self.vocabulary
         word_id = vocabulary.ids.get(word)
         if word_id is None or (word_id == 0 and not vocabulary.unk_in_model):

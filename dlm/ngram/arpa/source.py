@@ -194,7 +194,6 @@ class TextSource:
         return int(self._file.tell())
 
     def close(self) -> None:
-        """Closes the file; standard input stays open."""
         if not self._owned:
             return
         if self._stream is not self._file:

@@ -20,7 +20,7 @@ from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
 from dlm.index.making.budget import Budget
-from dlm.index.making.journal import JOURNAL
+from dlm.index.making.work import JOURNAL
 from dlm.index.moving import reshard as making
 from dlm.index.moving import subtrees
 from dlm.index.moving.plan import plan_slots

@@ -28,7 +28,7 @@ from dlm.index.search.step_kernels import (
     share,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.digits.kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
+from dlm.ngram.digit_kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
 from dlm.ngram.memory_kernels import (
     as_float32,
     field,

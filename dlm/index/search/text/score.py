@@ -15,7 +15,7 @@ from dlm.index.search.text import kernels
 from dlm.kenlm.model import KenlmFile
 from dlm.kenlm.score_kernels import sum_sentences as sum_as_kenlm
 from dlm.ngram import kernels as reading
-from dlm.ngram.digits.kernels import FIXED_LIMIT
+from dlm.ngram.digit_kernels import FIXED_LIMIT
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable

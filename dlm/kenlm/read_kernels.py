@@ -1,4 +1,5 @@
-"""Finds the words of the n-grams in a hash table, which holds only hashes of them.
+"""Gives back the n-grams of a file: of a trie one after another, of hash tables by a search, since
+these hold only hashes of the words.
 
 The key of an n-gram of words w1 ... wn, oldest first, is made from the last word backwards:
 k = wn, then k = (k * OF_SUFFIX) ^ ((1 + w) * OF_WORD) mod 2^64 for w = w(n-1) ... w1. So it is
@@ -16,10 +17,27 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
-from dlm.kenlm.kernels import OF_SUFFIX, OF_WORD, probe
-from dlm.ngram.memory_kernels import as_float32, load64
+from dlm.kenlm.kernels import (
+    AT,
+    BACKOFF_BITS,
+    BACKOFFS,
+    ENTRIES,
+    ENTRY_SIZE,
+    OF_SUFFIX,
+    OF_WORD,
+    ORDER,
+    PROB_BITS,
+    PROBS,
+    WORD_BITS,
+    WORDS,
+    children_of,
+    children_of_word,
+    level_of,
+    probe,
+)
+from dlm.ngram.memory_kernels import as_float32, field, load64, load_float32, of
 
-_0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
+_0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 _LOW_32 = np.int64((1 << 32) - 1)
 _SIGN = np.int64(0x80000000)
 # Bits of a key that choose the filter's word in its class, and three bits in that.
@@ -46,12 +64,10 @@ def passes(word, key):  # type: ignore[no-untyped-def]
 def fill_filter(at, buckets, size, class_bits, word_bits, words):  # type: ignore[no-untyped-def]
     """Enters the keys of a table.
 
-    Args
-        at, buckets, size  address of the table, and how many buckets of how many bytes it has
-        class_bits         low bits of a key that are its class, 20 at most
-        word_bits          2**word_bits words of each class; 26 at most
-    Shapes
-        words              (2**(class_bits + word_bits),) int64, of zeros
+    Args    at, buckets, size  address of the table, and how many buckets of how many bytes it has
+            class_bits         low bits of a key that are its class, 20 at most
+            word_bits          2**word_bits words of each class; 26 at most
+    Shapes  words              (2**(class_bits + word_bits),) int64, of zeros
     Returns  how many keys there are
     """
     class_mask, word_mask = (_1 << class_bits) - _1, (_1 << word_bits) - _1
@@ -69,7 +85,6 @@ def fill_filter(at, buckets, size, class_bits, word_bits, words):  # type: ignor
 
 @kernel("int64, int64, int64")
 def count_keys(at, buckets, size):  # type: ignore[no-untyped-def]
-    """How many buckets are used."""
     keys = _0
     for i in range(buckets):
         keys += load64(at + i * size) != _0
@@ -86,9 +101,8 @@ def pair_words(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The pairs of a class of first words with all last words that are in a table.
 
-    Args
-        at, ..., words  the table and its filter, as `fill_filter` has them
-        chosen          the class of first words
+    Args    at, ..., words  the table and its filter, as `fill_filter` has them
+            chosen          the class of first words
     Shapes
         first_begin  (classes + 1,)  int64   where the first words of each class begin
         last_begin   (classes + 1,)  int64   the same of last words
@@ -171,9 +185,8 @@ def join(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The n-grams that are in a table, of those whose context and whose suffix are known.
 
-    Args
-        at, ..., words  the table and its filter, as `fill_filter` has them
-        end             contexts below it are joined
+    Args    at, ..., words  the table and its filter, as `fill_filter` has them
+            end             contexts below it are joined
     Shapes, k being the order below that of the table
         ids         (n, k)  uint32  n-grams of order k: the contexts
         suffix      (n,)    uint32  rank of each one's suffix in order k - 1
@@ -221,9 +234,8 @@ def join(  # type: ignore[no-untyped-def]
 def claim(found, claims):  # type: ignore[no-untyped-def]
     """Marks buckets as claimed; returns how many were claimed before.
 
-    Shapes
-        found   (R, 3)      uint32  the bucket last
-        claims  (buckets,)  uint8   0 or 1, changed
+    Shapes  found   (R, 3)      uint32  the bucket last
+            claims  (buckets,)  uint8   0 or 1, changed
     """
     again = _0
     for i in range(len(found)):
@@ -236,9 +248,8 @@ def claim(found, claims):  # type: ignore[no-untyped-def]
 def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
     """What signs say of n-grams: whether something longer ends in one, or may be listed after it.
 
-    Shapes
-        bucket              (n,)  uint32
-        is_suffix, goes_on  (n,)  uint8   filled
+    Shapes  bucket              (n,)  uint32
+            is_suffix, goes_on  (n,)  uint8   filled
     """
     for i in range(len(bucket)):
         values = load64(at + np.int64(bucket[i]) * size + KEY_BYTES)
@@ -253,13 +264,12 @@ def flags(at, size, bucket, is_suffix, goes_on):  # type: ignore[no-untyped-def]
 def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, last):  # type: ignore[no-untyped-def]
     """What `join` takes of the n-grams of an order that are suffixes.
 
-    Shapes
-        bucket, context, is_suffix  (n,)    context: rank in the order below, rising
-        ids       (n, k)    uint32
-        begin     (m + 1,)  int64   filled; m n-grams of the order below
-        halves    (s,)      int64   filled
-        rank      (s,)      uint32  filled: of the n-gram
-        last      (s,)      uint32  filled: its last word
+    Shapes  bucket, context, is_suffix  (n,)    context: rank in the order below, rising
+            ids       (n, k)    uint32
+            begin     (m + 1,)  int64   filled; m n-grams of the order below
+            halves    (s,)      int64   filled
+            rank      (s,)      uint32  filled: of the n-gram
+            last      (s,)      uint32  filled: its last word
     """
     s = _0
     m = _0
@@ -283,11 +293,10 @@ def suffixes(at, size, bucket, context, is_suffix, ids, begin, halves, rank, las
 def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ignore[no-untyped-def]
     """The n-grams that a join found.
 
-    Shapes
-        found      (R, 3)      uint32  context, suffix among `rank`, bucket
-        ids        (n, k)      uint32  of the contexts
-        rank, last (s,)        uint32  of the suffixes
-        new_ids    (R, k + 1)  uint32  filled, as are the others
+    Shapes  found      (R, 3)      uint32  context, suffix among `rank`, bucket
+            ids        (n, k)      uint32  of the contexts
+            rank, last (s,)        uint32  of the suffixes
+            new_ids    (R, k + 1)  uint32  filled, as are the others
     """
     k = ids.shape[1]
     for i in range(len(found)):
@@ -302,9 +311,8 @@ def take(found, ids, rank, last, new_ids, context, suffix, bucket):  # type: ign
 def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def]
     """The values of n-grams as they lie, the sign of a probability set.
 
-    Shapes
-        bucket         (n,)  uint32
-        prob, backoff  (n,)  float32  filled; backoff is 0 at the highest order (`top`)
+    Shapes  bucket         (n,)  uint32
+            prob, backoff  (n,)  float32  filled; backoff is 0 at the highest order (`top`)
     """
     for i in range(len(bucket)):
         here = at + np.int64(bucket[i]) * size
@@ -316,3 +324,106 @@ def values(at, size, top, bucket, prob, backoff):  # type: ignore[no-untyped-def
             both = load64(here + KEY_BYTES)
             prob[i] = as_float32((both & _LOW_32) | _SIGN)
             backoff[i] = as_float32(both >> np.int64(32))
+
+
+# ------------------------------------------------------------------------------------- a trie
+
+# Columns of the cursor of each order: its n-gram, where the children of that end, and its word.
+NODE, CHILDREN_END, WORD = range(3)
+CURSOR_FIELDS = 3
+# What is wrong with a file, as `read_trie` returns it.
+BAD_POINTER, BAD_WORD = -1, -2
+
+
+@inlined
+def entry_at(view, order, i):  # type: ignore[no-untyped-def]
+    level = level_of(view, order)
+    return (of(level, AT) << _3) + i * of(level, ENTRY_SIZE)
+
+
+@inlined
+def children(view, order, i):  # type: ignore[no-untyped-def]
+    """First and end of the n-grams that have one more word before n-gram i of an order."""
+    if order == 1:
+        return children_of_word(view, i)
+    level, place = level_of(view, order), entry_at(view, order, i)
+    skipped = of(level, WORD_BITS) + of(level, PROB_BITS) + of(level, BACKOFF_BITS)
+    return children_of(level, place, place + skipped)
+
+
+@kernel("int64, int64, int64, out int64[:, :], out uint32[:, :], out float32[:], out float32[:]")
+def read_trie(view, order, first, cursors, ids, prob, backoff):  # type: ignore[no-untyped-def]
+    """N-grams `first` and on of an order above 1.
+
+    Shapes
+        cursors  (order, CURSOR_FIELDS)  int64    of the orders below; NODE -1, the rest 0, before
+                                                  the first call
+        ids      (n, order)              uint32   filled; oldest word first
+        prob     (n,)                    float32  filled
+        backoff  (n,)                    float32  filled; 0 at the highest order
+    Returns      n, or BAD_POINTER or BAD_WORD where the file is damaged
+    Guarantees   words of one node rise, so no n-gram comes twice
+    Trusts       first + n <= the n-grams of the order; calls go on where the last ended
+    """
+    words, level = of(view, WORDS), level_of(view, order)
+    top = order == of(view, ORDER)
+    word_bits, prob_bits = of(level, WORD_BITS), of(level, PROB_BITS)
+    backoff_bits = of(level, BACKOFF_BITS)
+    probs, backoffs = of(level, PROBS), of(level, BACKOFFS)
+    before = np.int64(-1)
+    node = cursors[order - 1, NODE]
+    for i in range(len(prob)):
+        target = first + i
+        k = order - 1
+        while k >= 1 and target >= cursors[k, CHILDREN_END]:
+            while target >= cursors[k, CHILDREN_END]:
+                here = cursors[k, NODE] + 1
+                if here >= (words if k == 1 else of(level_of(view, k), ENTRIES)):
+                    return np.int64(BAD_POINTER)
+                begin, end = children(view, k, here)
+                if begin != cursors[k, CHILDREN_END]:
+                    return np.int64(BAD_POINTER)
+                cursors[k, NODE], cursors[k, CHILDREN_END] = here, end
+            target = cursors[k, NODE]
+            word = target
+            if k > 1:
+                word = field(entry_at(view, k, target), of(level_of(view, k), WORD_BITS))
+            if word >= words:
+                return np.int64(BAD_WORD)
+            cursors[k, WORD] = word
+            k -= 1
+        at = entry_at(view, order, first + i)
+        word = field(at, word_bits)
+        if word >= words or (node == cursors[order - 1, NODE] and word <= before):
+            return np.int64(BAD_WORD)
+        node, before = cursors[order - 1, NODE], word
+        ids[i, 0] = word
+        for k in range(1, order):
+            ids[i, order - k] = cursors[k, WORD]
+        at += word_bits
+        if probs:
+            weight = np.float32(0.0)
+            if not top:
+                weight = load_float32(backoffs + (field(at, backoff_bits) << _2))
+                at += backoff_bits
+            prob[i] = load_float32(probs + (field(at, prob_bits) << _2))
+            backoff[i] = weight
+        else:
+            prob[i] = as_float32(field(at, prob_bits) | _SIGN)
+            backoff[i] = np.float32(0.0)
+            if not top:
+                backoff[i] = as_float32(field(at + prob_bits, backoff_bits))
+    return np.int64(len(prob))
+
+
+@kernel("int64")
+def has_unk(view):  # type: ignore[no-untyped-def]
+    """Whether word 0 is in a 2-gram."""
+    first, end = children_of_word(view, np.int64(0))
+    if first < end:
+        return True
+    bits = of(level_of(view, _2), WORD_BITS)
+    found = False
+    for i in range(of(level_of(view, _2), ENTRIES)):
+        found |= field(entry_at(view, _2, i), bits) == 0
+    return found

@@ -1,1 +1,0 @@
-"""Numbers as text, in as few digits as tell them apart."""
