@@ -5,14 +5,13 @@ Knows nothing of doors: gRPC and HTTP hand in a message, and get the bytes of on
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +21,13 @@ from dlm.asr.rescoring.nbest import Hypothesis
 from dlm.client import AsyncClient, AsyncUtterance, Extension, Phrases, States
 from dlm.client.api.routes import shards_of
 from dlm.client.api.splitting import split_words
-from dlm.client.api.states import MODEL_BYTES, state_head
+from dlm.client.api.states import MODEL_BYTES, SentenceScore, state_head
 from dlm.errors import ConfigError, QueryError, StaleShardSet
 from dlm.gateway import kernels
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.kernels import CHECKSUM_BYTES
 from dlm.gateway.metrics import GatewayMetrics, TrafficWriter
-from dlm.gateway.turns import GatewayTurns, Left
-from dlm.server.admission import NOT_NAMED
+from dlm.server.admission import NOT_NAMED, looks
 from dlm.server.refusals import Refusal
 from dlm.server.security import may_ask, token_name
 from dlm.units import LN_10
@@ -40,9 +38,14 @@ SERVICE = "dlm.v1.LanguageModel"
 # Models whose states are accepted: the one in use, the one before it, and the local fallback.
 MODELS_KEPT = 3
 DEFAULT_COUNT = 10  # of NextWords
-PAUSE = 256  # sentences of a reply that are written before others have their turn
+PAUSE = 128  # sentences or words of a reply that are written before the event loop looks up
 
 
+T = TypeVar("T")
+Left: TypeAlias = Callable[[], float]
+# What a function returns, in a thread; with the bytes that it reads, and the seconds that are left.
+Aside: TypeAlias = Callable[[Callable[[], Any], int, float], Awaitable[Any]]
+SENTENCES_AT_ONCE = 256
 LENGTH_DELIMITED = 2  # the wire type of bytes, strings, messages and packed lists
 _FIELDS = pb.ExtendReply.DESCRIPTOR.fields_by_name
 
@@ -65,12 +68,12 @@ class LanguageModel:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         traffic: TrafficWriter,
-        turns: GatewayTurns,
+        aside: Aside,
     ) -> None:
         self.client = client
         self._config = config
         self._metrics, self._traffic = metrics, traffic
-        self._phrases = PhraseStore(config.max_phrases_bytes, turns)
+        self._phrases = PhraseStore(config.max_phrases_bytes, aside)
         self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
 
     async def score(
@@ -84,9 +87,9 @@ class LanguageModel:
         sentences += [np.array(one.ids, np.uint32) for one in request.ids]
         bos = request.bos if request.HasField("bos") else True
         eos = request.eos if request.HasField("eos") else True
-        self._check_queries(sum(map(len, sentences)) + eos * len(sentences))
+        self._check_count(sum(map(len, sentences)) + eos * len(sentences), "words")
         utterance = await self._fresh(request, left, held)
-        scores = await utterance.score_sentences(sentences, bos=bos, eos=eos, deadline_s=left())
+        scores = await _scores(utterance, sentences, left, bos, eos)
         info = utterance.model_info
         reply = pb.SentencesReply(model=info.model, phrases_id=info.phrases)
         routes = [np.zeros(0, np.int32)] * len(scores)
@@ -105,7 +108,7 @@ class LanguageModel:
                 shards=(shards + 1).tolist(),
             )
             if at % PAUSE == 0:
-                await asyncio.sleep(0)
+                await looks()
         return reply.SerializeToString(), sum(one.tokens for one in scores)
 
     async def extend(
@@ -116,7 +119,7 @@ class LanguageModel:
             raise _malformed("words and word_ids are both given; expected one of them")
         count, rows = len(request.words or request.word_ids), max(len(request.states), 1)
         self._check_count(rows, "states")
-        self._check_queries(queries_of(request))
+        self._check_count(queries_of(request), "words")
         words: Any = list(request.words) or np.array(request.word_ids, np.uint32)
         if request.own_words:
             if count % rows:
@@ -138,16 +141,18 @@ class LanguageModel:
     ) -> tuple[bytes, int]:
         """A NextWordsReply; the words of a whole vocabulary count as one."""
         count = request.count or DEFAULT_COUNT
-        self._check_queries(count)
+        self._check_count(count, "words")
         utterance, states = await self._states([request.state], request, left, held)
         if text := split_words(request.text):
             states = utterance.states_after([[*states.contexts()[0], *text]])
         found = await utterance.next_words(states[0], count, deadline_s=left())
         words = utterance.vocabulary.words
         reply = pb.NextWordsReply(model=utterance.model_info.model)
-        for word_id, log10_prob in found:
+        for at, (word_id, log10_prob) in enumerate(found, 1):
             word = words[word_id].decode("utf-8", "replace")
             reply.words.add(word=word, id=word_id, log10_prob=log10_prob)
+            if at % PAUSE == 0:
+                await looks()
         return reply.SerializeToString(), 1
 
     async def rescore(
@@ -164,9 +169,9 @@ class LanguageModel:
             raise _malformed("a scale or an acoustic score is not finite; expected numbers")
         scales = Scales(*given)
         sentences = [split_words(one.text) for one in request.hypotheses]
-        self._check_queries(sum(map(len, sentences)) + len(sentences))
+        self._check_count(sum(map(len, sentences)) + len(sentences), "words")
         utterance = await self._fresh(request, left, held)
-        scores = await utterance.score_sentences(sentences, deadline_s=left())
+        scores = await _scores(utterance, sentences, left)
         ranked = []
         for index, (one, words, score) in enumerate(
             zip(request.hypotheses, sentences, scores, strict=True)
@@ -186,7 +191,7 @@ class LanguageModel:
                 pb.Rescored(index=index, total=total, lm=lm, fallback=fallback, bonus=bonus)
             )
             if index % PAUSE == PAUSE - 1:
-                await asyncio.sleep(0)
+                await looks()
         ranked.sort(key=lambda one: -one.total)
         info = utterance.model_info
         reply = pb.RescoreReply(hypotheses=ranked, model=info.model, phrases_id=info.phrases)
@@ -293,19 +298,12 @@ class LanguageModel:
     # ------------------------------------------------------------------ limits
 
     def _check_count(self, count: int, what: str) -> None:
-        most = self._config.max_sentences
+        config = self._config
+        most = config.max_queries if what == "words" else config.max_sentences
         if count > most:
             raise Refusal(
                 Reason.TOO_MANY_QUERIES,
                 f"the call has {count} {what}; expected at most {most}. Make several calls",
-            )
-
-    def _check_queries(self, queries: int) -> None:
-        most = self._config.max_queries
-        if queries > most:
-            raise Refusal(
-                Reason.TOO_MANY_QUERIES,
-                f"the call asks for {queries} words; expected at most {most}. Make several calls",
             )
 
 
@@ -330,9 +328,8 @@ class PhraseStore:
     Args  max_bytes  of all lists together; one that is alone is kept even if it has more
     """
 
-    def __init__(self, max_bytes: int, turns: GatewayTurns) -> None:
-        self._max_bytes = max_bytes
-        self._turns = turns
+    def __init__(self, max_bytes: int, aside: Aside) -> None:
+        self._max_bytes, self._aside = max_bytes, aside
         # By the name of the token, and id; the last used is last.
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self.bytes = 0
@@ -367,7 +364,8 @@ class PhraseStore:
         if len(weights) < len(given.phrases):
             raise Refusal(Reason.MALFORMED, "a phrase is there twice; expected each once")
         # While one is read, it is many times as large as its message.
-        found = await self._turns.aside(lambda: Phrases(weights), left())
+        size = given.ByteSize()
+        found = await self._aside(lambda: Phrases(weights), size, left())
         return self._keep(found, found.memory_bytes(vocabulary_size))
 
     def _known(self, digest: str) -> _Kept:
@@ -412,6 +410,19 @@ def _open_to_caller(utterance: AsyncUtterance) -> AsyncUtterance:
     if may_ask(info.model, info.shard_set):
         return utterance
     raise Refusal(Reason.UNAUTHENTICATED, NOT_NAMED)
+
+
+async def _scores(
+    utterance: AsyncUtterance, sentences: list[Any], left: Left, bos: bool = True, eos: bool = True
+) -> list[SentenceScore]:
+    """Some after the other: the client looks up only after thousands of words."""
+    found: list[SentenceScore] = []
+    for at in range(0, len(sentences), SENTENCES_AT_ONCE):
+        some = sentences[at : at + SENTENCES_AT_ONCE]
+        if found:
+            await looks()
+        found += await utterance.score_sentences(some, bos=bos, eos=eos, deadline_s=left())
+    return found
 
 
 def _malformed(message: str) -> Refusal:

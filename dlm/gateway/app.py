@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +28,16 @@ from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
 from dlm.server.port import reserved
-from dlm.server.process import Notice, OnReady, Process
+from dlm.server.process import Notice, OnReady, Process, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
+
+# The thread that reads and writes JSON keeps the loop waiting for as long, at each of its looks.
+SWITCH_S = 0.0005
 
 Opening = Callable[[], Awaitable[AsyncClient]]
 
@@ -97,6 +101,8 @@ def _run(make: Callable[[], Gateway], ends: Sequence[signal.Signals]) -> int:
 
     async def main() -> int:
         made.append(make())
+        keep_objects()
+        sys.setswitchinterval(SWITCH_S)
         if signalled:
             made[0].post(Event.STOP)
         return await made[0].run()
@@ -129,7 +135,9 @@ class Gateway(Life):
         self.calls = Dispatcher(config, self.metrics)
         process, credentials = process or Process(), credentials or Credentials(config)
         serving = self.calls.admission
-        super().__init__(config, process, serving, SERVICE, self.metrics, notice, credentials)
+        super().__init__(
+            config, process, serving, SERVICE, lambda: self.metrics, notice, credentials
+        )
         self._traffic = (traffic or Traffic()).writer(process.worker)
         self.http_port = 0
         self._open_client, self._credentials = opening, credentials
@@ -162,7 +170,7 @@ class Gateway(Life):
         while True:
             if self.process.beat is not None:
                 self.process.beat()
-            if self._client is not None and self._serving.state is not ServingState.WARMING:
+            if self._client is not None and self._phase.state is not ServingState.WARMING:
                 self._traffic.write(self.metrics, self._client)
             await asyncio.sleep(BEAT_S)
 
@@ -215,7 +223,7 @@ class Gateway(Life):
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731
-        collector = GatewayCollector(self.metrics, lambda: self._serving.state, client)
+        collector = GatewayCollector(self.metrics, lambda: self._phase.state, client)
         return collector, lambda: load_page(())  # it has no shards
 
     async def _open(self) -> None:
@@ -239,7 +247,7 @@ class Gateway(Life):
     # --------------------------------------------------------------------- life
 
     async def _entered(self, before: ServingState, event: Event) -> None:
-        state = self._serving.state
+        state = self._phase.state
         if state is ServingState.READY and not self.port:
             await self._listen()
         logger.info(

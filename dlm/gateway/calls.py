@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from typing import Any, Protocol
 
 from dlm import __version__
@@ -23,12 +25,11 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
-from dlm.gateway.answers import SERVICE, LanguageModel, queries_of
+from dlm.gateway.answers import DEFAULT_COUNT, SERVICE, LanguageModel, Left, T, queries_of
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics, TrafficWriter
-from dlm.gateway.turns import QUERY_BYTES, SMALL_QUERIES, GatewayTurns, Left, countdown
 from dlm.logs import EventLog
-from dlm.server.admission import Admission
+from dlm.server.admission import WORK_AT_ONCE, Admission, TurnLane, Turns
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal, of_exception, parse
 from dlm.tracing import Tracer
@@ -39,6 +40,9 @@ logger = EventLog(__name__)
 
 
 DOOR = "grpc"
+# What a sentence and a word of it take, in queries of Extend; and NextWords, and a word of it.
+SENTENCE_WORK, WORD_WORK = 128, 4
+VOCABULARY_WORK, NEXT_WORK = 2048, 12
 
 # Call -> its request, its reply, and the method of `LanguageModel` that answers it.
 CALLS: dict[str, tuple[Any, Any, str]] = {
@@ -50,8 +54,63 @@ CALLS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+# Bytes of a call: it may take more than a few milliseconds to read, let alone to answer.
+LARGE = 8 << 10
+QUERY_BYTES = 4  # of a call, to guess how many it asks before it is read
+# Of a small call, which takes a millisecond. The client cuts the work of larger ones into parts;
+# were many of them at work, a short call would wait for a part of each.
+SMALL_QUERIES = LARGE
+LARGE_AT_ONCE = 2
+
+
+class GatewayTurns(Turns):
+    """Of the calls of one gateway; on the event loop."""
+
+    def __init__(self) -> None:
+        # A round takes two milliseconds.
+        super().__init__(SMALL_QUERIES, LARGE_AT_ONCE, in_a_round=WORK_AT_ONCE // 2)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlm-gateway")
+        self._aside = TurnLane(1, inf)
+
+    async def aside(self, work: Callable[[], T], size: int, left_s: float) -> T:
+        """What `work` returns, in a thread that does one at a time.
+
+        Args    size     of what it reads or writes, in bytes
+                left_s   seconds in which it must have ended
+        Raises  TimeoutError;  what it raises
+        """
+        async with asyncio.timeout(left_s):
+            await self._turn(self._aside, size)
+            release = self._end_of(self._aside)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            finally:
+                release()
+
+
+def countdown(left_s: float) -> Left:
+    """Seconds that are left of these, whenever it is called; it raises `Refusal` when none are."""
+    until = time.monotonic() + left_s
+
+    def left() -> float:
+        found = until - time.monotonic()
+        if found <= 0.0:
+            raise _others_took_it()
+        return found
+
+    return left
+
+
+def _others_took_it() -> Refusal:
+    return Refusal(
+        Reason.LATE,
+        "the deadline passed while this call waited or was read; allow more time, or ask another "
+        "gateway",
+    )
+
+
 class Form(Protocol):
-    """How a door writes messages."""
+    """How a door writes messages, if not as their bytes."""
 
     async def read(self, kind: Any, data: bytes, left: Left) -> Any:
         """The message of this kind; raises `Refusal` if it is none."""
@@ -72,13 +131,13 @@ class Dispatcher:
         self._tracer = Tracer(__version__) if config.trace else None
 
     def open(self, client: AsyncClient, traffic: TrafficWriter) -> None:
-        self._answers = LanguageModel(client, self.config, self._metrics, traffic, self.turns)
+        self._answers = LanguageModel(client, self.config, self._metrics, traffic, self.turns.aside)
 
     async def answer(
         self,
         call: str,
         data: bytes,
-        form: Form,
+        form: Form | None,
         *,
         door: str,
         left_s: float | None = None,
@@ -118,7 +177,7 @@ class Dispatcher:
         self,
         call: str,
         data: bytes,
-        form: Form,
+        form: Form | None,
         left_s: float | None,
         held: ExitStack | None,
         streamed: bool,
@@ -131,20 +190,25 @@ class Dispatcher:
             held = held or answered
             if not streamed:
                 self._enter(held)
-            work = len(data) // QUERY_BYTES
-            if work > SMALL_QUERIES:  # reading it is much work, too
-                answered.callback(await self.turns.within(left(), work))
-                request = await form.read(request_of, data, left)
-            else:
-                try:
-                    request = await form.read(request_of, data, left)
-                    work = queries_of(request) if call == "Extend" else work
-                finally:  # refusals take turns, too
-                    answered.callback(await self.turns.within(left(), work))
+            work = 0
+            try:
+                request = await self._read(request_of, data, form, left)
+                work = work_of(call, request)
+            finally:  # refusals take turns, too
+                answered.callback(await self.turns.take(work, left()))
             if streamed:
                 self._enter(held)
             reply, queries = await getattr(self._answers, method)(request, left, held)
-            return await form.write(reply_of, reply, left), queries
+            if form is not None:
+                reply = await form.write(reply_of, reply, left)
+            return reply, queries
+
+    async def _read(self, kind: Any, data: bytes, form: Form | None, left: Left) -> Any:
+        work = len(data) // QUERY_BYTES
+        with ExitStack() as read:
+            if work > SMALL_QUERIES:  # reading it is much work, too
+                read.callback(await self.turns.take(work, left()))
+            return parse(kind(), data) if form is None else await form.read(kind, data, left)
 
     def _enter(self, held: ExitStack) -> None:
         overload = self.admission.overload()
@@ -154,8 +218,24 @@ class Dispatcher:
         held.callback(self.admission.leave)
 
 
+def work_of(call: str, request: Any) -> int:
+    """What it takes to answer, in queries of Extend."""
+    if call == "Extend":
+        return queries_of(request)
+    if call == "NextWords":
+        return int(VOCABULARY_WORK + NEXT_WORK * (request.count or DEFAULT_COUNT))
+    if call == "Models":
+        return 0
+    texts = request.sentences if call == "Score" else [one.text for one in request.hypotheses]
+    ids = request.ids if call == "Score" else []
+    words = sum(one.count(" ") for one in texts) + sum(len(one.ids) for one in ids)
+    return int(SENTENCE_WORK * (len(texts) + len(ids)) + WORD_WORK * words)
+
+
 def refusal_of(call: str, exc: Exception) -> Refusal:
     """What a caller is told of an error; never an address, nor words of another's request."""
+    if isinstance(exc, TimeoutError):
+        return _others_took_it()
     if isinstance(exc, QueryError):
         return Refusal(Reason.MALFORMED, str(exc))
     if isinstance(exc, DeadlineExceeded):
@@ -167,16 +247,6 @@ def refusal_of(call: str, exc: Exception) -> Refusal:
     if isinstance(exc, UnavailableError):
         return Refusal(Reason.NOT_READY, "no server of a shard of the model answers; retry later")
     return of_exception(call.lower(), exc, part="gateway")
-
-
-class Plain:
-    """Messages as their bytes; see `Form`."""
-
-    async def read(self, kind: Any, data: bytes, left: Left) -> Any:
-        return parse(kind(), data)
-
-    async def write(self, kind: Any, reply: bytes, left: Left) -> bytes:
-        return reply
 
 
 class RpcDoor:
@@ -217,5 +287,5 @@ class RpcDoor:
     ) -> bytes:
         metadata = context.invocation_metadata() or ()
         return await self._calls.answer(
-            call, data, Plain(), door=DOOR, left_s=left_s, metadata=metadata, streamed=streamed
+            call, data, None, door=DOOR, left_s=left_s, metadata=metadata, streamed=streamed
         )

@@ -16,7 +16,7 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from importlib import resources
@@ -26,12 +26,12 @@ from urllib.parse import urlsplit
 import h11
 from google.protobuf import json_format
 
-from dlm.gateway.answers import SERVICE
-from dlm.gateway.calls import CALLS, Dispatcher, Plain
+from dlm.gateway.answers import SERVICE, Left, T
+from dlm.gateway.calls import CALLS, LARGE, Dispatcher, GatewayTurns, countdown
 from dlm.gateway.metrics import GatewayMetrics
-from dlm.gateway.turns import LARGE, GatewayTurns, Left, T, countdown
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
+from dlm.server.http import JSON, Response
 from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
@@ -39,7 +39,7 @@ from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
 logger = EventLog(__name__)
 
 DOOR = "http"
-JSON, PROTO = "application/json", "application/proto"
+PROTO = "application/proto"
 VERSIONS = (b"1.0", b"1.1")
 HEAD_BYTES = 16 << 10
 READ_BYTES = 64 << 10
@@ -63,16 +63,6 @@ STATUS_OF = {
 ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A response."""
-
-    status: int
-    body: bytes
-    content_type: str = JSON
-    headers: tuple[tuple[str, str], ...] = ()
-
-
 Body: TypeAlias = Callable[[], Awaitable[bytes | None]]
 
 _BASE64 = re.compile(r"([A-Za-z0-9+/_-]+={0,2})?")
@@ -85,7 +75,11 @@ class HttpDoor:
     """
 
     def __init__(
-        self, calls: Dispatcher, guard: Guard, metrics: GatewayMetrics, pages: Mapping[str, Answer]
+        self,
+        calls: Dispatcher,
+        guard: Guard,
+        metrics: GatewayMetrics,
+        pages: Mapping[str, Response],
     ) -> None:
         self._calls, self._guard, self._metrics = calls, guard, metrics
         self._pages = pages
@@ -145,10 +139,11 @@ class HttpDoor:
 
     async def answer(
         self, request: Any, peer: tuple[str, int], body: Body, held: contextlib.ExitStack
-    ) -> Answer:
+    ) -> Response:
         """The answer to a request whose body `body()` reads; `held` is closed once it is
         written."""
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
+        bearer = await self._guard.hear(headers, *peer)
         fields = dict(headers)
         if self._only_own_names and not _is_own_name(fields.get("host", "")):
             return _plain_error(
@@ -175,14 +170,14 @@ class HttpDoor:
         if fields.get("content-encoding", "identity") != "identity":
             return _plain_error(415, "unimplemented", "expected a body that is not compressed")
         try:
-            held.enter_context(self._guard.http(headers, *peer))
+            held.enter_context(self._guard.http(bearer, *peer))
             return await self._call(call, kind, headers, body, held)
         except Refusal as refusal:
             return _refused(refusal)
 
     async def _call(
         self, call: str, kind: str, headers: Any, body: Body, held: contextlib.ExitStack
-    ) -> Answer:
+    ) -> Response:
         asked_s = _timeout_s(dict(headers).get("connect-timeout-ms"))
         left = None if asked_s is None else countdown(asked_s)
         data = await body()
@@ -192,11 +187,11 @@ class HttpDoor:
                 Reason.TOO_MANY_QUERIES,
                 f"the body is larger than expected: at most {most} bytes. Make several calls",
             )
-        form = Plain() if kind == PROTO else Json(self._calls.turns)
+        form = None if kind == PROTO else Json(self._calls.turns)
         reply = await self._calls.answer(
             call, data, form, door=DOOR, left_s=left and left(), metadata=headers, held=held
         )
-        return Answer(200, reply, kind)
+        return Response(200, reply, kind)
 
 
 class Json:
@@ -227,7 +222,7 @@ class Json:
         return text.encode()
 
     async def _convert(self, work: Callable[[], T], size: int, left: Left) -> T:
-        return await self._turns.aside(work, left()) if size > LARGE else work()
+        return await self._turns.aside(work, size, left()) if size > LARGE else work()
 
 
 class _Connection:
@@ -330,7 +325,7 @@ class _Connection:
             else:
                 return b"".join(parts)
 
-    async def _write(self, request: Any, answer: Answer) -> bool:
+    async def _write(self, request: Any, answer: Response) -> bool:
         """Writes a response; returns whether the connection goes on."""
         if request is not None and self._http.their_state is h11.SEND_BODY:
             with contextlib.suppress(h11.RemoteProtocolError):
@@ -410,12 +405,12 @@ def _timeout_s(value: str | None) -> float | None:
     return int(value) / 1000
 
 
-def _plain_error(status: int, code: str, message: str) -> Answer:
+def _plain_error(status: int, code: str, message: str) -> Response:
     body = json.dumps({"code": code, "message": message}).encode()
-    return Answer(status, body)
+    return Response(status, body, JSON)
 
 
-def _refused(refusal: Refusal) -> Answer:
+def _refused(refusal: Refusal) -> Response:
     code = CODE_OF[refusal.reason].name.lower()
     facts = {"code": code, "message": refusal.message, "reason": refusal.reason.value}
     headers = [(REASON_KEY, refusal.reason.value)]
@@ -423,7 +418,7 @@ def _refused(refusal: Refusal) -> Answer:
         headers.append(("Retry-After", str(RETRY_AFTER_S)))
     if refusal.reason is Reason.UNAUTHENTICATED:
         headers.append(("WWW-Authenticate", "Bearer"))
-    return Answer(STATUS_OF[code], json.dumps(facts).encode(), headers=tuple(headers))
+    return Response(STATUS_OF[code], json.dumps(facts).encode(), JSON, tuple(headers))
 
 
 # A browser fetches nothing from elsewhere, runs no script in the page, and shows it in no frame.
@@ -439,12 +434,12 @@ FILES = {
 }
 
 
-def pages() -> dict[str, Answer]:
+def pages() -> dict[str, Response]:
     """Path -> the answer, read once."""
     folder = resources.files("dlm.gateway") / "page"
     found = {
-        path: Answer(200, (folder / name).read_bytes(), kind, HEADERS)
+        path: Response(200, (folder / name).read_bytes(), kind, HEADERS)
         for path, (name, kind) in FILES.items()
     }
     contract = resources.files("dlm.wire._pb") / "lm.openapi.json"
-    return {**found, "/openapi.json": Answer(200, contract.read_bytes())}
+    return {**found, "/openapi.json": Response(200, contract.read_bytes(), JSON)}

@@ -70,9 +70,6 @@ class GatewayMetrics:
     in_flight: int = 0
     connections: int = 0
 
-    def refused(self, reason: Reason) -> None:
-        self.refusals[reason] += 1
-
     def ended(self, call: str, door: str, result: str, took_s: float) -> None:
         self.calls[call, door, result] += 1
         if result == OK:

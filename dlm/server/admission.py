@@ -7,23 +7,29 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.refusals import Refusal
-from dlm.server.security import caller, connection, may_ask
+from dlm.server.security import CallCounts, caller, connection, may_ask
 from dlm.wire import codec
 from dlm.wire.status import Reason
 
 Clock = Callable[[], float]
 Release: TypeAlias = Callable[[], None]
-# Work is counted in queries. What a message takes besides its queries, and how much is done before
-# the event loop looks at the network again: a few milliseconds.
+# Work is counted in queries: what a message takes besides its queries, and how much is done in one
+# round, a few milliseconds.
 MESSAGE_WORK = 1024
 WORK_AT_ONCE = 32 * MESSAGE_WORK
+# How often the event loop looks at the network between two rounds. gRPC takes two looks to accept a
+# call (`pairs.accepting_ahead`): more often than one begins, so that those of a flood wait here and
+# not in gRPC's own line, where the last one comes last, whoever sent it. Each look may have to wait
+# for a thread that computes in Python.
+LOOKS = 4
 
 NOT_NAMED = (
     "the token of this call may ask for no model that is served here; the operator adds the id of "
@@ -66,23 +72,28 @@ class Fair:
 
 
 class TurnLane:
-    """Messages of one size. Those that must wait take turns: clients share alike, and so do the
+    """What is of one kind. Those that must wait take turns: clients share alike, and so do the
     connections of each.
 
-    Args        free       how many more may be worked on at the same time
-                at_a_look  work between two looks of the event loop
-                threads    whether threads work on them
+    Args        free     how many more may be worked on at the same time
+                at_once  work in a round; what begins may exceed it
+                threads  whether threads do the work
     """
 
-    def __init__(self, free: float, at_a_look: int, *, threads: bool = False) -> None:
-        self.free, self._threads, self._most = free, threads, at_a_look
-        self._left = at_a_look  # until the loop has looked again
+    def __init__(self, free: float, at_once: float, *, threads: bool = False) -> None:
+        self.free, self._threads, self._most = free, threads, at_once
+        self._left = at_once  # of this round
         self._clients = Fair()
         self._calls: WeakValueDictionary[str, Fair] = WeakValueDictionary()  # by client
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing more begins in this round."""
+        return self._left <= 0
+
     def begins(self, work: int) -> bool:
         """Begins this, if nothing waits and there is room."""
-        if self._clients or not self._has_room():
+        if self._clients or self.free <= 0 or self.is_spent:
             return False
         self._begin(work)
         return True
@@ -97,19 +108,17 @@ class TurnLane:
         self._clients.put(name, work, calls)
         return turn
 
-    def go_on(self) -> bool:
-        """The loop has looked: gives turns to what waits, as long as there is room. Returns whether
-        something began."""
+    def next_round(self) -> None:
         self._left = self._most
-        while self._clients and self._has_room():
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Gives turns to what waits, as long as there is room."""
+        while self._clients and self.free > 0 and not self.is_spent:
             turn, work = self._clients.take().take()
             if not turn.done():
                 turn.set_result(None)
                 self._begin(work)
-        return self._left < self._most
-
-    def _has_room(self) -> bool:
-        return self.free > 0 and self._left > 0
 
     def _begin(self, work: int) -> None:
         self.free -= 1
@@ -117,13 +126,14 @@ class TurnLane:
 
 
 class Turns:
-    """Bounds the work between two looks of the event loop at the network, whoever and however many
-    ask for it. What must wait is not read further.
+    """Bounds the work between the looks of the event loop at the network, whoever and however many
+    ask for it: a round of work, then `LOOKS` looks, since a call needs several from its first byte
+    to its reply. What must wait is not read further.
 
     Args  most        queries of a message that counts as small; the others are large
           at_once     large ones that may be worked on at the same time
           threads     whether threads work on large ones
-          at_a_look   work between two looks
+          in_a_round  work of each kind
           connection  large ones that the streams of one connection may have at work or unread
     """
 
@@ -134,19 +144,22 @@ class Turns:
         *,
         threads: bool = False,
         connection: int = 1,
-        at_a_look: int = WORK_AT_ONCE,
+        in_a_round: int = WORK_AT_ONCE,
     ) -> None:
         self.most, self._connection = most, max(connection, 1)
         self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._small, self._large = (
-            TurnLane(inf, at_a_look),
-            TurnLane(at_once, at_a_look, threads=threads),
-        )
-        self._will_look = False
+        self._calls, self._small = TurnLane(inf, MESSAGE_WORK), TurnLane(inf, in_a_round)
+        self._large = TurnLane(at_once, in_a_round, threads=threads)
+        self._lanes = [self._calls, self._small, self._large]
+        self._looks = 0  # before the next round
 
     def room_of_connection(self) -> asyncio.Semaphore:
         """Where the streams of the current call's connection hold their large messages."""
         return self._rooms.setdefault(connection(), asyncio.Semaphore(self._connection))
+
+    async def call(self) -> None:
+        """Returns when the current call may be read, or refused: one call begins in a round."""
+        await self._turn(self._calls, MESSAGE_WORK)
 
     async def take(self, work: int, within_s: float | None = None) -> Release:
         """Returns when it is the turn of the current call, with what to call once it is done, or
@@ -156,60 +169,78 @@ class Turns:
         Raises  TimeoutError  its turn has not come in so many seconds
         """
         lane = self._large if work > self.most else self._small
-        work += MESSAGE_WORK
-        self._look_soon()
-        if not lane.begins(work):
-            turn = lane.wait(work)
-            async with asyncio.timeout(within_s):
-                try:
-                    await turn
-                except asyncio.CancelledError:
-                    if not turn.cancelled():  # it was its turn already
-                        self._end(lane)
-                    raise
-        if lane is self._small:
-            return _nothing
+        await self._turn(lane, work + MESSAGE_WORK, within_s)
+        return _nothing if lane is self._small else self._end_of(lane)
+
+    async def _turn(self, lane: TurnLane, work: int, within_s: float | None = None) -> None:
+        began = lane.begins(work)
+        self._look(lane)
+        if began:
+            return
+        turn = lane.wait(work)
+        async with asyncio.timeout(within_s):
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it was its turn already
+                    self._end_of(lane)()
+                raise
+
+    def _end_of(self, lane: TurnLane) -> Release:
         held = ExitStack()
-        held.callback(self._end, lane)
+
+        @held.callback
+        def end() -> None:
+            lane.free += 1
+            lane.go_on()
+            self._look(lane)
+
         return held.close
 
-    def _end(self, lane: TurnLane) -> None:
-        lane.free += 1
-        self._look_soon()
-
-    def _look_soon(self) -> None:
-        if not self._will_look:
-            self._will_look = True
+    def _look(self, lane: TurnLane) -> None:
+        """Begins to count looks, if the lane waits for the next round."""
+        if lane.is_spent and not self._looks:
+            self._looks = LOOKS
             asyncio.get_running_loop().call_soon(self._looked)
 
     def _looked(self) -> None:
-        self._will_look = False
-        if self._small.go_on() | self._large.go_on():
-            self._look_soon()
+        self._looks -= 1
+        if self._looks:
+            asyncio.get_running_loop().call_soon(self._looked)
+            return
+        for lane in self._lanes:
+            lane.next_round()
+            self._look(lane)
+
+
+async def looks() -> None:
+    """Returns once the event loop has looked at the network as often as between two rounds."""
+    for _ in range(LOOKS):
+        await asyncio.sleep(0)
 
 
 def _nothing() -> None:
     """After small work."""
 
 
-class InFlight(Protocol):
-    """Where the messages being worked on are counted."""
+@dataclass(slots=True)
+class Phase:
+    """Of a process's life; `refuses`: rejects new messages, while DRAINING."""
 
-    in_flight: int
+    state: ServingState = ServingState.WARMING
+    refuses: bool = False
 
 
 class Admission:
     """By state and load; on the event loop.
 
     Args        clock  seconds that never go back
-    Attributes  refuses  while DRAINING: rejects new messages
-                turns    of all models of this process
-                load     messages that this process is working on, of all its models
+    Attributes  phase, turns  of all models of this process
+                load  messages that this process is working on, of all its models
     """
 
-    def __init__(self, config: Access, metrics: InFlight, turns: Turns, clock: Clock) -> None:
-        self.state = ServingState.WARMING
-        self.refuses = False
+    def __init__(self, config: Access, metrics: CallCounts, turns: Turns, clock: Clock) -> None:
+        self.phase = Phase()
         self.turns = turns
         self.load: Callable[[], int] = lambda: metrics.in_flight
         self._config, self._metrics, self._clock = config, metrics, clock
@@ -266,11 +297,11 @@ class Admission:
         return None
 
     def require_ready(self) -> None:
-        if self.state is ServingState.WARMING:
+        if self.phase.state is ServingState.WARMING:
             raise Refusal(
                 Reason.NOT_READY, "this server is still warming up; ask a replica, or retry later"
             )
-        if self.state is ServingState.DRAINING and self.refuses:
+        if self.phase.state is ServingState.DRAINING and self.phase.refuses:
             raise Refusal(Reason.DRAINING, "this server is shutting down; ask a replica")
 
 
@@ -284,7 +315,7 @@ class ShardAdmission(Admission):
     def __init__(
         self,
         config: Access,
-        metrics: InFlight,
+        metrics: CallCounts,
         turns: Turns,
         model: str,
         shard_set: bytes,

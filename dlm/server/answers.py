@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ProtocolError
-from dlm.index.layout import MAX_ORDER, Manifest
-from dlm.index.search.shard import FoundBlocks
+from dlm.index.layout import MAX_ORDER
+from dlm.index.search.shard import FoundBlocks, Shard
 from dlm.ngram.partition import SLOTS
-from dlm.ngram.query import Answers, QueryGroups, StoredWords
+from dlm.ngram.query import QueryGroups
 from dlm.server import kernels
 from dlm.server.metrics import SlotQueries
 from dlm.server.refusals import Refusal, of_fault, too_late
@@ -25,41 +24,6 @@ from dlm.wire.status import Reason
 
 _NOTHING = np.zeros(0, np.uint32)
 RequireSame: TypeAlias = Callable[[bytes, int], None]
-
-
-class OpenShard(Protocol):
-    """The part of `index.search.shard.Shard` that is used here."""
-
-    directory: Path
-    index: int
-    order: int
-    vocabulary_size: int
-
-    @property
-    def manifest(self) -> Manifest:
-        """Of the shard set."""
-
-    def score_owned(
-        self,
-        context_lengths: NDArray[np.uint8],
-        context_words: NDArray[np.uint32],
-        word_counts: NDArray[np.uint32],
-        words: NDArray[np.uint32],
-        by_slot: NDArray[np.int64] | None = None,
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to unchecked queries, and how many matched each order; adds to `by_slot`
-        (4096,)."""
-
-    def score(self, groups: QueryGroups) -> Answers:
-        """Answers to queries that passed `Answerer.check`."""
-
-    def find_blocks(
-        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
-    ) -> FoundBlocks:
-        """Where the words that follow checked contexts are stored."""
-
-    def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
-        """The words that follow them."""
 
 
 class Answered(NamedTuple):
@@ -98,7 +62,7 @@ class Answerer:
 
     def __init__(
         self,
-        shard: OpenShard,
+        shard: Shard,
         most_queries: int,
         require_same: RequireSame,
         clock: Callable[[], float],
@@ -231,7 +195,7 @@ class Answerer:
         orders_of(answers.matched_order)
 
 
-def _refusal(fault: int, place: int, groups: QueryGroups, shard: OpenShard) -> Refusal:
+def _refusal(fault: int, place: int, groups: QueryGroups, shard: Shard) -> Refusal:
     if fault == kernels.BAD_CONTEXT_LENGTH:
         longest = shard.order - 1
         allowed = f"expected 2 to {longest}" if longest >= 2 else "it has no partitioned n-grams"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import threading
@@ -28,16 +27,16 @@ from dlm.memory_options import MAPPED, MemoryOptions
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.admission import Clock
-from dlm.server.answers import OpenShard
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
+from dlm.server.exchange import Models
 from dlm.server.exposition import load_page, starting_exposition
 from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector, process_labels
-from dlm.server.process import Heap, Notice, OnReady, Process, Ready
+from dlm.server.process import Heap, Notice, OnReady, Process, Ready, keep_objects
 from dlm.server.security import Credentials, allow_connections
-from dlm.server.service import Models, ShardService, open_files
+from dlm.server.service import ShardService, open_files
 from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
 from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
@@ -106,7 +105,7 @@ def serve(
         for one in opened:
             service = ShardService(one.shard, config, files=one.files)
             for data in warm_up_messages(one.shard):
-                service.warm_up(data)
+                service.answerer.warm_up(data)
             service.close()
 
     def work(port: int, process: Process, tell: OnReady) -> int:
@@ -159,6 +158,7 @@ def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
 
     async def main() -> int:
         server = make()
+        keep_objects()
         loop = asyncio.get_running_loop()
         if worker:
             loop.add_signal_handler(signal.SIGTERM, server.drain)
@@ -181,7 +181,7 @@ class ShardServer(Life):
     def __init__(
         self,
         config: ServerConfig,
-        shards: Sequence[OpenShard],
+        shards: Sequence[Shard],
         *,
         notice: Notice | None = None,
         process: Process | None = None,
@@ -195,17 +195,20 @@ class ShardServer(Life):
             [self._serve_shard(*one) for one in zip(shards, opened, strict=True)],
             changes=self.process.sets is not None,
         )
-        metrics = self.service.metrics
         super().__init__(
-            config, self.process, self.models, SHARD_SERVICE, metrics, notice, credentials
+            config,
+            self.process,
+            self.models,
+            SHARD_SERVICE,
+            lambda: self.service.metrics,
+            notice,
+            credentials,
         )
         self._changing: asyncio.Task[None] | None = None
         self._asked_to_drain = False
         self._heap = Heap(self.process.memory.bytes())
 
-    def _serve_shard(
-        self, shard: OpenShard, files: Mapping[int, int] | None = None
-    ) -> ShardService:
+    def _serve_shard(self, shard: Shard, files: Mapping[int, int] | None = None) -> ShardService:
         return ShardService(
             shard, self.config, clock=self._clock, process=self.process, files=files
         )
@@ -255,7 +258,7 @@ class ShardServer(Life):
 
     def _follow_list(self) -> None:
         sets = self.process.sets
-        if sets is None or self.models.state is not ServingState.READY:
+        if sets is None or self._phase.state is not ServingState.READY:
             return
         is_free = self._changing is None or self._changing.done()
         if is_free and (listed := sets.due()) is not None:
@@ -276,19 +279,18 @@ class ShardServer(Life):
                 service.close()
             sets.report(str(exc) or repr(exc))
             return
-        self.guard.count_in(self.service.metrics)
         names = [one.shard_set for one in listed]
         logger.info("server.sets.changed", extra={"shard_sets": names, "loaded": list(loaded)})
         sets.report()
         held.clear()
         while unused:
             await self._unload(unused.pop())
-        gc.collect()  # a mapping ends with the last array over it, and some are in cycles
+        keep_objects()  # a mapping ends with the last array over it, and some are in cycles
 
     def _load(self, listed: Listed) -> ShardService:
         service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
         for data in warm_up_messages(service.shard):
-            service.warm_up(data)
+            service.answerer.warm_up(data)
         return service
 
     async def _unload(self, service: ShardService) -> None:
@@ -308,7 +310,7 @@ class ShardServer(Life):
                     service.shard.index,
                     service.shard.order,
                     service.metrics,
-                    lambda: self.models.state,
+                    lambda: self._phase.state,
                     service.shard.manifest.shards,
                 )
                 for service in self.models
@@ -322,7 +324,7 @@ class ShardServer(Life):
             messages = 0
             for service in self.models:
                 for data in warm_up_messages(service.shard):
-                    service.warm_up(data)
+                    service.answerer.warm_up(data)
                     messages += 1
         except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
             self._failure = exc
@@ -335,7 +337,7 @@ class ShardServer(Life):
         self.post(Event.WARMED)
 
     async def _entered(self, before: ServingState, event: Event) -> None:
-        after = self.models.state
+        after = self._phase.state
         states = {"cause": event.name, "from_state": before.name, "to_state": after.name}
         name = "server.ready" if after is ServingState.READY else "server.state"
         if before is after:  # server.drained, or server.stop at a second signal
@@ -439,7 +441,7 @@ def open_listed(listed: Listed, index: int, config: ServerConfig, *, verify: boo
     return shard
 
 
-def warm_up_messages(shard: OpenShard) -> list[bytes]:
+def warm_up_messages(shard: Shard) -> list[bytes]:
     """Score requests that take every path through the kernels, as a client would send them: one
     context and many, one word and many, each context length. None for a model of order 2 or less.
 

@@ -1,4 +1,5 @@
-"""One Exchange: a stream of Scores and ContextBlocks, of any model on this port.
+"""Which of the models behind one port a call is for; and one Exchange: a stream of Scores and
+ContextBlocks, of any of them.
 
 Small messages are answered one after another, each in its turn, and the next is read after that:
 a client that sends faster than it is served delays only its own stream. Large ones are answered in
@@ -9,26 +10,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, aclosing
+from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
-from dlm.errors import ProtocolError
+from dlm.errors import ConfigError, ProtocolError
 from dlm.logs import EventLog
-from dlm.server.admission import Clock, Release, ShardAdmission, Turns
-from dlm.server.answers import Answered, Answerer, Located
-from dlm.server.config import ServerConfig
-from dlm.server.health import ServingState
+from dlm.server.admission import Release, ShardAdmission, Turns
+from dlm.server.answers import Located
+from dlm.server.health import SHARD_SERVICE, ServingState
 from dlm.server.metrics import ServerMetrics
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal, too_late
 from dlm.server.replies import Replies
+from dlm.server.security import replies_to
+from dlm.server.service import ShardService
 from dlm.wire import codec, pairs
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 
 logger = EventLog(__name__)
+
+# Call -> its request, and the method of `ShardService` that answers it.
+UNARY: dict[str, tuple[Any, str]] = {
+    "Score": (pb.ScoreRequest, "score"),
+    "ContextBlock": (pb.ContextBlockRequest, "context_block"),
+    "Describe": (pb.DescribeRequest, "describe"),
+    "Heartbeat": (pb.HeartbeatRequest, "heartbeat"),
+}
+
+# The first bytes of a message that names a shard set, with its fields in order, as all known
+# writers have them: field 1, 16 bytes. (A heartbeat has it elsewhere, and no bytes in field 1.)
+_FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
+_FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
 # The largest reply that is sent with the operation that receives the next message. gRPC does not
 # say whether the client has read it, so it does not count as in flight. It is less than an idle
@@ -65,32 +81,6 @@ class Lateness:
         return min(difference - min(self._least, self._before), now - self._first)
 
 
-class Model(Protocol):
-    """The part of `ShardService` that is used here."""
-
-    config: ServerConfig
-    metrics: ServerMetrics
-    admission: ShardAdmission
-    answerer: Answerer
-    clock: Clock
-
-    def in_thread(
-        self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
-    ) -> Awaitable[Answered]:
-        """What `work` returns."""
-
-    def count(
-        self, answered: Answered, arrived: float, waited_s: float, posted: float | None = None
-    ) -> None:
-        """Counts a request that was answered."""
-
-    def written(self, write_s: float) -> None:
-        """Counts the reply to an accepted message, and releases the message."""
-
-    def refusal(self, call: str, exc: Exception) -> Refusal:
-        """Counts a request that was not answered, and says why."""
-
-
 class ExchangeStream:
     """One stream; on the event loop.
 
@@ -100,7 +90,7 @@ class ExchangeStream:
 
     def __init__(
         self,
-        find: Callable[[bytes], Model],
+        find: Callable[[bytes], ShardService],
         metrics: Callable[[], ServerMetrics],
         turns: Turns,
         context: Any,
@@ -168,7 +158,7 @@ class ExchangeStream:
         if overload is not None:
             release()
             # Bounded as any other: a client that does not read replies is not read either.
-            await replies.put(self._refuse(model, message, overload), model.metrics.wrote)
+            await replies.put(self._refuse(model, message, overload), model.metrics.write_s.add)
             return None
         admission.enter()
         located = posted = None
@@ -212,10 +202,12 @@ class ExchangeStream:
             and len(reply) <= PAIRED_BYTES
             and self._replies.is_idle
             and not self._large
-            and admission.state is ServingState.READY
+            and admission.phase.state is ServingState.READY
         )
 
-    def _begin(self, large: Coroutine[Any, Any, None], model: Model, held: ExitStack) -> None:
+    def _begin(
+        self, large: Coroutine[Any, Any, None], model: ShardService, held: ExitStack
+    ) -> None:
         task = asyncio.create_task(large)
         self._large.add(task)
 
@@ -231,7 +223,7 @@ class ExchangeStream:
 
     async def _answer_large(
         self,
-        model: Model,
+        model: ShardService,
         message: pb.ScoreRequest,
         located: Located | None,
         arrived: float,
@@ -255,9 +247,9 @@ class ExchangeStream:
             reply = answered.data
         finally:
             release()
-        model.metrics.wrote(await self._replies.write(reply))
+        model.metrics.write_s.add(await self._replies.write(reply))
 
-    def _admit(self, model: Model, message: pb.ScoreRequest) -> tuple[float | None, float]:
+    def _admit(self, model: ShardService, message: pb.ScoreRequest) -> tuple[float | None, float]:
         """The time until which an answer is of use, and the seconds that the message has waited;
         raises `Refusal`."""
         now = model.clock()
@@ -270,15 +262,137 @@ class ExchangeStream:
                 raise too_late()
         return late, waited_s
 
-    def _refuse(self, model: Model, message: pb.ScoreRequest, exc: Exception) -> bytes:
+    def _refuse(self, model: ShardService, message: pb.ScoreRequest, exc: Exception) -> bytes:
         return model.refusal("exchange", exc).reply(message.sequence)
 
     async def _break_off(self, size: int) -> None:
         """Ends a stream after bytes that are not a message: a reply could name no number, and
         what follows cannot be trusted either."""
-        self._metrics().refused(Reason.MALFORMED)
+        self._metrics().refusals[Reason.MALFORMED] += 1
         for task in list(self._large):  # before the client is told that it ended
             task.cancel()
         await self._replies.flush()
         said = f"received {size} bytes that are not a dlm.v1.ScoreRequest; send it on a new stream"
         await Refusal(Reason.MALFORMED, said).abort(self._context)
+
+
+class Models:
+    """The services of one server process, one per shard set, which may change; ConfigError if one
+    is given twice. A call that names none is for the first.
+
+    Args  changes  whether `change` will be called
+    """
+
+    def __init__(self, services: Sequence[ShardService], *, changes: bool = False) -> None:
+        self._changes = changes
+        self.default = services[0]
+        self.turns = self.default.admission.turns
+        self.phase = self.default.admission.phase
+        self._by_set = {service.shard_set: service for service in services}
+        if len(self._by_set) != len(services):
+            for service in services:
+                service.close()
+            raise ConfigError(
+                "two of the folders hold the same shard set; give each model once "
+                f"(found: {', '.join(service.shard_set.hex() for service in services)})"
+            )
+        self._tell()
+
+    def _tell(self) -> None:
+        for service in self:
+            service.admission.turns = self.turns
+            service.admission.phase = self.phase
+            service.admission.held = lambda: tuple(one.shard_set for one in self._open())
+            if len(self) > 1 or self._changes:
+                service.admission.load = lambda: self.in_flight
+
+    def change(self, services: Sequence[ShardService]) -> list[ShardService]:
+        """Serves these from now on, the first by default; returns those that no message reaches any
+        longer, which may still have messages in flight."""
+        old = [service for service in self if service not in services]
+        before, self.default = self.default, services[0]
+        self._by_set = {service.shard_set: service for service in services}
+        if self.default is not before:  # streams stay open, and count as the default's
+            self.default.metrics.streams += before.metrics.streams
+            before.metrics.streams = 0
+        self._tell()
+        return old
+
+    def __iter__(self) -> Iterator[ShardService]:
+        return iter(self._by_set.values())
+
+    def __len__(self) -> int:
+        return len(self._by_set)
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether a message is in flight, or may be about to come: a stream is open, and its last
+        message came less than `quiet_s` ago."""
+        if self.in_flight:
+            return True
+        streams = sum(service.metrics.streams for service in self)
+        return streams > 0 and any(service.admission.is_wanted(quiet_s) for service in self)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(service.metrics.in_flight for service in self)
+
+    async def idle(self) -> None:
+        while self.in_flight:
+            for service in self:
+                await service.admission.idle()
+
+    def close(self) -> None:
+        for service in self:
+            service.close()
+
+    # ------------------------------------------------------------- the choice
+
+    def find(self, shard_set: bytes) -> ShardService:
+        """The service that checks and answers a message for `shard_set`; the first that the caller
+        may ask if none has it, or if it may not ask that one.
+
+        It refuses the message, for the first reason in the order of the contract (a damaged
+        message is CHECKSUM, not another set). Each service checks that the message names its own
+        set, so a mistake here cannot become an answer.
+        """
+        found = self._by_set.get(shard_set, self.default)
+        return found if found.admission.is_open() else next(self._open(), found)
+
+    def _open(self) -> Iterator[ShardService]:
+        return (service for service in self if service.admission.is_open())
+
+    def find_for(self, kind: Any, data: bytes) -> ShardService:
+        """`find` for a serialized message of this kind, before it is checked."""
+        if data.startswith(_FIRST_FIELD):
+            return self.find(data[len(_FIRST_FIELD) : _FIRST_END])
+        try:
+            return self.find(codec.parse(kind(), data).shard_set)
+        except ProtocolError:
+            return self.find(b"")
+
+    # -------------------------------------------------------------- the calls
+
+    async def _one(self, kind: Any, call: str, data: bytes, context: Any) -> bytes:
+        reply: bytes = await getattr(self.find_for(kind, data), call)(data, context)
+        return reply
+
+    async def exchange(self, _: Any, context: Any) -> None:
+        """Each message of the stream goes to the service that it names."""
+        async with replies_to(context) as replies:
+            counts = lambda: self.default.metrics  # noqa: E731
+            await ExchangeStream(self.find, counts, self.turns, context, replies).run()
+
+    async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        chunks: Any = self.find_for(pb.DownloadRequest, data).download(data, context)
+        async with aclosing(chunks):  # a client that stops half-way frees its place
+            async for chunk in chunks:
+                yield chunk
+
+    def handlers(self) -> Any:
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(partial(self._one, *one))
+            for name, one in UNARY.items()
+        }
+        methods["Exchange"] = grpc.stream_stream_rpc_method_handler(self.exchange)
+        methods["Download"] = grpc.unary_stream_rpc_method_handler(self.download)
+        return grpc.method_handlers_generic_handler(SHARD_SERVICE, methods)

@@ -30,7 +30,7 @@ from dlm.files import scratch_folder
 from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import ServingState
-from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
+from dlm.server.http import JSON, HttpServer, Response, Route, get, tcp_socket, text, unix_socket
 from dlm.server.metrics import Served
 from dlm.server.process import Cause
 
@@ -39,7 +39,6 @@ logger = EventLog(__name__)
 TROUBLE = "dlm_server_not_ready"
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
 METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
-JSON = "application/json"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
 # reused. Seconds.
 FRESH_S = 0.1
@@ -170,7 +169,7 @@ def joined_exposition(
                 texts = {
                     worker: answer.body.decode("utf-8", "replace")
                     for worker, answer in (await _ask_all(sockets, METRICS)).items()
-                    if answer.status is HTTPStatus.OK
+                    if answer.status == HTTPStatus.OK
                 }
                 families = join(texts)
                 if trouble():
@@ -184,7 +183,7 @@ def joined_exposition(
     async def load() -> Response:
         async with one_at_a_time:
             answers = await _ask_all(sockets, LOAD)
-        if any(w not in answers or answers[w].status is not HTTPStatus.OK for w in sockets):
+        if any(w not in answers or answers[w].status != HTTPStatus.OK for w in sockets):
             return text(HTTPStatus.SERVICE_UNAVAILABLE, "not every worker answers")
         return Response(HTTPStatus.OK, joined_load(a.body for a in answers.values()), JSON)
 
@@ -192,7 +191,7 @@ def joined_exposition(
         answers = await _ask_all(sockets, target)
         said = {w: a.body.decode("latin-1").strip() for w, a in answers.items()}
         lines = [f"worker {w}: {said.get(w, 'no answer')}" for w in sorted(sockets)]
-        fine = any(answer.status is HTTPStatus.OK for answer in answers.values())
+        fine = any(answer.status == HTTPStatus.OK for answer in answers.values())
         if target == READYZ and (wrong := trouble()):
             lines, fine = [f"not ready: {wrong}"], False
         status = HTTPStatus.OK if fine else HTTPStatus.SERVICE_UNAVAILABLE

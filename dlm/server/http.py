@@ -30,13 +30,15 @@ HEAD_BYTES = 8192
 REQUEST_S = 5.0
 RETRY_S = 0.1  # if no descriptor or no memory is left
 TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    status: HTTPStatus
+    status: int
     body: bytes
     content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Route: TypeAlias = Callable[[], Awaitable[Response]]
@@ -217,7 +219,7 @@ class HttpServer:
 
 def _bytes(response: Response, *, with_body: bool = True) -> bytes:
     head = (
-        f"HTTP/1.1 {response.status.value} {response.status.phrase}\r\n"
+        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         f"Content-Type: {response.content_type}\r\n"
         f"Content-Length: {len(response.body)}\r\n"
         "Cache-Control: no-store\r\n"

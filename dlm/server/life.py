@@ -9,12 +9,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import Collector
 
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
+from dlm.server.admission import Admission
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
 from dlm.server.http import HttpServer, tcp_socket
@@ -24,6 +25,9 @@ from dlm.server.process import Notice, Process
 from dlm.server.security import CallCounts, Credentials, Guard, channel_options
 from dlm.wire import pairs
 
+if TYPE_CHECKING:
+    from dlm.server.exchange import Models
+
 logger = EventLog(__name__)
 
 # Messages still in transit when the last one finished get their refusal.
@@ -32,23 +36,6 @@ STOP_GRACE_S = 0.5
 # a client's heartbeats (0.6 s), so a client that asks steadily has moved to another server.
 QUIET_S = 1.0
 LINGER_LOOK_S = 0.02
-
-
-class Serving(Protocol):
-    """What accepts messages, or no longer."""
-
-    state: ServingState
-    refuses: bool
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that it works on."""
-
-    def is_wanted(self, quiet_s: float) -> bool:
-        """Whether one is in flight, or came less than `quiet_s` ago."""
-
-    async def idle(self) -> None:
-        """Until none is in flight."""
 
 
 class Life(ABC):
@@ -61,16 +48,17 @@ class Life(ABC):
         self,
         config: Any,
         process: Process,
-        serving: Serving,
+        serving: Admission | Models,
         service: str,
-        metrics: CallCounts,
+        metrics: Callable[[], CallCounts],
         notice: Notice | None,
         credentials: Credentials | None,
     ) -> None:
         self.config, self.process, self.port = config, process, 0
-        self.guard = Guard(config, metrics, credentials)
+        self.guard = Guard(config, metrics, serving.turns.call, credentials)
         self._serving, self._service = serving, service
-        self._health = HealthService(serving.state, service)
+        self._phase = serving.phase
+        self._health = HealthService(serving.phase.state, service)
         self._notice = notice or Notice()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -154,14 +142,13 @@ class Life(ABC):
     def _make(self, *handlers: Any) -> None:
         from grpc_reflection.v1alpha import reflection  # it imports gRPC, which `poller` must first
 
-        self._server = grpc.aio.server(
-            options=channel_options(
-                max_message_bytes=self.config.max_message_bytes,
-                max_in_flight=self.config.max_in_flight,
-                shares_port=self.process.shares_port,
-            ),
-            interceptors=(self.guard,),
+        options = channel_options(
+            max_message_bytes=self.config.max_message_bytes,
+            max_in_flight=self.config.max_in_flight,
+            shares_port=self.process.shares_port,
         )
+        with pairs.accepting_ahead():
+            self._server = grpc.aio.server(options=options, interceptors=(self.guard,))
         self._server.add_generic_rpc_handlers((*handlers, self._health.handlers()))
         names = (self._service, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -188,7 +175,7 @@ class Life(ABC):
         else:
             return None
         collector, load = self._shown()
-        state = lambda: self._serving.state  # noqa: E731
+        state = lambda: self._phase.state  # noqa: E731
         return worker_exposition(
             listening, collector, state, self._loop, load=load, trouble=self._trouble
         )
@@ -197,14 +184,14 @@ class Life(ABC):
         return "; ".join(filter(None, self.process.trouble().values()))
 
     async def _announce(self) -> None:
-        await self._health.announce(self._serving.state, in_trouble=bool(self._trouble()))
+        await self._health.announce(self._phase.state, in_trouble=bool(self._trouble()))
 
     async def _live(self) -> Event:
         drain: asyncio.Task[None] | None = None
         while True:
             event = await self._events.get()
-            before = self._serving.state
-            self._serving.state, actions = step(before, event)
+            before = self._phase.state
+            self._phase.state, actions = step(before, event)
             await self._entered(before, event)
             for action in actions:
                 if action is Action.ANNOUNCE:
@@ -213,7 +200,7 @@ class Life(ABC):
                     self._notice.publish(self._ready())
                 elif action is Action.DRAIN:
                     self._notice.withdraw()
-                    self._serving.refuses = before is ServingState.WARMING
+                    self._phase.refuses = before is ServingState.WARMING
                     drain = asyncio.create_task(self._drain())
                 elif action is Action.CLOSE:
                     if drain is not None:
@@ -224,9 +211,9 @@ class Life(ABC):
         """Answers while clients move away, then refuses new messages and finishes the others."""
         serving = self._serving
         end = self._loop.time() + self.config.drain_grace_s
-        while not serving.refuses and serving.is_wanted(QUIET_S) and self._loop.time() < end:
+        while not self._phase.refuses and serving.is_wanted(QUIET_S) and self._loop.time() < end:
             await asyncio.sleep(LINGER_LOOK_S)
-        serving.refuses = True
+        self._phase.refuses = True
         try:
             async with asyncio.timeout(self.config.shutdown_timeout_s):
                 await serving.idle()

@@ -168,12 +168,6 @@ class ServerMetrics:
         self.encode_s.add(encode_s)
         self.matched_orders += by_order
 
-    def wrote(self, write_s: float) -> None:
-        self.write_s.add(write_s)
-
-    def refused(self, reason: Reason) -> None:
-        self.refusals[reason] += 1
-
     def refused_for(self, reason: Reason) -> int:
         """Score requests, and calls not read yet, that were refused for `reason`."""
         early = {
@@ -181,10 +175,6 @@ class ServerMetrics:
             Reason.CLIENT_LIMIT: self.client_limits,
         }
         return self.refusals[reason] + early.get(reason, 0)
-
-    @property
-    def refused_total(self) -> int:
-        return self.refusals.total()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlm.files import NO_DESCRIPTOR, write_whole
 from dlm.logs import EventLog
@@ -35,8 +36,7 @@ CALM_LOOKS = 5  # looks in a row that must find room before the trouble is over
 
 
 GROWTH = 64 << 20  # bytes above those at the start, before it is worth a trim
-WORTH = 8 << 20  # a trim that returns fewer bytes makes the next wait twice as long
-LEAST_S, MOST_S = 5.0, 80.0  # between two; one takes about 10 ms per 100 MB, in its own thread
+TRIM_S = 20.0  # between two; one takes about 10 ms per 100 MB, in its own thread
 
 
 def private_memory(status: Path = Path("/proc/self")) -> int:
@@ -51,6 +51,14 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
         return (int(resident) - int(shared)) * 4096
     sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
     return 1024 * (sizes.get(b"Private_Dirty:", 0) + sizes.get(b"SwapPss:", 0))
+
+
+def keep_objects() -> None:
+    """What the process has by now stays: the garbage collector, which would take 0.1 s to look at
+    it, looks no more. Nor does it write to pages that a forked process shares."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class MemoryGauge:
@@ -210,30 +218,6 @@ class Process:
             Cause.OPEN_FILES: self.open_files.trouble,
         }
 
-    @staticmethod
-    def cpu_ms() -> int:
-        return time.process_time_ns() // 1_000_000
-
-
-class TrimState(NamedTuple):
-    """What decides when to trim next; `after` makes the next one.
-
-    at_start  bytes of the process when it began to serve
-    due_s     when it may trim next, on the caller's clock
-    pause_s   seconds from a trim to the next
-    """
-
-    at_start: int
-    due_s: float = 0.0
-    pause_s: float = LEAST_S
-
-    def is_due(self, size: int, now_s: float) -> bool:
-        return now_s >= self.due_s and size >= self.at_start + GROWTH
-
-    def after(self, before: int, size: int, now_s: float) -> TrimState:
-        pause = LEAST_S if before - size >= WORTH else min(2 * self.pause_s, MOST_S)
-        return TrimState(self.at_start, now_s + pause, pause)
-
 
 def find_trim() -> Callable[[int], int] | None:
     """glibc's `malloc_trim`, which runs without the GIL; None in another C library."""
@@ -246,16 +230,17 @@ class Heap:
 
     def __init__(self, size: int) -> None:
         self._trim = find_trim()
-        self._state = TrimState(size)
+        self._at_start = size
+        self._due_s = 0.0
 
     def is_due(self, size: int, now_s: float) -> bool:
-        return self._trim is not None and self._state.is_due(size, now_s)
+        grown = size >= self._at_start + GROWTH
+        return self._trim is not None and grown and now_s >= self._due_s
 
     def trim(self, now_s: float) -> None:
         assert self._trim is not None
-        before = private_memory()
         self._trim(0)
-        self._state = self._state.after(before, private_memory(), now_s)
+        self._due_s = now_s + TRIM_S
 
 
 @dataclass(frozen=True, slots=True)

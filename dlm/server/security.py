@@ -25,8 +25,8 @@ from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
+from dlm.server.sets import FileWatcher, follow, reload_if_changed
 from dlm.server.tokens import Tokens, read_tokens
-from dlm.server.watch import FileWatcher, follow, reload_if_changed
 from dlm.wire.certificates import read_certificates
 from dlm.wire.ids import is_named
 from dlm.wire.status import Reason
@@ -146,6 +146,14 @@ def may_ask(model: str, shard_set: str) -> bool:
     return not named or is_named(named, model, shard_set)
 
 
+def _speaks(client: ClientUsage, bearer: Bearer, peer: str) -> None:
+    # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has one
+    # for all of its calls, which come one after the other.
+    bearer.connection = peer
+    _caller.set(client)
+    _bearer.set(bearer)
+
+
 def replies_to(context: Any) -> Replies:
     client = caller()
     return Replies(context, client.name if client is not None else "")
@@ -240,17 +248,18 @@ class Credentials:
 class CallCounts(Protocol):
     """Where a guard counts; see `ServerMetrics`."""
 
+    in_flight: int
     unauthenticated: int
     client_limits: int
     clients: Counter[str]
-
-    def refused(self, reason: Reason) -> None: ...
+    refusals: Counter[Reason]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets calls in, or not; on the event loop.
 
-    Args  metrics      the counts, including calls by token name
+    Args  metrics      gives the counts of the process now, including calls by token name
+          turn         returns when the current call may be read, or refused
           credentials  what the process had read before it was forked
           now          seconds since 1970, for tokens that expire
     """
@@ -258,11 +267,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(
         self,
         config: Access,
-        metrics: CallCounts,
+        metrics: Callable[[], CallCounts],
+        turn: Callable[[], Awaitable[None]],
         credentials: Credentials | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._now = config, now
+        self._config, self._turn, self._now = config, turn, now
         self._metrics = metrics
         self._credentials = credentials or Credentials(config)
         self._tasks: list[asyncio.Task[None]] = []
@@ -298,10 +308,6 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-
-    def count_in(self, metrics: CallCounts) -> None:
-        """Counts there from now on."""
-        self._metrics = metrics
 
     def _reload(self, what: str) -> dict[str, object]:
         """Reads files again, and ends what a revoked token opened; returns what to log."""
@@ -341,13 +347,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
+    async def hear(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Bearer | None:
+        """Returns when a request by HTTP may be answered, or refused, whatever it asks; with what
+        `http` takes."""
+        known = self._known(headers)
+        bearer = known or Bearer()
+        _speaks(ClientUsage(bearer.name or peer), bearer, f"{peer}:{port}")
+        await self._turn()
+        return known
+
     @contextmanager
-    def http(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Iterator[None]:
-        """A call by HTTP, from its head until its answer is written; counted as others are.
+    def http(self, known: Bearer | None, peer: str, port: int) -> Iterator[None]:
+        """A call by HTTP, from its turn until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
         """
-        known = self._known(headers)
         if known is None:
             self._count_stranger(peer)
             raise Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED)
@@ -356,7 +370,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if refusal is not None:
             self._count_limit(peer, client, refusal)
             raise refusal
-        self._enter(client, "", known, f"{peer}:{port}")
+        _speaks(client, known, f"{peer}:{port}")
+        self._enter(client, "", known)
         try:
             yield
         finally:
@@ -368,7 +383,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         known = self._known(details.invocation_metadata)
         if known is None:
             if not (self._config.open_health and details.method in HEALTH):
-                return _streams(self._refuse)
+                # Started at once: gRPC has unary handlers wait for the request's bytes first.
+                return grpc.stream_stream_rpc_method_handler(self._refuse)
             known = Bearer()
         handler = await continuation(details)
         return None if handler is None else self._guarded(handler, details.method, known)
@@ -417,15 +433,18 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         client = self._client(bearer.name or _identity(context))
         task = asyncio.current_task()
         assert task is not None
+        _speaks(client, bearer, context.peer())
         refusal = self._full(client, method)
         if refusal is not None:
             self._count_limit(context.peer(), client, refusal)
+            await self._turn()
             await refusal.abort(context)
         call = _Call(client, bearer, task)
         self._calls.add(call)
         context.add_done_callback(partial(self._ended, client, method))
-        self._enter(client, method, bearer, context.peer())
+        self._enter(client, method, bearer)
         try:
+            await self._turn()
             return await work(requests, context)
         except asyncio.CancelledError:
             if not call.revoked or context.done():
@@ -438,17 +457,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _enter(self, client: ClientUsage, method: str, bearer: Bearer, peer: str) -> None:
-        bearer.connection = peer
+    def _enter(self, client: ClientUsage, method: str, bearer: Bearer) -> None:
         self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD
         if bearer.name is not None:
-            self._metrics.clients[bearer.name] += 1
-        # Each call runs in a task of its own, whose context ends with it; a connection by HTTP has
-        # one for all of its calls, which come one after the other.
-        _caller.set(client)
-        _bearer.set(bearer)
+            self._metrics().clients[bearer.name] += 1
 
     def _ended(self, client: ClientUsage, method: str, _: Any = None) -> None:
         self._open -= 1
@@ -495,20 +509,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     # --------------------------------------------------------------- refusals
 
     async def _refuse(self, _: Any, context: Any) -> NoReturn:
+        await self._turn()
         self._count_stranger(context.peer())
         await Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED).abort(context)
 
     def _count_stranger(self, peer: str) -> None:
-        self._metrics.unauthenticated += 1
+        self._metrics().unauthenticated += 1
         if fields := self._worth_a_line(peer):
             logger.warning("server.unauthenticated", extra=fields)
 
     def _count_limit(self, peer: str, client: ClientUsage, refusal: Refusal) -> None:
         self._forget(client)
         if refusal.reason is Reason.CLIENT_LIMIT:
-            self._metrics.client_limits += 1
+            self._metrics().client_limits += 1
         else:
-            self._metrics.refused(refusal.reason)
+            self._metrics().refusals[refusal.reason] += 1
         if fields := self._worth_a_line(peer):
             logger.warning("server.client.limit", extra=fields | {"client": client.name})
 
@@ -529,11 +544,6 @@ def allow_connections() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _streams(behaviour: Handler) -> grpc.RpcMethodHandler:
-    """A handler that gRPC starts at once: unary handlers wait for the request's bytes first."""
-    return grpc.stream_stream_rpc_method_handler(behaviour)
 
 
 async def _first(context: Any) -> Any:

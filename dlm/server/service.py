@@ -1,5 +1,5 @@
-"""The six calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md), and
-which of the models behind one port a call is for.
+"""The six calls of dlm.v1.Shard for one model, from the bytes received to the bytes sent
+(proto/README.md).
 
 They run on the event loop; large messages are answered in a thread.
 """
@@ -10,30 +10,29 @@ import asyncio
 import contextvars
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from dlm import __version__
-from dlm.errors import ConfigError, ProtocolError
 from dlm.index.layout import FileEntry
+from dlm.index.search.shard import Shard
 from dlm.server.admission import Clock, ShardAdmission, Turns
-from dlm.server.answers import Answered, Answerer, OpenShard
+from dlm.server.answers import Answered, Answerer
 from dlm.server.config import ServerConfig
-from dlm.server.exchange import ExchangeStream
-from dlm.server.health import SHARD_SERVICE, ServingState
+from dlm.server.health import ServingState
 from dlm.server.metrics import ServerMetrics
-from dlm.server.poller import grpc
 from dlm.server.process import Process
 from dlm.server.refusals import Refusal, of_exception, parse
-from dlm.server.security import models_named, replies_to
+from dlm.server.security import models_named
 from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import REASON_KEY, Reason
 
+DESCRIPTIONS_KEPT = 8  # one for each kind of token
 R = TypeVar("R")
 # Answers the bytes of a message; does not start after the given time.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
@@ -56,7 +55,7 @@ class ShardService:
 
     def __init__(
         self,
-        shard: OpenShard,
+        shard: Shard,
         config: ServerConfig,
         *,
         clock: Clock = time.monotonic,
@@ -87,6 +86,7 @@ class ShardService:
         self.downloads = Downloads(shard, config, self.admission, self.metrics, files)
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
+        self._description = lru_cache(DESCRIPTIONS_KEPT)(self._describe_to)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class ShardService:
 
     @property
     def state(self) -> ServingState:
-        return self.admission.state
+        return self.admission.phase.state
 
     # ---------------------------------------------------- Score and ContextBlock
 
@@ -107,15 +107,30 @@ class ShardService:
         return await self._take("context_block", data, context, self._read_and_list)
 
     async def _take(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
+        span = None
         if self._tracer is not None:
-            return await self._take_traced(call, data, context, work, self._tracer)
-        return await self._take_counted(call, data, context, work)
+            metadata = context.invocation_metadata() or ()
+            span = self._tracer.proceed(f"dlm.{call}", metadata, shard=self.shard.index)
+        if span is None:
+            return await self._take_counted(call, data, context, work)
+        result = "abandoned"
+        try:
+            reply = await self._take_counted(call, data, context, work)
+            result = "ok"
+            return reply
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            result = next((v for k, v in context.trailing_metadata() if k == REASON_KEY), "failed")
+            raise
+        finally:
+            span.end(result)
 
     async def _take_counted(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
         metrics = self.metrics
         overload = self.admission.overload()
         if overload is not None:
-            metrics.refused(overload.reason)
+            metrics.refusals[overload.reason] += 1
             return await overload.abort(context)
         self.admission.enter()
         try:
@@ -131,27 +146,6 @@ class ShardService:
         finally:
             self.admission.leave()
         return await failure.abort(context)
-
-    async def _take_traced(
-        self, call: str, data: bytes, context: Any, work: Work, tracer: Tracer
-    ) -> bytes:
-        span = tracer.proceed(
-            f"dlm.{call}", context.invocation_metadata() or (), shard=self.shard.index
-        )
-        if span is None:
-            return await self._take_counted(call, data, context, work)
-        result = "abandoned"
-        try:
-            reply = await self._take_counted(call, data, context, work)
-            result = "ok"
-            return reply
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            result = next((v for k, v in context.trailing_metadata() if k == REASON_KEY), "failed")
-            raise
-        finally:
-            span.end(result)
 
     async def _read_and_answer(self, data: bytes, late: float | None) -> bytes:
         arrived = time.perf_counter()
@@ -217,16 +211,13 @@ class ShardService:
 
     def refusal(self, call: str, exc: Exception) -> Refusal:
         refusal = of_exception(call, exc, shard=self.shard.index)
-        self.metrics.refused(refusal.reason)
+        self.metrics.refusals[refusal.reason] += 1
         return refusal
 
     def written(self, write_s: float) -> None:
         """Counts the reply to an accepted message, and releases the message."""
-        self.metrics.wrote(write_s)
+        self.metrics.write_s.add(write_s)
         self.admission.leave()
-
-    def warm_up(self, data: bytes) -> None:
-        self.answerer.warm_up(data)
 
     # ------------------------------------------------- Describe and Heartbeat
 
@@ -238,16 +229,22 @@ class ShardService:
         self.admission.require_open()
         if request.shard_set:
             self.admission.require_same(request.shard_set)
+        return self._description(self.state, self.admission.held(), models_named())
+
+    def _describe_to(
+        self, state: ServingState, held: tuple[bytes, ...], named: tuple[str, ...]
+    ) -> bytes:
+        """The description for callers who may ask for these models."""
         reply = pb.DescribeReply(
             manifest=self.shard.manifest.text,
             shard=self.shard.index,
-            state=pb.ServerState.Name(self.state),
+            state=pb.ServerState.Name(state),
             max_queries=self.config.max_queries,
             max_message_bytes=self.config.max_message_bytes,
             server_version=__version__,
             shard_set=self.shard_set,
-            shard_sets=self.admission.held(),
-            token_models=models_named(),
+            shard_sets=held,
+            token_models=named,
         )
         reply.checksum = codec.describe_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -268,12 +265,12 @@ class ShardService:
             instance=self.process.instance,
             messages=self.metrics.messages,
             queries=self.metrics.queries,
-            refused=self.metrics.refused_total,
+            refused=self.metrics.refusals.total(),
             in_flight=self.metrics.in_flight,
             uptime_ms=int(1000 * (self.clock() - self._started)),
             worker=self.process.worker,
             workers=self.process.workers,
-            cpu_ms=self.process.cpu_ms(),
+            cpu_ms=time.process_time_ns() // 1_000_000,
             memory_bytes=self.process.memory.bytes(),
         )
         reply.checksum = codec.heartbeat_checksum(reply)
@@ -314,7 +311,7 @@ class Downloads:
 
     def __init__(
         self,
-        shard: OpenShard,
+        shard: Shard,
         config: ServerConfig,
         admission: ShardAdmission,
         metrics: ServerMetrics,
@@ -387,180 +384,10 @@ class Downloads:
         return bytes(chunk.SerializeToString())
 
 
-def open_files(shard: OpenShard) -> dict[int, int]:
+def open_files(shard: Shard) -> dict[int, int]:
     """Descriptors, by number on the wire: replacing the folder of a running server has no
     effect."""
     return {
         number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
         for number, kind in KIND_OF_FILE.items()
     }
-
-
-M = TypeVar("M", pb.ScoreRequest, pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
-
-# The first bytes of a ScoreRequest or ContextBlockRequest with its fields in order, as all known
-# writers have them: field 1, 16 bytes.
-_FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
-_FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
-
-
-class Models:
-    """The services of one server process, one per shard set, which may change; ConfigError if one
-    is given twice. A call that names none is for the first.
-
-    Args  changes  whether `change` will be called
-    """
-
-    def __init__(self, services: Sequence[ShardService], *, changes: bool = False) -> None:
-        self._changes = changes
-        self.default = services[0]
-        self.turns = self.default.admission.turns
-        self._by_set = {service.shard_set: service for service in services}
-        if len(self._by_set) != len(services):
-            for service in services:
-                service.close()
-            raise ConfigError(
-                "two of the folders hold the same shard set; give each model once "
-                f"(found: {', '.join(service.shard_set.hex() for service in services)})"
-            )
-        self._tell()
-
-    def _tell(self) -> None:
-        for service in self:
-            service.admission.turns = self.turns
-            service.admission.held = lambda: tuple(one.shard_set for one in self._open())
-            if len(self) > 1 or self._changes:
-                service.admission.load = lambda: self.in_flight
-
-    def change(self, services: Sequence[ShardService]) -> list[ShardService]:
-        """Serves these from now on, the first by default; returns those that no message reaches any
-        longer, which may still have messages in flight."""
-        old = [service for service in self if service not in services]
-        before, self.default = self.default, services[0]
-        state, refuses = before.admission.state, before.admission.refuses
-        self._by_set = {service.shard_set: service for service in services}
-        for service in self:
-            service.admission.state, service.admission.refuses = state, refuses
-        if self.default is not before:  # streams stay open, and count as the default's
-            self.default.metrics.streams += before.metrics.streams
-            before.metrics.streams = 0
-        self._tell()
-        return old
-
-    def __iter__(self) -> Iterator[ShardService]:
-        return iter(self._by_set.values())
-
-    def __len__(self) -> int:
-        return len(self._by_set)
-
-    @property
-    def state(self) -> ServingState:
-        return self.default.state
-
-    @state.setter
-    def state(self, state: ServingState) -> None:
-        for service in self:
-            service.admission.state = state
-
-    @property
-    def refuses(self) -> bool:
-        return self.default.admission.refuses
-
-    @refuses.setter
-    def refuses(self, refuses: bool) -> None:
-        for service in self:
-            service.admission.refuses = refuses
-
-    def is_wanted(self, quiet_s: float) -> bool:
-        """Whether a message is in flight, or may be about to come: a stream is open, and its last
-        message came less than `quiet_s` ago."""
-        if self.in_flight:
-            return True
-        streams = sum(service.metrics.streams for service in self)
-        return streams > 0 and any(service.admission.is_wanted(quiet_s) for service in self)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(service.metrics.in_flight for service in self)
-
-    async def idle(self) -> None:
-        while self.in_flight:
-            for service in self:
-                await service.admission.idle()
-
-    def close(self) -> None:
-        for service in self:
-            service.close()
-
-    # ------------------------------------------------------------- the choice
-
-    def find(self, shard_set: bytes) -> ShardService:
-        """The service that checks and answers a message for `shard_set`; the first that the caller
-        may ask if none has it, or if it may not ask that one.
-
-        It refuses the message, for the first reason in the order of the contract (a damaged
-        message is CHECKSUM, not another set). Each service checks that the message names its own
-        set, so a mistake here cannot become an answer.
-        """
-        found = self._by_set.get(shard_set, self.default)
-        return found if found.admission.is_open() else next(self._open(), found)
-
-    def _open(self) -> Iterator[ShardService]:
-        return (service for service in self if service.admission.is_open())
-
-    def find_for(self, data: bytes) -> ShardService:
-        """`find` for a serialized ScoreRequest or ContextBlockRequest, before it is checked."""
-        if data.startswith(_FIRST_FIELD):
-            named = data[len(_FIRST_FIELD) : _FIRST_END]
-        else:
-            named = self._named(pb.ScoreRequest(), data)
-        return self.find(named)
-
-    def _named(self, message: M, data: bytes) -> bytes:
-        try:
-            return bytes(codec.parse(message, data).shard_set)
-        except ProtocolError:
-            return b""
-
-    def _chosen(self, message: M, data: bytes) -> ShardService:
-        return self.find(self._named(message, data))
-
-    # -------------------------------------------------------------- the calls
-
-    async def score(self, data: bytes, context: Any) -> bytes:
-        return await self.find_for(data).score(data, context)
-
-    async def context_block(self, data: bytes, context: Any) -> bytes:
-        return await self.find_for(data).context_block(data, context)
-
-    async def exchange(self, _: Any, context: Any) -> None:
-        """Each message of the stream goes to the service that it names."""
-        async with replies_to(context) as replies:
-            counts = lambda: self.default.metrics  # noqa: E731
-            await ExchangeStream(self.find, counts, self.turns, context, replies).run()
-
-    async def describe(self, data: bytes, context: Any) -> bytes:
-        return await self._chosen(pb.DescribeRequest(), data).describe(data, context)
-
-    async def heartbeat(self, data: bytes, context: Any) -> bytes:
-        return await self._chosen(pb.HeartbeatRequest(), data).heartbeat(data, context)
-
-    async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
-        chunks: Any = self._chosen(pb.DownloadRequest(), data).download(data, context)
-        async with aclosing(chunks):  # a client that stops half-way frees its place
-            async for chunk in chunks:
-                yield chunk
-
-    def handlers(self) -> Any:
-        calls: Any = self if self._changes or len(self._by_set) > 1 else self.default
-        return grpc.method_handlers_generic_handler(
-            SHARD_SERVICE,
-            {
-                "Score": grpc.unary_unary_rpc_method_handler(calls.score),
-                "ContextBlock": grpc.unary_unary_rpc_method_handler(calls.context_block),
-                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
-                "Describe": grpc.unary_unary_rpc_method_handler(calls.describe),
-                "Download": grpc.unary_stream_rpc_method_handler(calls.download),
-                "Heartbeat": grpc.unary_unary_rpc_method_handler(calls.heartbeat),
-            },
-        )

@@ -1,4 +1,5 @@
-"""The file that lists a server's shard sets, followed while it serves.
+"""Files that may change under a server; and the one that lists its shard sets, followed while it
+serves.
 
 The supervisor reads the list when it changes. When it is this server's turn on its machine, a child
 process that gives way to all others checks the files of new sets. Then the workers load them, one
@@ -8,12 +9,13 @@ nothing. `step` decides; it is pure.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import mmap
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -25,9 +27,8 @@ from dlm.logs import EventLog
 from dlm.resources import available_bytes
 from dlm.server.child import Child
 from dlm.server.config import ServerConfig
-from dlm.server.watch import FileWatcher
 from dlm.wire.ids import MAX_SHARD_SETS
-from dlm.wire.secret import require_file
+from dlm.wire.secret import require_file, signature
 
 logger = EventLog(__name__)
 
@@ -38,6 +39,7 @@ TOLD_BYTES = MAX_SHARD_SETS * (6 * 4096 + 100)
 LONGEST_ERROR = 300  # characters, each of up to 12 bytes in JSON: a pipe takes 4,096, or nothing
 
 TURN_S = 60.0  # that a server waits for the others; then it loads all the same
+POLL_S = 0.25  # a change is applied at the second look: within half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,3 +505,51 @@ class SharedText:
         if self._memory[:4] != length:  # written to meanwhile
             return ""
         return data.decode(errors="replace")
+
+
+# ------------------------------------------------------------------------------- files that change
+
+
+class FileWatcher:
+    """Whether files have changed and settled: alike at two looks, unlike what was loaded."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._loaded = self._seen = signature(*self.paths)
+        self.error = ""  # why the change was rejected
+
+    def changed(self) -> bool:
+        """A look; True when a change is over, and until it is applied."""
+        before, self._seen = self._seen, signature(*self.paths)
+        return self._seen == before != self._loaded
+
+    def applied(self) -> None:
+        self._loaded, self.error = self._seen, ""
+
+
+# Applies a change; returns what to log about it, if anything.
+Reload = Callable[[], Mapping[str, object] | None]
+
+
+def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
+    """Calls `reload` after a change; if that is rejected, keeps the old files and tries again.
+
+    A reason is logged once. Trying again applies a change for which descriptors were short.
+    """
+    if not watch.changed():
+        return
+    try:
+        told = reload()
+    except ConfigError as exc:
+        if str(exc) != watch.error:
+            watch.error = str(exc)
+            logger.error("server.%s.kept", what, extra={"error": watch.error})
+    else:
+        watch.applied()
+        logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths), **(told or {})})
+
+
+async def follow(watch: FileWatcher, reload: Reload, *, what: str) -> None:
+    while True:
+        await asyncio.sleep(POLL_S)
+        reload_if_changed(watch, reload, what=what)

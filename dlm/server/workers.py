@@ -12,7 +12,6 @@ and map them again; while they find one damaged, the server is not ready and say
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -32,9 +31,8 @@ from dlm.server.child import as_error, end_with_parent, say
 from dlm.server.config import Access
 from dlm.server.exposition import WorkerSockets, serve_joined, worker_sockets
 from dlm.server.port import reserved
-from dlm.server.process import Notice, OnReady, Process, Ready
-from dlm.server.sets import ListedSets, SharedText, ToldSets
-from dlm.server.watch import POLL_S
+from dlm.server.process import Notice, OnReady, Process, Ready, keep_objects
+from dlm.server.sets import POLL_S, ListedSets, SharedText, ToldSets
 from dlm.signals import END_SIGNALS, stop_signals
 
 logger = EventLog(__name__)
@@ -251,10 +249,7 @@ class Supervisor:
     def _prepare(self) -> None:
         begun = time.monotonic()
         self._warm()
-        # These objects stay: the garbage collector need not visit them again, and so does not write
-        # to the pages that the workers share.
-        gc.collect()
-        gc.freeze()
+        keep_objects()
         logger.info(
             "server.supervisor.warmed", extra={"duration_s": round(time.monotonic() - begun, 3)}
         )

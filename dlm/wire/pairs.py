@@ -12,6 +12,7 @@ import functools
 import gc
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ AVAILABLE = all(hasattr(cygrpc, name) for name in _NAMES)
 _NO_FLAGS = 0
 MOST_WAKES = 1024
 _QUEUE = "PollerCompletionQueue"
+# Calls of which gRPC is asked at once: one that is waited for, and those that show a flood.
+LEAST_AHEAD, MOST_AHEAD = 2, 64
 
 
 def call_of(context: Any) -> Any:
@@ -32,11 +35,8 @@ def call_of(context: Any) -> Any:
     """
     if not AVAILABLE:
         return None
-    return next((one for one in gc.get_referents(context) if _is_call(one)), None)
-
-
-def _is_call(one: object) -> bool:
-    return type(one).__name__ == "RPCState"
+    referents = gc.get_referents(context)
+    return next((one for one in referents if type(one).__name__ == "RPCState"), None)
 
 
 async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEventLoop) -> Any:
@@ -49,6 +49,49 @@ async def send_and_receive(call: Any, message: bytes, loop: asyncio.AbstractEven
     with contextlib.suppress(cygrpc.ExecuteBatchError):
         await cygrpc.execute_batch(call, both, loop)
     return receive.message()
+
+
+class _AheadServer(cygrpc.AioServer):  # type: ignore[misc]
+    """Has gRPC hand over calls as they come. Its own server asks for one, waits until its thread
+    has woken the loop, and asks for the next: the calls of a flood stand in line in gRPC, before
+    anybody knows whose they are."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._asked: deque[asyncio.Task[Any]] = deque()  # in the order in which they end
+        self._ahead = LEAST_AHEAD
+
+    def _make_request_call_future(self, method: bytes | None) -> Any:
+        if method is not None:  # one of a few that have a line of their own
+            return super()._make_request_call_future(method)
+        if self._asked and self._asked[0].done():  # calls stand in line
+            self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        else:  # one less, as each takes work to ask for
+            self._ahead = max(self._ahead - 1, LEAST_AHEAD)
+        while len(self._asked) < self._ahead:
+            task = super()._make_request_call_future(method)
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._asked.append(task)
+        return self._asked.popleft()
+
+    async def shutdown(self, grace: float | None) -> None:
+        # Each of these begins within two looks of the loop, and then has the grace.
+        for _ in range(3 * sum(one.done() for one in self._asked)):
+            await asyncio.sleep(0)
+        self._asked.clear()  # gRPC waits until nobody holds a call
+        await super().shutdown(grace)
+
+
+@contextlib.contextmanager
+def accepting_ahead() -> Iterator[None]:
+    """Servers of grpc.aio that are made meanwhile ask for many calls at once; for a version that is
+    built otherwise, nothing changes."""
+    usual = cygrpc.AioServer
+    cygrpc.AioServer = _AheadServer
+    try:
+        yield
+    finally:
+        cygrpc.AioServer = usual
 
 
 @contextlib.contextmanager

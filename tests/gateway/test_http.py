@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import json_format
 
 from cluster import WAIT_S, until
-from dlm.gateway.turns import LARGE
+from dlm.gateway.calls import LARGE
 from gateway.gateways import Caller, ThreadGateway
 
 SCORE = "/dlm.v1.LanguageModel/Score"

@@ -15,8 +15,8 @@ from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Client, Phrases
 from dlm.gateway import answers
 from dlm.gateway.answers import PhraseStore, opened
+from dlm.gateway.calls import GatewayTurns, countdown
 from dlm.gateway.config import MIB
-from dlm.gateway.turns import GatewayTurns, countdown
 from dlm.server.refusals import Refusal
 from dlm.units import LN_10
 from dlm.wire._pb import lm_pb2 as pb
@@ -157,7 +157,7 @@ class Store(PhraseStore):
     """One of 1 MiB, asked for lists of made-up phrases."""
 
     def __init__(self) -> None:
-        super().__init__(MIB, GatewayTurns())
+        super().__init__(MIB, GatewayTurns().aside)
 
     async def use(
         self, phrases: pb.Phrases, held: ExitStack, left_s: float = WAIT_S
@@ -236,7 +236,7 @@ def test_lists_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             first = asyncio.create_task(store.use(sent, held))
             others = [store.use(sent, held, 0.01) for _ in range(8)]
             for found in await asyncio.gather(*others, return_exceptions=True):
-                assert isinstance(found, Refusal) and found.reason is Reason.LATE
+                assert isinstance(found, TimeoutError)
             go_on.set()
             assert await first is not None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dlm.server import security
-from dlm.server.admission import MESSAGE_WORK, WORK_AT_ONCE, Fair, Turns
+from dlm.server.admission import LOOKS, MESSAGE_WORK, WORK_AT_ONCE, Fair, Turns
 
 AT_ONCE = WORK_AT_ONCE // MESSAGE_WORK  # messages that are small and ask nothing
 LARGE = 100_000
@@ -22,12 +22,17 @@ class Room:
         self.turns = Turns(MESSAGE_WORK, **{"at_once": 2, **given})
         self.done: list[str] = []
 
-    def ask(self, name: str, client: str, connection: str, work: int = 0) -> asyncio.Task[None]:
-        """A call of this client that notes its name in its turn."""
+    def ask(
+        self, name: str, client: str, connection: str, work: int | None = 0
+    ) -> asyncio.Task[None]:
+        """A call of this client that notes its name in its turn: to be read, if it has no work."""
 
         async def call() -> None:
-            security._caller.set(security.ClientUsage(client))
-            security._bearer.set(security.Bearer(connection=connection))
+            security._speaks(security.ClientUsage(client), security.Bearer(), connection)
+            if work is None:
+                await self.turns.call()
+                self.done.append(name)
+                return
             release = await self.turns.take(work)
             self.done.append(name)
             release()
@@ -54,12 +59,12 @@ def test_fair_takes_what_would_end_first() -> None:
     assert not fair
 
 
-@pytest.mark.parametrize("work", [0, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("work", [0, LARGE, None], ids=["small", "large", "unread"])
 @pytest.mark.parametrize(
     ("client", "connection"), [("other", "3"), ("same", "3")], ids=["other", "same identity"]
 )
 def test_a_call_does_not_wait_for_the_many_of_another_connection(
-    work: int, client: str, connection: str
+    work: int | None, client: str, connection: str
 ) -> None:
     """It comes last, and is answered among the first."""
 
@@ -74,17 +79,41 @@ def test_a_call_does_not_wait_for_the_many_of_another_connection(
     run(test)
 
 
-def test_little_is_done_before_the_loop_looks_again() -> None:
-    """Of small ones what fits, whether they waited or come just then."""
+@pytest.mark.parametrize(
+    ("work", "at_once"),
+    [(0, AT_ONCE), (LARGE, AT_ONCE), (None, 1)],
+    ids=["small", "large", "unread"],
+)
+def test_little_begins_before_the_loop_has_looked_often(work: int | None, at_once: int) -> None:
+    """Of messages what fits, of calls that are not read yet one, whether they waited or come just
+    then: gRPC accepts them faster, so they wait here."""
 
     async def test() -> None:
-        room = Room()
-        calls = [room.ask("a", "a", "1") for _ in range(10 * AT_ONCE)]
-        before = 0
+        room = Room(at_once=AT_ONCE, threads=True)
+        calls = [room.ask("a", "a", "1", work) for _ in range(5 * at_once)]
+        await asyncio.sleep(0)
         while not all(call.done() for call in calls):
-            await asyncio.sleep(0)
-            assert len(room.done) - before <= AT_ONCE
             before = len(room.done)
+            for _ in range(LOOKS):
+                await asyncio.sleep(0)
+            assert len(room.done) - before <= at_once
+
+    run(test)
+
+
+def test_a_loop_that_has_nothing_to_do_is_left_alone() -> None:
+    """A few messages make it look no more often; after a call it stops to count."""
+
+    async def test() -> None:
+        turns = Turns(MESSAGE_WORK, at_once=1)
+        for _ in range(AT_ONCE - 1):
+            await turns.take(0)
+        assert not turns._looks
+        await turns.call()
+        for _ in range(LOOKS):
+            assert turns._looks
+            await asyncio.sleep(0)
+        assert not turns._looks
 
     run(test)
 
@@ -121,7 +150,6 @@ def test_a_call_that_goes_away_keeps_no_turn(granted: bool) -> None:
         await asyncio.sleep(0)
         if granted:
             release()
-            turns._looked()
             gone.cancel()
         else:
             gone.cancel()

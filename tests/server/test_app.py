@@ -285,7 +285,7 @@ def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
     shard = Shard.open(sharded.directory, 0)
     service = ShardService(shard, ServerConfig())
     for data in warm_up_messages(shard):
-        service.warm_up(data)
+        service.answerer.warm_up(data)
     ours = (
         *(search.score_owned, checks.first_fault),
         *(checks.count_orders, checks.count_slots),

@@ -250,7 +250,7 @@ def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated) -
         stream.take()
     shard.gate.set()
     until(lambda: metrics.in_flight == 0)
-    assert (metrics.messages, metrics.refused_total, metrics.abandoned) == (0, 1, 3)
+    assert (metrics.messages, metrics.refusals.total(), metrics.abandoned) == (0, 1, 3)
 
 
 def test_a_stream_that_was_not_read_ends_when_it_is(sharded, gated, monkeypatch) -> None:

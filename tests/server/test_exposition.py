@@ -426,7 +426,7 @@ def test_text_is_made_once_for_scrapes_that_come_together(shown) -> None:
     """The clock stands still here, so what is counted since does not show yet."""
     server, metrics = shown
     first = fetch(server.port, "/metrics")[1]
-    metrics.refused(Reason.LATE)
+    metrics.refusals[Reason.LATE] += 1
     assert fetch(server.port, "/metrics")[1] == first
 
 
@@ -472,7 +472,7 @@ def test_histograms_are_cumulative_and_end_with_the_count() -> None:
 
 def test_the_families_are_those_that_are_declared(shown) -> None:
     """Names and labels, in the text that Prometheus reads."""
-    shown[1].refused(Reason.LATE)
+    shown[1].refusals[Reason.LATE] += 1
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(fetch(shown[0].port, "/metrics")[1]):
         for sample in family.samples:

@@ -6,33 +6,9 @@ import ctypes
 
 import pytest
 
-from dlm.server.process import (
-    GROWTH,
-    LEAST_S,
-    MOST_S,
-    WORTH,
-    Heap,
-    TrimState,
-    find_trim,
-    private_memory,
-)
+from dlm.server.process import GROWTH, TRIM_S, Heap, find_trim, private_memory
 
 BLOCK = 64 << 10  # below glibc's threshold for memory of its own from the system
-
-
-def test_a_trim_is_due_once_the_process_has_grown_and_rarer_if_it_returns_little() -> None:
-    """The pause doubles while trims are in vain, and is short again after one that was not."""
-    state = TrimState(1000)
-    assert not state.is_due(999 + GROWTH, 0.0)
-    assert state.is_due(1000 + GROWTH, 0.0)
-    pauses = []
-    for _ in range(6):
-        state = state.after(GROWTH, GROWTH - WORTH + 1, 100.0)
-        pauses.append(state.pause_s)
-        assert not state.is_due(10 * GROWTH, 100.0 + state.pause_s - 0.1)
-        assert state.is_due(10 * GROWTH, 100.0 + state.pause_s)
-    assert pauses == [10.0, 20.0, 40.0, 80.0, MOST_S, MOST_S]
-    assert state.after(GROWTH, GROWTH - WORTH, 100.0).pause_s == LEAST_S
 
 
 @pytest.mark.skipif(find_trim() is None, reason="this C library has no malloc_trim")
@@ -51,5 +27,6 @@ def test_free_memory_below_memory_in_use_goes_back_to_the_system() -> None:
     grown = private_memory()
     heap.trim(0.0)
     assert private_memory() < grown - GROWTH
-    assert not heap.is_due(private_memory(), MOST_S)
+    assert not heap.is_due(private_memory(), TRIM_S)
+    assert not heap.is_due(grown, TRIM_S / 2) and heap.is_due(grown, TRIM_S)
     libc.free(blocks[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -359,6 +360,32 @@ def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, 
     for future in waiting:
         sharded.questions.verify(0, asked, outcome_of(future).data)
     sharded.questions.verify(0, asked, outcome(alice.unary_unary(METHODS[0]), asked.data).data)
+
+
+def test_calls_take_turns_before_they_are_read(gated, tokens, channels):
+    """One of another client is answered among the first of many that were there before it."""
+    _, server, _ = gated(tokens=str(tokens))
+    alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
+    assert beat(alice).code is beat(bob).code is grpc.StatusCode.OK
+    turns = server.server.models.turns
+    turns._calls.free = 0
+    answered: list[str] = []
+
+    def ask(name: str, channel: grpc.Channel, method: str) -> grpc.Future:
+        future = channel.unary_unary(method).future(b"", timeout=WAIT_S)
+        future.add_done_callback(lambda _: answered.append(name))
+        return future
+
+    futures = [ask("alice", alice, METHODS[2 + 2 * (i % 2)]) for i in range(150)]
+    until(lambda: sum(map(len, turns._calls._calls.values())) == 150)
+    futures.append(ask("bob", bob, METHODS[4]))
+    until(lambda: sum(map(len, turns._calls._calls.values())) == 151)
+    turns._calls.free = inf
+    server.server._loop.call_soon_threadsafe(turns._end_of(turns._calls))
+    for future in futures:
+        assert outcome_of(future).code is grpc.StatusCode.OK
+    until(lambda: len(answered) == 151)
+    assert answered.index("bob") < 50
 
 
 def test_streams_of_a_connection_above_its_share_are_read_no_further(

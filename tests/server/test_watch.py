@@ -1,11 +1,11 @@
-"""dlm.server.watch: when a file has changed and come to rest."""
+"""dlm.server.sets: when a file has changed and come to rest."""
 
 from __future__ import annotations
 
 import logging
 
 from dlm.errors import ConfigError
-from dlm.server.watch import FileWatcher, reload_if_changed
+from dlm.server.sets import FileWatcher, reload_if_changed
 
 
 def test_a_change_is_told_only_when_it_is_over_and_until_it_is_applied(tmp_path):

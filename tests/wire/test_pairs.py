@@ -1,4 +1,4 @@
-"""dlm.wire.pairs: how often gRPC wakes an event loop."""
+"""dlm.wire.pairs: how often gRPC wakes an event loop, and how soon it hands over calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import grpc
 
+from cluster import WAIT_S
 from dlm.wire import pairs
 
 WAKES = 100
+GRACE_S = 3.0
 
 
 def test_one_of_many_wakes_is_left() -> None:
@@ -74,3 +76,69 @@ def test_what_ends_for_a_closed_loop_holds_up_no_other() -> None:
         return code
 
     assert asyncio.run(run()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_calls_are_accepted_ahead_of_their_server() -> None:
+    """In their order, more while they stand in line; a registered method has one of its own."""
+
+    async def test() -> None:
+        with pairs.accepting_ahead():
+            server = grpc.aio.server()
+        accepted, asked = server._server, 3 * pairs.MOST_AHEAD
+        began: list[bytes] = []
+        most = 0
+
+        async def answer(data: bytes, _: object) -> bytes:
+            nonlocal most
+            began.append(data)
+            most = max(most, accepted._ahead)
+            return data
+
+        method = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_registered_method_handlers("registered", method)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain", method),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        assert len(accepted._asked) == pairs.LEAST_AHEAD - 1
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for service in ("registered", "plain"):
+                call = channel.unary_unary(f"/{service}/Call")
+                sent = [b"%d" % number for number in range(asked)]
+                assert await asyncio.gather(*(call(data, timeout=WAIT_S) for data in sent)) == sent
+            assert most == pairs.MOST_AHEAD
+            while accepted._ahead > pairs.LEAST_AHEAD:
+                await call(b"", timeout=WAIT_S)
+        waiting = len(accepted._asked)
+        assert waiting < pairs.MOST_AHEAD and not any(one.done() for one in accepted._asked)
+        assert len(began) > 2 * asked
+        await server.stop(None)
+
+    asyncio.run(test())
+
+
+def test_calls_that_were_accepted_ahead_are_answered_by_a_server_that_stops() -> None:
+    """Within its grace; gRPC ends those that it has not handed over."""
+
+    async def test() -> None:
+        with pairs.accepting_ahead():
+            server = grpc.aio.server()
+        accepted = server._server
+
+        async def answer(data: bytes, _: object) -> bytes:
+            return data
+
+        method = {"Call": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain", method),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary("/plain/Call")
+            calls = [call.future(b"", timeout=WAIT_S) for _ in range(10 * pairs.MOST_AHEAD)]
+            while sum(one.done() for one in accepted._asked) < 9:
+                await asyncio.sleep(0)
+            taken = sum(one.done() for one in accepted._asked)
+            await server.stop(GRACE_S)
+            codes = [await asyncio.to_thread(one.code) for one in calls]
+            assert codes.count(grpc.StatusCode.OK) >= taken
+
+    asyncio.run(test())
