@@ -224,7 +224,7 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Phase:
+class ServingPhase:
     """Of a process's life; `refuses`: rejects new messages, while DRAINING."""
 
     state: ServingState = ServingState.WARMING
@@ -240,7 +240,7 @@ class Admission:
     """
 
     def __init__(self, config: Access, metrics: CallCounts, turns: Turns, clock: Clock) -> None:
-        self.phase = Phase()
+        self.phase = ServingPhase()
         self.turns = turns
         self.load: Callable[[], int] = lambda: metrics.in_flight
         self._config, self._metrics, self._clock = config, metrics, clock
