@@ -15,7 +15,7 @@ jnp = jax.numpy
 
 from dlm import checkpoint  # noqa: E402
 from dlm.errors import ConfigError, FormatError  # noqa: E402
-from dlm.federated.training import trees  # noqa: E402
+from dlm.federated.training import trained  # noqa: E402
 
 SETTINGS = {"rounds": 5, "server": {"learning_rate": 0.1}, "clip": (1.0, 2.0)}
 
@@ -35,19 +35,19 @@ def tree() -> dict[str, Any]:
 
 def bits(value: Any) -> list[bytes]:
     """All leaves as bytes, with their types."""
-    return [leaf.tobytes() for leaf in trees.leaves(value)]
+    return [leaf.tobytes() for leaf in trained.leaves(value)]
 
 
 def save(path: Path, value: Any, **more: Any) -> None:
     """A tree with the settings."""
-    checkpoint.save(path, trees.leaves(value), SETTINGS, **more)
+    checkpoint.save(path, trained.leaves(value), SETTINGS, **more)
 
 
 def load(path: Path, template: Any, settings: dict[str, Any] = SETTINGS) -> Any:
     """The tree again."""
     found = checkpoint.read(path)
     found.refuse_other_settings(settings)
-    return trees.rebuilt(found.arrays, template, path)
+    return trained.rebuilt(found.arrays, template, path)
 
 
 def test_a_tree_reads_back_to_the_bit(tmp_path: Path) -> None:
