@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dlm.cli.checks import WRITE, check_reads
-from dlm.cli.options import ACCESS, LogLevel, Options, option
+from dlm.cli.options import ACCESS, LogLevel, Options
 from dlm.cli.output import compile_kernels, print_json_line
 from dlm.client.config.security import ClientSecurity
 from dlm.errors import ConfigError
@@ -42,7 +42,9 @@ def cluster(
         int,
         typer.Option(help="Port of shard 0; the others follow it. 0 picks free ports."),
     ] = 0,
-    workers: Annotated[int, option(ServerConfig, "workers")] = 1,
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes per server, which share its port.")
+    ] = 1,
     replicas: Annotated[
         int,
         typer.Option(min=1, max=64, help="Servers per shard; with 2 or more, one may fail."),
@@ -57,7 +59,9 @@ def cluster(
     ] = None,
     metrics_port: Annotated[
         int,
-        typer.Option(help="Port of shard 0's metrics; the others follow it. 0 disables them."),
+        typer.Option(
+            help="Port of the first process's metrics; the others follow it. 0 disables them."
+        ),
     ] = 0,
     access: Annotated[dict[str, Any], Options(ACCESS, of=ServerConfig)],
     security: Annotated[ClientSecurity, Options("ca cert key token_file")],
@@ -90,11 +94,14 @@ def cluster(
     manifests = [read_manifest(directory) for directory in directories]
     sets = sets_file_of(cluster_file)
     count = replicas * max(manifest.shards for manifest in manifests)
-    for name, first in (("port", port), ("metrics-port", metrics_port)):
-        if first and not 1 <= first <= 65536 - count:
+    for name, first, many in (
+        ("port", port, count),
+        ("metrics-port", metrics_port, count * processes),
+    ):
+        if first and not 1 <= first <= 65536 - many:
             raise ConfigError(
-                f"--{name} is {first}; expected 1 to {65536 - count}, since this cluster needs "
-                f"{count} consecutive ports, and the last port is 65535"
+                f"--{name} is {first}; expected 1 to {65536 - many}, since this cluster needs "
+                f"{many} consecutive ports, and the last port is 65535"
             )
     if local_fallback is not None:
         LocalModel.open(local_fallback)  # fails now if it is damaged, not when it is needed
@@ -114,7 +121,7 @@ def cluster(
             security=security,
             local_fallback=local_fallback,
         )
-        return endpoints
+        return list({(one.address, one.shard): one for one in endpoints}.values())
 
     def ours(written: list[Endpoint] | None) -> bool:
         # Another cluster may have overwritten it since.
@@ -147,7 +154,7 @@ def cluster(
         try:
             with running_servers(
                 directories,
-                workers=workers,
+                processes=processes,
                 replicas=replicas,
                 first_port=port,
                 first_metrics_port=metrics_port,
@@ -192,7 +199,7 @@ def _facts(
         ],
         "servers": [
             {"shard": server.endpoint.shard, "address": server.endpoint.address}
-            for server in servers
+            for server in {one.endpoint.address: one for one in servers}.values()
         ],
         "local_fallback": None if local_fallback is None else str(local_fallback),
         "cluster": str(cluster_file),

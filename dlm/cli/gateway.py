@@ -36,7 +36,7 @@ def gateway(
     flags: Annotated[
         dict[str, Any],
         Options(
-            f"port http_port host workers {ACCESS} insecure metrics_port metrics_host",
+            f"port http_port host share_port {ACCESS} insecure metrics_port metrics_host",
             of=GatewayConfig,
         ),
     ],

@@ -152,21 +152,20 @@ def _joined(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def helm_values(manifest: Manifest, workers: int) -> str:
+def helm_values(manifest: Manifest) -> str:
     """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
 
     The limit is a quarter above a server's memory; see `server_mib`.
     """
     from dlm.index.describe import server_mib
 
-    memory = server_mib(manifest, workers)
+    memory = server_mib(manifest)
     return (
-        f"# Shard set {manifest.shard_set} of model {manifest.model}, workers: {workers}.\n"
+        f"# Shard set {manifest.shard_set} of model {manifest.model}.\n"
         f"shards: {manifest.shards}\n"
-        f"workers: {workers}\n"
         "resources:\n"
         "  requests:\n"
-        f'    cpu: "{workers}"\n'
+        '    cpu: "1"\n'
         f"    memory: {memory}Mi\n"
         "  limits:\n"
         f"    memory: {-(-memory * 5 // 4)}Mi\n"
@@ -214,9 +213,6 @@ def info(
         bool,
         typer.Option("--helm", help="Print values for the Helm chart: shards and resources."),
     ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, max=256, help="With --helm: processes per server.")
-    ] = 1,
     public_key: PublicKey = None,
 ) -> None:
     """Show the contents of a shard set or of a KenLM file.
@@ -229,7 +225,7 @@ def info(
     Examples:
         dlm info shards/model
         dlm info shards/model --public-key key.pub
-        dlm info shards/model --helm --workers 4 > values.yaml
+        dlm info shards/model --helm > values.yaml
     """
     from dlm.index.layout import read_manifest
     from dlm.kenlm.layout import is_kenlm_file
@@ -247,7 +243,7 @@ def info(
         return
     manifest = read_manifest(directory)
     if helm:
-        print(helm_values(manifest, workers), end="")
+        print(helm_values(manifest), end="")
         return
     facts = facts_of(manifest, directory, public_key)
     print_answer(facts, summary(facts), as_json=as_json)

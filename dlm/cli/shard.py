@@ -186,8 +186,8 @@ def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None
             + "".join(f"{size_text(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
         )
     lines.append(
-        "The workers of a server share this memory. In addition, each process takes up to "
-        f"{PROCESS_MIB} MiB: the workers,\nand one parent if there are several. "
+        "Processes of a server on one host share this memory. In addition, each takes up to "
+        f"{PROCESS_MIB} MiB.\n"
         "Clients on one host share the low orders; each process has its own words."
     )
     facts = {"counts": list(found.counts), "shards": shards, "sizes": rows}

@@ -29,7 +29,7 @@ COLUMNS = (
     "address",
     "shard",
     "state",
-    "worker",
+    "processes",
     SHARD_SET,
     "queries/s",
     "messages/s",
@@ -43,7 +43,8 @@ COLUMNS = (
 )
 # Columns that a narrow terminal drops, in this order; the set last if servers hold several.
 DROPPED = (
-    *(SHARD_SET, "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
+    *(SHARD_SET, "uptime", "memory", "messages/s", "processes", "refused", "delay", "failing"),
+    "in flight",
 )
 WAIT_LOOK_S = 0.5
 SOME_SECONDS = within(above=0, high=3600, unit="seconds")
@@ -250,6 +251,11 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
     out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
+    unlike = {row.address: row for row in snapshot.rows if row.alike != row.processes}
+    out += [
+        f"{address}: only {row.alike} of the {row.processes} processes there hold these models"
+        for address, row in unlike.items()
+    ]
     if snapshot.down and not snapshot.missing:
         out.append("no server is ready")
     if snapshot.unserved:
@@ -269,7 +275,7 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
     """How many servers are ready, in all and in the shards that lack some; and the line's colour.
 
-    A server is ready if each of its workers is, for each of its models.
+    A server is ready if it is for each of its models.
     """
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}
@@ -337,13 +343,11 @@ def _sum(rows: Sequence[Row]) -> Row:
     sums = ("queries_per_s", "messages_per_s", "refused", "in_flight", "cpu_percent")
     states = dict.fromkeys(row.state for row in rows)
     told = [f"{sum(row.state == state for row in rows)} {state}" for state in states]
-    met = len({(row.address, row.worker) for row in rows})
     return replace(
         rows[0],
         address=one("address", "servers"),
         state=rows[0].state if len(states) == 1 else ", ".join(told),
-        worker=met - 1 if rows[0].workers else None,
-        workers=sum({row.address: row.workers or 0 for row in rows}.values()) or None,
+        processes=sum({row.address: row.processes or 0 for row in rows}.values()) or None,
         model=one("model", "models"),
         memory_bytes=total("memory_bytes"),
         uptime_s=min((r.uptime_s for r in rows if r.uptime_s is not None), default=None),
@@ -365,12 +369,11 @@ def cells_of(row: Row) -> list[str]:
     delay = "" if row.delay_ms is None else f"{row.delay_ms:.1f} ms"
     if row.delay_ratio is not None:
         delay += f" {row.delay_ratio:.1f}x"
-    worker = "" if row.worker is None else f"{row.worker + 1}/{row.workers}"
     return [
         row.address,
         number(row.shard, "d") or "?",
         row.state,
-        worker,
+        number(row.processes, "d"),
         row.shard_set or "",
         number(row.queries_per_s),
         number(row.messages_per_s),

@@ -23,19 +23,19 @@ from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.child import command_of_child
 from dlm.server.compiling import KERNELS
-from dlm.server.port import reserved
 from dlm.units import counted
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
 STOP_S = 10.0
 LOOK_S = 0.2  # between two looks at the processes
 RESTART_S = 2.0  # a server that ends at once is restarted at this interval
-HELD_S = 5.0  # workers of a server that was killed leave its port sooner
+HELD_S = 5.0  # a server that was killed leaves its port sooner
+SHARED = "--share-port"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server; its endpoint's pid is also the group of all its processes.
+    """A server process; others may share its address.
 
     command  its words after `dlm`
     """
@@ -52,8 +52,8 @@ class Server:
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
     def beside(self, shard: int, ready: Path) -> Server:
-        """Starts a server of another shard with the same options, at a free port; returns it once
-        it is ready.
+        """Starts a server of another shard with the same options, at a free port of its own;
+        returns it once it is ready.
 
         Args    ready  its file, for as long as it serves
         Raises  ShardDown, ConfigError  it did not start; its message is on standard error
@@ -62,18 +62,19 @@ class Server:
         changes = (("--shard", str(shard)), ("--ready-file", os.fspath(ready)), ("--port", "0"))
         for name, value in changes:
             command[command.index(name) + 1] = value
+        command = [part for part in command if part != SHARED]
         process = _start(command)
         try:
-            (endpoint,) = _wait_ready([process], [ready], 1)
+            (endpoint,) = _wait_ready([process], [ready], [shard])
         except BaseException:
             stop([process])
             raise
-        return Server(process, replace(endpoint, shard=shard), command)
+        return Server(process, endpoint, command)
 
     def by_hand(self) -> str:
         """The command line that starts another in its place, for a user to type."""
         options = list(self.command)
-        for name, plain in (("--ready-file", None), ("--workers", "1"), ("--metrics-port", "0")):
+        for name, plain in (("--ready-file", None), ("--metrics-port", "0")):
             at = options.index(name)
             if plain in (None, options[at + 1]):
                 del options[at : at + 2]
@@ -81,11 +82,26 @@ class Server:
         return shlex.join(["dlm", *options])
 
 
-def _is_free(address: str) -> bool:
+def _is_free(address: str, *, shared: bool) -> bool:
+    """Whether a server can listen there."""
     host, port = address.rsplit(":", 1)
-    with contextlib.suppress(ConfigError), reserved(host, int(port), address=address):
+    with contextlib.suppress(OSError), _bound(host, int(port), shared=shared):
         return True
     return False
+
+
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket that has this port, or a free one for 0, and does not listen."""
+    found = socket.socket()
+    try:
+        # Connections of a server that has ended do not keep a port.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
+        found.bind((host, port))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def how_it_ended(status: int) -> str:
@@ -116,7 +132,7 @@ def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
 def running_servers(
     directories: Sequence[Path],
     *,
-    workers: int = 1,
+    processes: int = 1,
     replicas: int = 1,
     first_port: int = 0,
     first_metrics_port: int = 0,
@@ -128,13 +144,14 @@ def running_servers(
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
     Server i holds shard i of every set that has one; the first folder is the default of those that
-    hold it. Further replicas come after the first of all shards, in the same order. Code that
-    starts one `again` must put it into the list in place of the old one.
+    hold it. Further replicas come after the first of all shards, in the same order, and processes
+    of one port one after another. Code that starts one `again` must put it into the list in place
+    of the old one.
 
-    Args    workers     processes of each server
-            replicas    servers of each shard
-            first_port  server i gets first_port + i; 0 takes free ports
-            first_metrics_port  likewise; 0 means none
+    Args    processes   on each port
+            replicas    ports of each shard
+            first_port  port i is first_port + i; 0 takes free ports
+            first_metrics_port  that of process i is first_metrics_port + i; 0 means none
             options     of `dlm serve`, for each
             sets        a file that lists the folders, which the servers then follow
             compiling   compiles kernels that an earlier start did not cache
@@ -143,38 +160,40 @@ def running_servers(
     compiling(KERNELS)  # otherwise all servers would compile the same at once
     held = holders([read_manifest(directory) for directory in directories])
     shards = len(held)
-    with scratch_folder(None, "dlm-servers") as scratch:
-        ready = [scratch / f"server-{index}.json" for index in range(shards * replicas)]
+    with contextlib.ExitStack() as ports, scratch_folder(None, "dlm-servers") as scratch:
         commands: list[list[str]] = []
-        processes: list[subprocess.Popen[bytes]] = []
+        ready: list[Path] = []
+        started: list[subprocess.Popen[bytes]] = []
         servers: list[Server] = []
         try:
             for index, held_sets in enumerate(held * replicas):
+                port = first_port + index if first_port else 0
+                if processes > 1:  # it keeps the port while they start
+                    kept = ports.enter_context(_bound("127.0.0.1", port, shared=True))
+                    port = int(kept.getsockname()[1])
                 folders = [os.fspath(directories[at]) for at in held_sets]
-                command = ["serve", *(folders if sets is None else ("--sets", os.fspath(sets)))]
-                command += [
-                    "--workers",
-                    str(workers),
-                    "--shard",
-                    str(index % shards),
-                    "--ready-file",
-                    os.fspath(ready[index]),
-                ]
-                command += ["--port", str(first_port + index if first_port else 0)]
-                metrics_port = first_metrics_port + index if first_metrics_port else 0
-                command += ["--metrics-port", str(metrics_port)]
-                command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
-                commands.append(command)
-                processes.append(_start(command))
-            endpoints = _wait_ready(processes, ready, shards)
-            servers = [Server(*one) for one in zip(processes, endpoints, commands, strict=True)]
+                for _ in range(processes):
+                    at = len(commands)
+                    ready.append(scratch / f"server-{at}.json")
+                    command = ["serve", *(folders if sets is None else ("--sets", os.fspath(sets)))]
+                    command += ["--shard", str(index % shards), "--port", str(port)]
+                    command += [SHARED] * (processes > 1)
+                    metrics_port = first_metrics_port + at if first_metrics_port else 0
+                    command += ["--metrics-port", str(metrics_port)]
+                    command += ["--ready-file", os.fspath(ready[at])]
+                    command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
+                    commands.append(command)
+                    started.append(_start(command))
+            of = [at // processes % shards for at in range(len(started))]
+            endpoints = _wait_ready(started, ready, of)
+            servers = [Server(*one) for one in zip(started, endpoints, commands, strict=True)]
             yield servers
         finally:
-            stop([server.process for server in servers] or processes)
+            stop([server.process for server in servers] or started)
 
 
 def _wait_ready(
-    processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: int
+    processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: list[int]
 ) -> list[Endpoint]:
     limit = time.monotonic() + START_S
     endpoints = []
@@ -183,18 +202,18 @@ def _wait_ready(
             for other, candidate in enumerate(processes):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"a server of shard {other % shards} "
+                        f"a server of shard {shards[other]} "
                         f"{how_it_ended(candidate.returncode)} before it was ready; its own "
                         "message is above"
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
-                    f"a server of shard {index % shards} was not ready within {START_S:g} s; start "
+                    f"a server of shard {shards[index]} was not ready within {START_S:g} s; start "
                     "the cluster again when this machine has less to do"
                 )
             time.sleep(0.02)
         port = json.loads(path.read_text())["port"]
-        endpoints.append(Endpoint(f"127.0.0.1:{port}", index % shards, process.pid))
+        endpoints.append(Endpoint(f"127.0.0.1:{port}", shards[index], process.pid))
     return endpoints
 
 
@@ -266,34 +285,34 @@ def supervise(
             changed  called after a restart
     Raises  ShardDown  every server ended, and none is restarted
     """
-    gone: set[str] = set()
-    started: dict[str, float] = {}
-    held: dict[str, float] = {}  # address -> when it is said that its port is not free
+    gone: set[int] = set()  # by their places in `servers`
+    started: dict[int, float] = {}
+    held: dict[int, float] = {}  # when it is said that its port is not free
     while not stopping():
         time.sleep(LOOK_S)
         for at, server in enumerate(servers):
             endpoint, status = server.endpoint, server.process.poll()
-            if status is None or endpoint.address in gone:
+            if status is None or at in gone:
                 continue
             what = (
                 f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
             )
             if restart:
                 now = time.monotonic()
-                if not _is_free(endpoint.address):  # its workers have the port until they end
-                    if now >= held.setdefault(endpoint.address, now + HELD_S):
-                        held[endpoint.address] = math.inf
+                if not _is_free(endpoint.address, shared=SHARED in server.command):
+                    if now >= held.setdefault(at, now + HELD_S):
+                        held[at] = math.inf
                         yield f"{what}; it is restarted once another process leaves its port"
                     continue
-                held.pop(endpoint.address, None)
-                if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
-                    started[endpoint.address] = now
+                held.pop(at, None)
+                if now - started.get(at, -RESTART_S) >= RESTART_S:
+                    started[at] = now
                     servers[at] = server.again()
                     changed(servers)
                     yield f"{what}; restarted"
                 continue
-            gone.add(endpoint.address)
-            left = [one.endpoint.shard for one in servers if one.endpoint.address not in gone]
+            gone.add(at)
+            left = [one.endpoint.shard for n, one in enumerate(servers) if n not in gone]
             if not left:
                 raise ShardDown(
                     f"{what}; every server that this command started has ended. Use --restart to "

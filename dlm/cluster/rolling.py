@@ -352,13 +352,14 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     for manifest in (pair.old, pair.new):
         name = manifest.shard_set
         rows = [row for row in snapshot.rows if (row.shard or 0) < manifest.shards]
-        processes = {(row.address, row.worker) for row in rows}
+        addresses = {row.address for row in rows}
         mine = [row for row in rows if row.shard_set == name[:ID_DIGITS]]
-        able = [row for row in mine if row.state == "ready" and row.error is None]
-        lacks = processes - {(row.address, row.worker) for row in able}
-        lacking[name] = tuple(sorted({address for address, _ in lacks}))
-        holding[name] = tuple(sorted({row.address for row in mine if (row.shard or 0) < both}))
-        if any(row.messages_per_s is None or row.messages_per_s > 0 for row in mine):
+        able = {row.address for row in mine if row.state == "ready" and row.is_whole}
+        lacking[name] = tuple(sorted(addresses - able))
+        # Of several processes of a port, one that was not asked may hold it still.
+        maybe = [*mine, *(row for row in rows if row.alike != row.processes)]
+        holding[name] = tuple(sorted({row.address for row in maybe if (row.shard or 0) < both}))
+        if any(row.idle_s is None or row.idle_s < 2 * LOOK_S for row in mine):
             busy.add(name)
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
@@ -405,7 +406,7 @@ class Rolling:
         check_files(security)
         connect = partial(GrpcConnection, security=security)
         with self._stack:
-            status = ClusterStatus(toml.servers(), connect, CENSUS_S, model=None)
+            status = ClusterStatus(toml.servers(), connect, CENSUS_S, fresh=True)
             self._stack.callback(status.close)
             self._stack.enter_context(self._asking)
             state, actions = resumed(

@@ -170,7 +170,7 @@ class Seen:
     lacking  shard set -> servers that should hold it and do not, or do not answer
     holding  shard set -> servers that hold it
     busy     shard sets that may have been asked since the last look
-    silent   servers of which a worker does not answer
+    silent   servers that do not answer
     spared   servers that do not answer while another of their shard does
     """
 

@@ -1,7 +1,7 @@
-"""The state of a cluster's servers: heartbeats of each process behind a port, for each model.
+"""The state of a cluster's servers: heartbeats, for each model that a server holds.
 
-Several worker processes may share a port, and the system picks which of them a connection reaches.
-So further connections are made until every worker was reached, or a limit of tries.
+Several processes may share a port, and the system picks which of them a connection reaches. Each
+says how many there are, and how many of them hold the same models.
 """
 
 from __future__ import annotations
@@ -30,20 +30,10 @@ Clock = Callable[[], float]
 
 HEARTBEATS = HeartbeatConfig()  # the clients' default
 ID_DIGITS = 12
-MAX_TRIES = 256
 # Heartbeats of which the shortest counts: the first on a connection includes the handshake, and a
 # delay of this machine must not count as the server's.
 BEATS = 3
 ROUNDS = 3  # one after another, before a server counts as slow compared with another
-
-
-def tries_for(workers: int) -> int:
-    """Connections to make before giving up on a worker that none of them reached.
-
-    Each reaches one of n workers at random; 8 n + 8 of them miss one with a probability of
-    n (1 - 1/n)^(8 n + 8): below 1 % for 30 workers, below 0.1 % for 8.
-    """
-    return min(8 * workers + 8, MAX_TRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +43,13 @@ class Row:
     shard          the shard it reports; the hint of cluster.toml while it is silent
     state          "warming", "ready", "draining"; "silent" if it does not answer, "refused" if it
                    does not let us ask
-    worker, workers  number of the process on the port, from 0, and how many there are
+    processes, alike  that listen on the port, and those of them that hold the same models
     model, shard_set  their first 12 hex digits
     queries_per_s, messages_per_s  answered, between the last two beats
     refused        messages refused since it started
     failing_percent  share of the messages between the last two beats that it refused
     cpu_percent    of one core, between the last two beats;  memory_bytes  private memory
+    idle_s         since the last message
     round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients measure it
     delay_ratio    delay over its baseline, after eight beats; above 2, and 20 ms more, is slow
@@ -69,8 +60,8 @@ class Row:
     address: str
     shard: int | None
     state: str = "silent"
-    worker: int | None = None
-    workers: int | None = None
+    processes: int | None = None
+    alike: int | None = None
     model: str | None = None
     shard_set: str | None = None
     queries_per_s: float | None = None
@@ -80,12 +71,18 @@ class Row:
     cpu_percent: float | None = None
     memory_bytes: int | None = None
     uptime_s: float | None = None
+    idle_s: float | None = None
     round_trip_ms: float | None = None
     delay_ms: float | None = None
     delay_ratio: float | None = None
     failing_percent: float | None = None
     slow: bool = False
     error: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all processes of its port hold this."""
+        return self.error is None and self.alike == self.processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +111,8 @@ class ClusterSnapshot:
 
     @property
     def whole(self) -> bool:
-        """Whether every server is ready, with all its workers, and so is every shard."""
-        ready = all(row.state == "ready" and row.error is None for row in self.rows)
+        """Whether every server is ready, and so is every shard."""
+        ready = all(row.state == "ready" and row.is_whole for row in self.rows)
         return ready and not (self.missing or self.refused or self.down)
 
     @property
@@ -178,14 +175,15 @@ class _BeatHistory:
             endpoint.address,
             reply.shard,
             _state(reply.state),
-            reply.worker if reply.workers else None,
-            reply.workers or None,
+            reply.processes,
+            reply.alike,
             model,
             reply.shard_set.hex()[:ID_DIGITS],
             refused=reply.refused,
             in_flight=reply.in_flight,
             memory_bytes=reply.memory_bytes or None,
             uptime_s=reply.uptime_ms / 1000,
+            idle_s=reply.idle_ms / 1000,
             round_trip_ms=1000 * self.last.round_trip_s,
             delay_ms=1000 * member.delay_s,
             delay_ratio=member.ratio if member.beats >= FIRST_BEATS else None,
@@ -207,37 +205,6 @@ class _BeatHistory:
         )
 
 
-class _WorkerConnection:
-    """A connection to one process.
-
-    held  a shard set -> its beats; the default, which also reports on the process, first
-    """
-
-    def __init__(self, connection: Connection, beat: _Beat) -> None:
-        self.connection = connection
-        self.instance = beat.reply.instance
-        self.shard = beat.reply.shard
-        self.workers = beat.reply.workers
-        self.held = {bytes(beat.reply.shard_set): _BeatHistory(beat)}
-
-    def keep(self, shard_sets: Sequence[bytes]) -> None:
-        """Forgets the beats of all other shard sets."""
-        self.held = {one: self.held[one] for one in shard_sets if one in self.held}
-
-    def record(self, shard_set: bytes, beat: _Beat) -> bool:
-        """Takes a beat; false if another process answered it, or for another shard set."""
-        reply = beat.reply
-        if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
-            return False
-        found = self.held.get(shard_set)
-        if found is None:
-            self.held[shard_set] = _BeatHistory(beat)
-        else:
-            found.add(beat)
-            self.workers = reply.workers
-        return True
-
-
 def _state(state: int) -> str:
     """The name of a `ServerState`; "unknown" if this version does not know it."""
     try:
@@ -248,155 +215,108 @@ def _state(state: int) -> str:
 
 
 class _Server:
-    """One address: the workers reached there, by their instance."""
+    """One address, and the process that a connection to it reached.
+
+    held  a shard set -> its beats; the default, which also reports on the process, first
+    """
 
     def __init__(
         self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
     ) -> None:
         self.endpoint = endpoint
-        self.workers: dict[int, _WorkerConnection] = {}
+        self.held: dict[bytes, _BeatHistory] = {}
         self.manifests: dict[bytes, Manifest] = {}
+        self._connection: Connection | None = None
         self._connect = connect
         self._timeout_s = timeout_s
         self._clock = clock
         self._sequence = 0
 
-    def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+    def _beat(self, shard_set: bytes = b"", shard: int = 0) -> _Beat:
         """The shortest of up to `BEATS` round trips; one short beat is enough."""
-        beat = self._beat_once(connection, shard_set, shard)
+        beat = self._beat_once(shard_set, shard)
         for _ in range(1, BEATS):
             if beat.round_trip_s <= HEARTBEATS.slow_floor_s:
                 break
             with contextlib.suppress(DlmError):  # it has already answered this poll
-                again = self._beat_once(connection, shard_set, shard)
+                again = self._beat_once(shard_set, shard)
                 least = min(beat.round_trip_s, again.round_trip_s)
                 beat = replace(again, round_trip_s=least)
         return beat
 
     def measure_again(self) -> None:
-        for worker in self.workers.values():
-            for shard_set, held in worker.held.items():
-                with contextlib.suppress(DlmError):
-                    beat = self._beat_once(worker.connection, shard_set, worker.shard)
-                    held.shorter(beat.round_trip_s)
+        for shard_set, held in self.held.items():
+            with contextlib.suppress(DlmError):
+                beat = self._beat_once(shard_set, held.last.reply.shard)
+                held.shorter(beat.round_trip_s)
 
-    def _beat_once(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+    def _beat_once(self, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+        if self._connection is None:
+            self._connection = self._connect(self.endpoint.address)
         self._sequence += 1
         begun = self._clock()
         request = pb.HeartbeatRequest(sequence=self._sequence, shard_set=shard_set, shard=shard)
-        reply = connection.heartbeat(request, self._timeout_s)
+        reply = self._connection.heartbeat(request, self._timeout_s)
         now = self._clock()
         return _Beat(now, reply, now - begun)
 
     def poll(self) -> list[Row]:
-        """A beat of each known worker, and of others that can be found."""
-        error: DlmError | None = None
-        for instance, worker in list(self.workers.items()):
-            try:
-                if self._beat_all(worker):
-                    continue
-            except DlmError as exc:
-                error = exc
-            worker.connection.close()
-            del self.workers[instance]
-        expected = self._expected()
-        end = self._clock() + self._timeout_s
-        tries = 0
-        while len(self.workers) < expected and tries < tries_for(expected):
-            if tries and self._clock() >= end:
-                break
-            tries += 1
-            try:
-                self._meet()
-            except DlmError as exc:
-                error = exc
-                break
-            expected = self._expected()
-        if not self.workers:
-            state = "refused" if isinstance(error, AuthenticationError) else "silent"
-            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_text_of(error))]
-        rows = self.rows()
-        if len(self.workers) < expected:
-            why = _text_of(error) if error else "no connection reached the others"
-            note = f"{len(self.workers)} of {expected} workers answered: {why}"
-            rows = [replace(row, error=note) for row in rows]
-        return rows
+        """A beat of each shard set that it holds now."""
+        try:
+            self._take(self._beat())
+            (default,) = list(self.held)[:1]
+            described = None
+            with contextlib.suppress(DlmError):  # a beat says what is wrong
+                described = self._describe()
+            if described is not None:
+                others = [bytes(one) for one in described.shard_sets if bytes(one) != default]
+                held = {default, *others[:MAX_SHARD_SETS]}
+                self.held = {one: beats for one, beats in self.held.items() if one in held}
+                for one in others[:MAX_SHARD_SETS]:
+                    self._take(self._beat(one, described.shard))
+        except DlmError as exc:
+            self.close()
+            state = "refused" if isinstance(exc, AuthenticationError) else "silent"
+            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_text_of(exc))]
+        return self.rows()
+
+    def _take(self, beat: _Beat) -> None:
+        """Notes a beat; of another process than before, it is the first."""
+        shard_set = bytes(beat.reply.shard_set)
+        known = self.held.get(shard_set)
+        if known is None or known.last.reply.instance != beat.reply.instance:
+            self.held[shard_set] = _BeatHistory(beat)
+        else:
+            known.add(beat)
 
     def rows(self) -> list[Row]:
-        rows = [row for worker in self.workers.values() for row in self._rows(worker)]
-        return sorted(rows, key=lambda row: row.worker or 0)
-
-    def _expected(self) -> int:
-        return max((w.workers for w in self.workers.values()), default=1) or 1
-
-    def _beat_all(self, worker: _WorkerConnection) -> bool:
-        """A beat of each shard set that a worker holds now; false if another process answers."""
-        default, *others = worker.held
-        with contextlib.suppress(DlmError):  # a beat says what is wrong
-            reply = worker.connection.describe(self._timeout_s)
-            self._learn(reply)
-            default = bytes(reply.shard_set)
-            others = [bytes(one) for one in reply.shard_sets if bytes(one) != default]
-            worker.keep([default, *others[:MAX_SHARD_SETS]])
-        return worker.record(default, self._beat(worker.connection)) and all(
-            worker.record(one, self._beat(worker.connection, one, worker.shard))
-            for one in others[:MAX_SHARD_SETS]
-        )
-
-    def _rows(self, worker: _WorkerConnection) -> list[Row]:
         """One per shard set; figures of the whole process appear only with the default."""
-        rows = [
-            held.row(self.endpoint, self._model(worker, shard_set))
-            for shard_set, held in worker.held.items()
-        ]
+        rows = [held.row(self.endpoint, self._model(one)) for one, held in self.held.items()]
         return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
 
-    def _meet(self) -> None:
-        """Makes a connection; keeps it if it reached a new worker."""
-        connection = self._connect(self.endpoint.address)
-        kept = False
-        try:
-            beat = self._beat(connection)
-            if beat.reply.instance not in self.workers:
-                worker = _WorkerConnection(connection, beat)
-                self._find_others(worker)
-                self.workers[worker.instance] = worker
-                kept = True
-        finally:
-            if not kept:
-                connection.close()
-
-    def _find_others(self, worker: _WorkerConnection) -> None:
-        """The shard sets that a process holds besides its default; none if it does not say."""
-        try:
-            reply = worker.connection.describe(self._timeout_s)
-            self._learn(reply)
-            others = [bytes(one) for one in reply.shard_sets if bytes(one) not in worker.held]
-            for one in others[:MAX_SHARD_SETS]:
-                worker.record(one, self._beat(worker.connection, one, worker.shard))
-        except DlmError:
-            return
-
-    def _learn(self, reply: pb.DescribeReply) -> None:
+    def _describe(self, shard_set: bytes = b"") -> pb.DescribeReply:
+        assert self._connection is not None
+        reply = self._connection.describe(self._timeout_s, shard_set)
         manifest = read_description(self.endpoint.address, reply)
         self.manifests[manifest.shard_set_bytes] = manifest
+        return reply
 
-    def _model(self, worker: _WorkerConnection, shard_set: bytes) -> str | None:
+    def _model(self, shard_set: bytes) -> str | None:
         if shard_set not in self.manifests:
-            try:
-                self._learn(worker.connection.describe(self._timeout_s, shard_set))
-            except DlmError:
-                return None
+            with contextlib.suppress(DlmError):
+                self._describe(shard_set)
         found = self.manifests.get(shard_set)
         return found.model[:ID_DIGITS] if found else None
 
     def close(self) -> None:
-        for worker in self.workers.values():
-            worker.connection.close()
+        """The next poll connects anew, and so may reach another process of the port."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection, self.held = None, {}
 
 
-def _text_of(error: DlmError | None) -> str:
-    return " ".join(str(error).split()) if error else "no answer"
+def _text_of(error: DlmError) -> str:
+    return " ".join(str(error).split())
 
 
 def mark_slow(rows: list[Row]) -> list[Row]:
@@ -424,7 +344,9 @@ class ClusterStatus:
 
     Args  endpoints  the servers, each once
           connect    makes a separate connection at every call
-          timeout_s  for one heartbeat, and for reaching all workers of a server
+          timeout_s  for one heartbeat
+          fresh      connects anew for each poll, so as to reach now one, now another process of a
+                     port; rates are then not known
           model      the default that cluster.toml names, if any
           rollout    returns the roll-out that it describes now, if any
     """
@@ -437,13 +359,16 @@ class ClusterStatus:
         *,
         model: str | None = None,
         rollout: Callable[[], Rollout | None] = lambda: None,
+        fresh: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._model, self._rollout = model, rollout
+        self._model, self._rollout, self._fresh = model, rollout, fresh
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
     def poll(self) -> ClusterSnapshot:
         """Polls all servers at once; a server's failure raises nothing."""
+        if self._fresh:
+            self.close()
         with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
             rows = mark_slow([r for part in pool.map(_Server.poll, self._servers) for r in part])
         rows = self._remeasure_slow(rows)
@@ -483,13 +408,10 @@ class ClusterStatus:
             asked = {row.address for row in rows if (row.shard_set, row.shard) in shards}
             again: dict[str, list[Row]] = {}
             for server in self._servers:
-                if server.endpoint.address in asked and server.workers:
+                if server.endpoint.address in asked and server.held:
                     server.measure_again()
                     again[server.endpoint.address] = server.rows()
-            notes = {row.address: row.error for row in rows}
-            fresh = [
-                replace(row, error=notes[row.address]) for part in again.values() for row in part
-            ]
+            fresh = [row for part in again.values() for row in part]
             rest = [row for row in rows if row.address not in again]
             order = {server.endpoint.address: n for n, server in enumerate(self._servers)}
             rows = mark_slow(sorted([*rest, *fresh], key=lambda row: order[row.address]))

@@ -26,7 +26,7 @@ from dlm.errors import ConfigError, QueryError, StaleShardSet
 from dlm.gateway import kernels
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.kernels import CHECKSUM_BYTES
-from dlm.gateway.metrics import GatewayMetrics, TrafficWriter
+from dlm.gateway.metrics import GatewayMetrics, traffic
 from dlm.server.admission import NOT_NAMED, looks
 from dlm.server.refusals import Refusal
 from dlm.server.security import may_ask, token_name
@@ -67,12 +67,11 @@ class LanguageModel:
         client: AsyncClient,
         config: GatewayConfig,
         metrics: GatewayMetrics,
-        traffic: TrafficWriter,
         aside: Aside,
     ) -> None:
         self.client = client
         self._config = config
-        self._metrics, self._traffic = metrics, traffic
+        self._metrics = metrics
         self._phrases = PhraseStore(config.max_phrases_bytes, aside)
         self._pinned: OrderedDict[bytes, AsyncUtterance] = OrderedDict()
 
@@ -223,8 +222,7 @@ class LanguageModel:
             servers = ()
         # Of the cluster, which may not have answered yet; looking for it would block the loop.
         shards = max((one.shard + 1 for one in servers), default=utterance.manifest.shards)
-        self._traffic.write(self._metrics, self.client)
-        reply.traffic.CopyFrom(self._traffic.traffic.reply(shards))
+        reply.traffic.CopyFrom(traffic(self._metrics, self.client, shards))
         for one in servers:
             delay_ms = 1000 * one.delay_s if one.delay_s is not None else 0.0
             reply.servers.add(

@@ -7,8 +7,8 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.client import AsyncClient, Phrases
@@ -20,17 +20,14 @@ from dlm.gateway.answers import SERVICE
 from dlm.gateway.calls import Dispatcher, RpcDoor
 from dlm.gateway.config import GatewayConfig
 from dlm.gateway.http import HttpDoor, pages
-from dlm.gateway.metrics import GatewayCollector, GatewayMetrics, Traffic
+from dlm.gateway.metrics import GatewayCollector, GatewayMetrics
 from dlm.jit import compile_ahead
 from dlm.logs import EventLog
-from dlm.server.config import address_of
 from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
-from dlm.server.port import reserved
-from dlm.server.process import Notice, OnReady, Process, keep_objects
+from dlm.server.process import BEAT_S, Notice, OnReady, Process, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
-from dlm.server.workers import BEAT_S, Supervisor
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
 
@@ -50,7 +47,6 @@ class GatewayReady:
     port: int
     http_port: int
     pid: int
-    workers: int = 1
 
 
 def serve(
@@ -71,50 +67,24 @@ def serve(
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
     notice = Notice(on_ready, ready_file)
-    if config.workers == 1:
-        return _run(lambda: Gateway(config, opening, notice, credentials), stop_signals())
-    traffic = Traffic(config.workers)
-    address = address_of(config.host, config.http_port)
-    with reserved(config.host, config.http_port, address=address) as http_port:
-
-        def work(port: int, process: Process, tell: OnReady) -> int:
-            own = replace(config, port=port, http_port=http_port)
-            # A terminal's signals reach every process; its supervisor sends a worker this one.
-            ends = (signal.SIGTERM,)
-            return _run(
-                lambda: Gateway(own, opening, Notice(tell), credentials, process, traffic), ends
-            )
-
-        return Supervisor(
-            config,
-            warm=lambda: None,
-            work=work,
-            notice=notice,
-            look=credentials.reload_changed if credentials.watches else None,
-            ready=GatewayReady,
-        ).run()
-
-
-def _run(make: Callable[[], Gateway], ends: Sequence[signal.Signals]) -> int:
-    """Runs a gateway on the loop of its client, until one of these signals."""
     made: list[Gateway] = []
+    signalled: list[int] = []
 
     async def main() -> int:
-        made.append(make())
+        process = Process(watchdog=Watchdog(ends=True))
+        made.append(Gateway(config, opening, notice, credentials, process))
         keep_objects()
         sys.setswitchinterval(SWITCH_S)
         if signalled:
             made[0].post(Event.STOP)
         return await made[0].run()
 
-    signalled: list[int] = []
-
     def stop(number: int, _: object) -> None:
         signalled.append(number)
         for gateway in made:
             gateway.post(Event.STOP)
 
-    for number in ends:
+    for number in stop_signals():
         signal.signal(number, stop)
     return loop.run(main)
 
@@ -129,7 +99,6 @@ class Gateway(Life):
         notice: Notice | None = None,
         credentials: Credentials | None = None,
         process: Process | None = None,
-        traffic: Traffic | None = None,
     ) -> None:
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
@@ -138,7 +107,6 @@ class Gateway(Life):
         super().__init__(
             config, process, serving, SERVICE, lambda: self.metrics, notice, credentials
         )
-        self._traffic = (traffic or Traffic()).writer(process.worker)
         self.http_port = 0
         self._open_client, self._credentials = opening, credentials
         self._opening: asyncio.Task[None] | None = None
@@ -148,8 +116,8 @@ class Gateway(Life):
 
     async def _start(self) -> None:
         self._make(RpcDoor(self.calls).handlers())
-        # A worker listens once it can answer: it would get its share of new connections before.
-        if not self.process.shares_port:
+        # One of several on a port listens once it can answer: it gets its share of connections.
+        if not self.config.share_port:
             await self._listen()
 
     def _warm(self) -> None:
@@ -166,12 +134,9 @@ class Gateway(Life):
         logger.info("gateway.stopped", extra={"whole": whole})
 
     async def _beat(self) -> None:
-        """Reports that this loop runs, if anyone watches, and what it has answered."""
+        """Shows that this loop runs."""
         while True:
-            if self.process.beat is not None:
-                self.process.beat()
-            if self._client is not None and self._phase.state is not ServingState.WARMING:
-                self._traffic.write(self.metrics, self._client)
+            self.process.watchdog.beat()
             await asyncio.sleep(BEAT_S)
 
     # -------------------------------------------------------------------- start
@@ -183,7 +148,7 @@ class Gateway(Life):
         self._tls = self._context()
         try:
             self.http_port = await self._http.start(
-                config.host, config.http_port, self._tls, shares_port=self.process.shares_port
+                config.host, config.http_port, self._tls, shares_port=config.share_port
             )
         except OSError as exc:
             raise ConfigError(
@@ -237,7 +202,7 @@ class Gateway(Life):
             await with_phrases.extend([with_phrases.begin()], [0])
             await with_phrases.score_sentences([b"<unk>"])
             await utterance.next_words(found.states[0, 0], 1)
-            self.calls.open(client, self._traffic)
+            self.calls.open(client)
         except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
             self._failure = exc
             self.post(Event.FAILED)

@@ -27,7 +27,7 @@ from dlm.errors import (
 )
 from dlm.gateway.answers import DEFAULT_COUNT, SERVICE, LanguageModel, Left, T, queries_of
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics, TrafficWriter
+from dlm.gateway.metrics import ABANDONED, OK, GatewayMetrics
 from dlm.logs import EventLog
 from dlm.server.admission import WORK_AT_ONCE, Admission, TurnLane, Turns
 from dlm.server.poller import grpc
@@ -130,8 +130,8 @@ class Dispatcher:
         self._answers: LanguageModel | None = None
         self._tracer = Tracer(__version__) if config.trace else None
 
-    def open(self, client: AsyncClient, traffic: TrafficWriter) -> None:
-        self._answers = LanguageModel(client, self.config, self._metrics, traffic, self.turns.aside)
+    def open(self, client: AsyncClient) -> None:
+        self._answers = LanguageModel(client, self.config, self._metrics, self.turns.aside)
 
     async def answer(
         self,

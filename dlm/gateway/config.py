@@ -21,15 +21,6 @@ class GatewayConfig(Access):
         low=0,
         high=65_535,
     )
-    workers: int = setting(
-        1,
-        "Processes that share both ports.",
-        low=1,
-        high=256,
-        why="Suggested: one per core that this gateway may use; each answers on one core, with low "
-        "orders of its own. Connections are spread over them, so a caller that needs more than one "
-        "core opens several. Limits apply to each process.",
-    )
     deadline_s: float = setting(
         2.0,
         "Time for a call that gives no deadline; and the most that a call gets.",

@@ -1,11 +1,10 @@
-"""What a gateway counts, and how that is shown: to Prometheus, and as the traffic of all processes.
+"""What a gateway counts, and how that is shown: to Prometheus, and as its traffic.
 
 No text, word, id or address is ever a label: only the closed sets of calls, doors and results.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,8 +27,7 @@ ABANDONED = "abandoned"
 
 
 MAX_SHARDS = 1024  # shown; later ones are not
-_NUMBERS, _CALLS = 3, len(SECONDS) + 1
-_WIDTH = _NUMBERS + _CALLS + MAX_SHARDS
+_CALLS = len(SECONDS) + 1
 # Every family that a gateway shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_gateway_calls_total": Family(
@@ -140,53 +138,18 @@ def _family(name: str) -> Any:
     return family(FAMILIES, f"dlm_gateway_{name}")
 
 
-class Traffic:
-    """What all `workers` processes have answered, in memory that they share; make it before they
-    are forked.
-
-    Each writes a row of its own, once a second, so any of them can show the sum.
-    """
-
-    def __init__(self, workers: int = 1) -> None:
-        size = workers * _WIDTH
-        self._rows = np.frombuffer(mmap.mmap(-1, 8 * size), np.uint64).reshape(workers, _WIDTH)
-
-    def writer(self, worker: int) -> TrafficWriter:
-        """For a process that begins; it goes on where an earlier one of its number ended."""
-        return TrafficWriter(self, self._rows[worker])
-
-    def reply(self, shards: int) -> Any:
-        """The sum, as a message."""
-        total = self._rows.sum(axis=0).tolist()
-        queries, local_hits, fallbacks = total[:_NUMBERS]
-        first = _NUMBERS + _CALLS
-        return pb.Traffic(
-            queries=queries,
-            local_hits=local_hits,
-            fallbacks=fallbacks,
-            calls=total[_NUMBERS:first],
-            within_s=SECONDS,
-            shards=total[first : first + min(shards, MAX_SHARDS)],
-        )
-
-
-class TrafficWriter:
-    """One process's row."""
-
-    def __init__(self, traffic: Traffic, row: Any) -> None:
-        self.traffic = traffic
-        self._row, self._before = row, row.copy()
-
-    def write(self, metrics: GatewayMetrics, client: AsyncClient) -> None:
-        """Counts until now."""
-        stats, sent_to = client.stats, client.sent_to
-        now = np.zeros(_WIDTH, np.uint64)
-        now[:_NUMBERS] = metrics.queries, stats.local_hits, metrics.fallbacks
-        for (call, _), histogram in metrics.seconds.items():
-            if call == "Models":  # of those who watch
-                continue
-            now[_NUMBERS : _NUMBERS + _CALLS] += np.array(histogram.counts, np.uint64)
-        for shard, queries in sent_to.items():
-            if shard < MAX_SHARDS:
-                now[_NUMBERS + _CALLS + shard] = queries
-        self._row[:] = self._before + now
+def traffic(metrics: GatewayMetrics, client: AsyncClient, shards: int) -> Any:
+    """What this process has answered, as a message."""
+    calls = np.zeros(_CALLS, np.uint64)
+    for (call, _), histogram in metrics.seconds.items():
+        if call != "Models":  # of those who watch
+            calls += np.array(histogram.counts, np.uint64)
+    sent_to = client.sent_to
+    return pb.Traffic(
+        queries=metrics.queries,
+        local_hits=client.stats.local_hits,
+        fallbacks=metrics.fallbacks,
+        calls=calls.tolist(),
+        within_s=SECONDS,
+        shards=[sent_to.get(shard, 0) for shard in range(min(shards, MAX_SHARDS))],
+    )

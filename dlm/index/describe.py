@@ -41,13 +41,9 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def server_mib(manifest: Manifest, workers: int) -> int:
-    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not.
-
-    Files are mapped once for all workers. Each process takes PROCESS_MIB more: the workers, and
-    their parent if there are several.
-    """
+def server_mib(manifest: Manifest) -> int:
+    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not. Of
+    several processes on a host, each further one takes PROCESS_MIB more."""
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
     common = sum(f.bytes for f in manifest.files if f.kind != "shard")
-    processes = workers + (workers > 1)
-    return -(-(heaviest + common) // MIB) + processes * PROCESS_MIB
+    return -(-(heaviest + common) // MIB) + PROCESS_MIB

@@ -107,7 +107,7 @@ class ShardSetSizes:
 
     @property
     def server(self) -> int:
-        """What a server maps, once for all its workers; each process takes more of its own."""
+        """What a server maps, once for all processes of a host; each takes more of its own."""
         return self.vocabulary + self.low_orders + self.shard
 
     @property

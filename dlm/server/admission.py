@@ -274,7 +274,12 @@ class Admission:
 
     def is_wanted(self, quiet_s: float) -> bool:
         """Whether a message came less than `quiet_s` ago."""
-        return self._clock() - self._asked < quiet_s
+        return self.idle_s < quiet_s
+
+    @property
+    def idle_s(self) -> float:
+        """Since the last message, or the start."""
+        return self._clock() - self._asked
 
     # ------------------------------------------------------------------ refusals
 

@@ -8,22 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import uvloop
 
-from dlm.errors import ConfigError
-from dlm.index.layout import check_file, map_columns, read_manifest
 from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
-from dlm.memory_options import MAPPED, MemoryOptions
+from dlm.memory_options import MemoryOptions
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.admission import Clock
@@ -33,12 +29,22 @@ from dlm.server.exchange import Models
 from dlm.server.exposition import load_page, starting_exposition
 from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
-from dlm.server.metrics import Served, ServerCollector, process_labels
-from dlm.server.process import Heap, Notice, OnReady, Process, Ready, keep_objects
+from dlm.server.metrics import Served, ServerCollector
+from dlm.server.opening import open_listed, open_shard
+from dlm.server.process import (
+    BEAT_S,
+    Heap,
+    Notice,
+    OnReady,
+    PortMates,
+    Process,
+    Ready,
+    Watchdog,
+    keep_objects,
+)
 from dlm.server.security import Credentials, allow_connections
-from dlm.server.service import ShardService, open_files
-from dlm.server.sets import Listed, ListedSets, Sets, ToldSets
-from dlm.server.workers import BEAT_S, Supervisor
+from dlm.server.service import ShardService
+from dlm.server.sets import POLL_S, FollowedSets, Listed, Sets
 from dlm.signals import stop_signals
 from dlm.wire import codec
 
@@ -46,22 +52,6 @@ logger = EventLog(__name__)
 
 
 WARM_UP_SEED = 20190812
-
-
-@dataclass(slots=True, eq=False)
-class Opened:
-    """A mapped shard, and the descriptors of its files that clients download."""
-
-    shard: Shard
-    files: dict[int, int]
-
-    def again(self, memory_options: MemoryOptions, tick: Callable[[], object] | None) -> Opened:
-        shard = reopen_shard(self.shard, memory_options, tick)
-        return Opened(shard, open_files(shard))
-
-    def close(self) -> None:
-        for descriptor in self.files.values():
-            os.close(descriptor)
 
 
 def serve(
@@ -76,95 +66,34 @@ def serve(
 
     Args     directories  one or more; a call that names no shard set means the first. None if
                           `config.sets` lists them
-             on_ready     called once, when every worker can answer its first query
+             on_ready     called once, when it can answer its first query
              ready_file   JSON of `Ready`; it exists from that moment until the server drains
     Returns  0 if everything in flight was answered, 1 if it was cut off
     Raises   ShardFormatError  a file is missing, damaged or contradicts the manifest
              ConfigError  the port cannot be bound, memory cannot be locked, a shard set is given
-                 twice, a file of tokens or certificates is unusable, or a worker ended too early
+                 twice, or a file of tokens or certificates is unusable
     """
     allow_connections()
     credentials = Credentials(config)  # faults in them are reported before anything is opened
     memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
-    sets = ListedSets(config, index, partial(check_files, config, index)) if config.sets else None
+    sets = FollowedSets(config, index) if config.sets else None
     with starting_exposition(config):
         compile_kernels()
         shards = [
             open_shard(directory, index, verify=config.verify, memory_options=memory_options)
             for directory in (sets.folders if sets else directories)
         ]
-    notice = Notice(on_ready, ready_file)
-    if config.workers == 1 and sets is None:
-        return _run(lambda: ShardServer(config, shards, notice=notice, credentials=credentials))
-    labels = process_labels(shards[0].manifest, index)
-    # All workers share what is opened and compiled here, since they are forked from here.
-    opened = [Opened(shard, open_files(shard)) for shard in shards]
-    shards.clear()  # what `opened` no longer has is unmapped
-
-    def warm() -> None:
-        for one in opened:
-            service = ShardService(one.shard, config, files=one.files)
-            for data in warm_up_messages(one.shard):
-                service.answerer.warm_up(data)
-            service.close()
-
-    def work(port: int, process: Process, tell: OnReady) -> int:
-        def make() -> ShardServer:
-            own = replace(config, port=port)
-            mine = list(opened)
-            if sets is not None:
-                _, listed = sets.state.of(process.worker)
-                mine = [of_list(one, index, opened, own, verify=process.doubts) for one in listed]
-            if process.doubts:
-                mine = [one.again(memory_options, process.checks) for one in mine]
-            server = ShardServer(
-                own,
-                [one.shard for one in mine],
-                notice=Notice(tell),
-                process=process,
-                files=[one.files for one in mine],
-                credentials=credentials,
-            )
-            if sets is not None:  # nothing else may hold what is unloaded later
-                release(opened)
-            return server
-
-        return _run(make, worker=True)
-
-    def release(unused: list[Opened]) -> None:
-        for one in list(unused):
-            one.close()
-            opened.remove(one)
-
-    def look() -> None:
-        credentials.reload_changed()
-        if sets is not None:
-            release([one for one in opened if not sets.holds(one.shard.manifest.shard_set)])
-
-    follows = credentials.watches or sets is not None
-    return Supervisor(
-        config,
-        warm=warm,
-        work=work,
-        notice=notice,
-        look=look if follows else None,
-        sets=sets,
-        labels=labels,
-    ).run()
-
-
-def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
-    """Runs a server on a loop of its own, until a signal; a `worker` ignores a second SIGTERM."""
+    notice, process = Notice(on_ready, ready_file), Process(watchdog=Watchdog(ends=True))
 
     async def main() -> int:
-        server = make()
+        server = ShardServer(
+            config, shards, notice=notice, process=process, credentials=credentials, sets=sets
+        )
+        shards.clear()  # what the server no longer serves is unmapped
         keep_objects()
         loop = asyncio.get_running_loop()
-        if worker:
-            loop.add_signal_handler(signal.SIGTERM, server.drain)
-        else:
-            for number in stop_signals():
-                loop.add_signal_handler(number, server.post, Event.STOP)
+        for number in stop_signals():
+            loop.add_signal_handler(number, server.post, Event.STOP)
         return await server.run()
 
     return int(uvloop.run(main()))
@@ -174,7 +103,7 @@ class ShardServer(Life):
     """A gRPC server for the shards that one process holds, on the running event loop.
 
     Args    shards  one of each shard set, the default first
-            files, credentials  opened and read before the process was forked
+            sets    the list that it follows, if there is one
     Raises  ConfigError  a shard set is given twice
     """
 
@@ -185,16 +114,13 @@ class ShardServer(Life):
         *,
         notice: Notice | None = None,
         process: Process | None = None,
-        files: Sequence[Mapping[int, int]] | None = None,
         credentials: Credentials | None = None,
+        sets: FollowedSets | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.config, self.process, self._clock = config, process or Process(), clock
-        opened: Sequence[Mapping[int, int] | None] = files or [None] * len(shards)
-        self.models = Models(
-            [self._serve_shard(*one) for one in zip(shards, opened, strict=True)],
-            changes=self.process.sets is not None,
-        )
+        self._sets = sets
+        self.models = Models([self._serve_shard(one) for one in shards], changes=sets is not None)
         super().__init__(
             config,
             self.process,
@@ -204,51 +130,53 @@ class ShardServer(Life):
             notice,
             credentials,
         )
-        self._changing: asyncio.Task[None] | None = None
-        self._asked_to_drain = False
+        self._following: asyncio.Task[None] | None = None
         self._heap = Heap(self.process.memory.bytes())
 
-    def _serve_shard(self, shard: Shard, files: Mapping[int, int] | None = None) -> ShardService:
-        return ShardService(
-            shard, self.config, clock=self._clock, process=self.process, files=files
-        )
+    def _serve_shard(self, shard: Shard) -> ShardService:
+        return ShardService(shard, self.config, clock=self._clock, process=self.process)
 
     @property
     def service(self) -> ShardService:
         return self.models.default
 
-    def drain(self) -> None:
-        if not self._asked_to_drain:
-            self._asked_to_drain = True
-            self.post(Event.STOP)
-
     async def _start(self) -> None:
         self._make(self.models.handlers())
         self._bind()
+        if self.config.share_port:
+            self.process.mates = PortMates(self.config.address)
+        self._tell_mates()
         await self._listen()
+        if self._sets is not None:
+            self._following = asyncio.create_task(self._follow_list(self._sets))
+
+    def _tell_mates(self) -> None:
+        if self.process.mates is not None:
+            self.process.mates.show([service.shard_set for service in self.models])
 
     def _warm(self) -> None:
         threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
 
     async def _close(self) -> None:
-        if self._changing is not None:
-            self._changing.cancel()
+        if self._following is not None and self._sets is not None:
+            self._following.cancel()
+            self._sets.close()
+        if self.process.mates is not None:
+            self.process.mates.close()
         self.models.close()
 
     def _ended(self, whole: bool) -> None:
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
 
     async def _beat(self) -> None:
-        """Reports that this loop runs, if anyone watches; and checks for trouble."""
+        """Shows that this loop runs, and checks for trouble."""
         was_in_trouble = False
         while True:
-            if self.process.beat is not None:
-                self.process.beat()
+            self.process.watchdog.beat()
             self.process.open_files.check()
             now = asyncio.get_running_loop().time()
             if self._heap.is_due(self.process.memory.bytes(), now):
                 await asyncio.to_thread(self._heap.trim, now)
-            self._follow_list()
             if bool(self._trouble()) != was_in_trouble:
                 was_in_trouble = not was_in_trouble
                 await self._announce()
@@ -256,16 +184,18 @@ class ShardServer(Life):
 
     # ------------------------------------------------------- the list of shard sets
 
-    def _follow_list(self) -> None:
-        sets = self.process.sets
-        if sets is None or self._phase.state is not ServingState.READY:
-            return
-        is_free = self._changing is None or self._changing.done()
-        if is_free and (listed := sets.due()) is not None:
-            self._changing = asyncio.create_task(self._change(sets, listed))
+    async def _follow_list(self, sets: FollowedSets) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._phase.state is ServingState.READY:
+                listed = await asyncio.to_thread(sets.look)
+                self.process.rejected = bool(sets.state.rejected)
+                if listed is not None:
+                    sets.loaded(await self._change(listed))
 
-    async def _change(self, sets: ToldSets, listed: Sets) -> None:
-        """Loads what is new, then serves exactly these; after an error, what it served before."""
+    async def _change(self, listed: Sets) -> str:
+        """Loads what is new, then serves exactly these; after an error, which it returns, what it
+        served before."""
         loaded: dict[str, ShardService] = {}
         try:
             held = {service.shard_set.hex(): service for service in self.models}
@@ -274,18 +204,18 @@ class ShardServer(Life):
                     loaded[one.shard_set] = await asyncio.to_thread(self._load, one)
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
-        except Exception as exc:  # noqa: BLE001 - without a report the supervisor waits for ever
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
             for service in loaded.values():
                 service.close()
-            sets.report(str(exc) or repr(exc))
-            return
+            return str(exc) or repr(exc)
         names = [one.shard_set for one in listed]
         logger.info("server.sets.changed", extra={"shard_sets": names, "loaded": list(loaded)})
-        sets.report()
+        self._tell_mates()
         held.clear()
         while unused:
             await self._unload(unused.pop())
         keep_objects()  # a mapping ends with the last array over it, and some are in cycles
+        return ""
 
     def _load(self, listed: Listed) -> ShardService:
         service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
@@ -358,87 +288,6 @@ class ShardServer(Life):
         sets = [service.shard_set.hex() for service in self.models]
         index, host = self.service.shard.index, self.config.host
         return Ready(host, self.port, index, sets[0], os.getpid(), sets)
-
-
-def open_shard(
-    directory: Path, index: int, *, verify: bool, memory_options: MemoryOptions = MAPPED
-) -> Shard:
-    """Opens the shard, and checks that the vocabulary it hands out is whole too."""
-    begun = time.monotonic()
-    shard = Shard.open(directory, index, verify=verify, memory_options=memory_options)
-    vocabulary = shard.manifest.file("vocabulary")
-    map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
-    logger.info(
-        "server.opened",
-        extra={
-            "shard": index,
-            "shard_set": shard.manifest.shard_set,
-            "verified": verify,
-            "duration_s": round(time.monotonic() - begun, 3),
-        },
-    )
-    return shard
-
-
-def reopen_shard(
-    shard: Shard, memory_options: MemoryOptions, tick: Callable[[], object] | None = None
-) -> Shard:
-    """Maps the same shard again, after reading all of its files.
-
-    For the worker that follows one that could not read a page of its map: by now the file may have
-    been replaced or restored; otherwise the error says what is wrong.
-
-    Args    tick  called every few megabytes
-    Raises  ShardFormatError  a file is damaged;  ConfigError  the folder has another shard set
-    """
-    directory, index = shard.directory, shard.index
-    manifest = read_manifest(directory)
-    if manifest.shard_set != shard.manifest.shard_set:
-        raise ConfigError(
-            f"{directory} now holds shard set {manifest.shard_set}, but this server was started "
-            f"with {shard.manifest.shard_set}; restart the server"
-        )
-    for entry in (
-        manifest.file("shard", index),
-        manifest.file("low_orders"),
-        manifest.file("vocabulary"),
-    ):
-        check_file(directory / entry.name, entry, tick or (lambda: None))
-    return open_shard(directory, index, verify=False, memory_options=memory_options)
-
-
-def check_files(config: ServerConfig, index: int, folders: Sequence[Path]) -> None:
-    """Reads all files of the shard sets in `folders`, as `open_shard` does."""
-    for folder in folders:
-        open_shard(folder, index, verify=config.verify)
-
-
-def of_list(
-    listed: Listed, index: int, opened: Sequence[Opened], config: ServerConfig, *, verify: bool
-) -> Opened:
-    """A shard set of the list: opened before the fork, or here."""
-    for one in opened:
-        if one.shard.manifest.shard_set == listed.shard_set:
-            return one
-    shard = open_listed(listed, index, config, verify=verify)
-    return Opened(shard, open_files(shard))
-
-
-def open_listed(listed: Listed, index: int, config: ServerConfig, *, verify: bool = False) -> Shard:
-    """Opens a shard set of the list, whose files were checked.
-
-    Raises  ConfigError  its folder has another shard set by now;  ShardFormatError
-    """
-    folder = Path(listed.folder)
-    memory_options = MemoryOptions(config.preload, config.mlock, config.huge_pages)
-    shard = open_shard(folder, index, verify=verify, memory_options=memory_options)
-    if shard.manifest.shard_set != listed.shard_set:
-        raise ConfigError(
-            f"{folder} now holds shard set {shard.manifest.shard_set}, but had {listed.shard_set} "
-            "when the list was read; give each shard set a folder of its own, and write the list "
-            "again"
-        )
-    return shard
 
 
 def warm_up_messages(shard: Shard) -> list[bytes]:

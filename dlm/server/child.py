@@ -3,30 +3,17 @@
 `python -P -m dlm.server.child PID MODULE ...` runs MODULE as a child of process PID. It asks
 for its end itself: subprocess's `preexec_fn` runs Python between fork and exec, beside gRPC's
 handlers of forks, and most children of a process with busy channels crash there.
-
-Forked children send lines of JSON over a pipe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import logging
 import os
 import runpy
-import select
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from typing import NoReturn
-
-import dlm.errors
-from dlm.errors import ConfigError, DlmError
-from dlm.logs import EventLog
-from dlm.resources import give_way
-
-logger = EventLog(__name__)
 
 _PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
@@ -51,89 +38,31 @@ def command_of_child(module: str, *arguments: str) -> list[str]:
     return [*line, module, *arguments]
 
 
-def say(pipe: int, content: object) -> bool:
-    """Sends one line to the parent; if that has ended, this process will soon end too.
-
-    Returns  false if it was not sent: the pipe is full, because the parent does not read
-    """
-    data = json.dumps(content).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(pipe, data) :]
-    return not data
-
-
-def as_error(kind: str, message: str) -> DlmError:
-    found = getattr(dlm.errors, kind, None)
-    if isinstance(found, type) and issubclass(found, DlmError):
-        return found(message)
-    return ConfigError(message)  # the operating system refused
-
-
 class Child:
-    """Runs `work` once, in a forked child that gives way to every other process and that its parent
-    polls: it has no thread and no loop.
+    """Runs `module` once, in a child that this process polls.
 
     Raises  OSError  the system has no process or no descriptor left
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        parent = os.getpid()
-        ours, theirs = os.pipe()
-        try:
-            self._pid = os.fork()
-        except OSError:
-            os.close(ours)
-            os.close(theirs)
-            raise
-        if not self._pid:
-            os.close(ours)
-            _be(work, theirs, parent)
-        os.close(theirs)
-        self._pipe = ours
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            command_of_child(module, *arguments), stdout=subprocess.PIPE, text=True
+        )
 
     def poll(self) -> str | None:
-        """None while it runs; then "" if `work` returned, or why it did not. Ends its process."""
-        if not select.select([self._pipe], [], [], 0)[0]:
+        """None while it runs; then "" if all went well, or what it printed."""
+        if self._process.poll() is None:
             return None
-        said = b""
-        while part := os.read(self._pipe, 65_536):
-            said += part
-        status = self._reap()
-        error = json.loads(said)["message"] if said else ""
-        if error or status == 0:
-            return str(error)
-        return f"the process that read them ended with status {status}"
+        said, _ = self._process.communicate()
+        status = self._process.returncode
+        if status == 0:
+            return ""
+        return said.strip() or f"the process that read them ended with status {status}"
 
     def end(self) -> None:
         """Ends it, whatever it is doing."""
-        os.kill(self._pid, signal.SIGKILL)  # ours until we wait for it
-        self._reap()
-
-    def _reap(self) -> int:
-        os.close(self._pipe)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-
-
-def _be(work: Callable[[], None], pipe: int, parent: int) -> NoReturn:
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        end_with_parent(parent)
-        give_way()
-        work()
-        status = 0
-    except (DlmError, OSError) as exc:
-        say(pipe, {"message": str(exc)})
-    except BaseException as exc:
-        logger.critical("server.child.failed", extra={"error": repr(exc)}, exc_info=exc)
-    finally:
-        try:
-            logging.shutdown()
-        finally:
-            os._exit(status)
+        self._process.kill()
+        self._process.communicate()
 
 
 if __name__ == "__main__":

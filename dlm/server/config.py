@@ -22,6 +22,8 @@ def is_loopback(host: str) -> bool:
 
 def check_exposure(section: str, config: Access) -> None:
     """Rejects half of a pair, an empty address, and one where strangers could connect or listen."""
+    if config.share_port and not config.port:
+        raise ConfigError(f"{section}.share_port needs a port that is not 0; give one (--port)")
     for name in ("host", "metrics_host"):
         if not getattr(config, name):
             raise ConfigError(f"{section}.{name} is empty; give an address, such as 127.0.0.1")
@@ -101,7 +103,12 @@ class Access:
         "Accept other hosts without TLS, or without authentication.",
         why="Set it only on a network where every machine may read the model.",
     )
-    workers: int
+    share_port: bool = setting(
+        False,
+        "Let other processes listen on this port, too.",
+        why="For more cores than one: start as many processes, alike but for their metrics ports. "
+        "The system spreads connections over them. Limits apply to each process.",
+    )
     max_in_flight: int
     client_streams: int = setting(
         1024,
@@ -181,15 +188,6 @@ class ServerConfig(Access):
         "cannot be served is logged (`server.sets.rejected`) and changes nothing.",
         metavar="FILE",
     )
-    workers: int = setting(
-        1,
-        "Processes that share the port.",
-        low=1,
-        high=256,
-        why="Suggested: one per core this server may use; each answers on one core, from the same "
-        "mapped files. 1 runs without a supervisor, except with `sets`. Limits apply to each "
-        "process, and to each model if it serves several.",
-    )
     max_queries: int = setting(
         65_536,
         "Queries in one Score message.",
@@ -265,8 +263,7 @@ class ServerConfig(Access):
         False,
         "Load every page before the server reports ready.",
         why="No query waits for the disk then. Costs the time of one read; use it if the shard "
-        "fits in memory. Without it the first queries pay, page by page. Workers find the pages in "
-        "memory and map them on use, a microsecond per sixteen.",
+        "fits in memory. Without it the first queries pay, page by page.",
     )
     mlock: bool = setting(
         False,
@@ -276,8 +273,7 @@ class ServerConfig(Access):
     huge_pages: bool = setting(
         False,
         "Copy the files to huge pages first.",
-        why="A few per cent faster, but servers of one shard on one host no longer share their "
-        "memory; workers of one server still do.",
+        why="A few per cent faster, but processes on one host no longer share their memory.",
     )
 
     def __post_init__(self) -> None:

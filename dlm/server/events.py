@@ -5,7 +5,6 @@ from __future__ import annotations
 from dlm.logs import DeclaredEvent
 
 _STEP = ("cause", "from_state", "to_state", "address", "port", "shard", "shard_sets", "in_flight")
-_WORKER = ("worker", "pid", "status", "signal", "lived_s", "again_in_s", "error")
 
 EVENTS: dict[str, DeclaredEvent] = {
     # Start and end.
@@ -33,42 +32,9 @@ EVENTS: dict[str, DeclaredEvent] = {
     ),
     "server.stopped": DeclaredEvent(
         "It has ended. `whole`: true if all messages in flight were answered.",
-        ("shard", "workers", "whole"),
-    ),
-    "server.child.failed": DeclaredEvent("A helper process failed by a fault in dlm.", ("error",)),
-    # Workers.
-    "server.supervisor.warmed": DeclaredEvent(
-        "Files are checked, kernels loaded.", ("duration_s",)
-    ),
-    "server.supervisor.ready": DeclaredEvent("All workers answer.", ("port", "workers")),
-    "server.supervisor.draining": DeclaredEvent(
-        "A signal asked all workers to drain.", ("workers",)
-    ),
-    "server.worker.started": DeclaredEvent("A worker was started.", ("worker", "pid", "restarts")),
-    "server.worker.exited": DeclaredEvent(
-        "A worker ended. An error if it was not asked to; it is started again.", _WORKER
-    ),
-    "server.worker.stuck": DeclaredEvent(
-        "A worker's loop did not run for a while; it is replaced.", ("worker", "pid", "error")
-    ),
-    "server.worker.not_started": DeclaredEvent(
-        "The system could not start a worker; it is tried again.",
-        ("worker", "again_in_s", "error"),
-    ),
-    "server.worker.failed": DeclaredEvent("A worker failed by a fault in dlm.", ("worker",)),
-    "server.exposition.started": DeclaredEvent(
-        "The process that answers the metrics port started.", ("worker", "pid", "restarts")
-    ),
-    "server.exposition.exited": DeclaredEvent("That process ended; it is started again.", _WORKER),
-    "server.metrics.unread": DeclaredEvent(
-        "A worker's metrics could not be read; the page leaves them out.", ("worker", "error")
+        ("shard", "whole"),
     ),
     # Files.
-    "server.file.damaged": DeclaredEvent(
-        "A mapped file was truncated, or its disk fails. Restore it; see `damaged_file`.",
-        ("error",),
-    ),
-    "server.file.recovered": DeclaredEvent("The damaged file is intact again.", ("worker",)),
     "server.open_files.exhausted": DeclaredEvent(
         "No file or connection can be opened; new clients wait. Once per minute.",
         ("limit", "hard_limit", "error"),
@@ -78,9 +44,9 @@ EVENTS: dict[str, DeclaredEvent] = {
         "The list of shard sets changed; new ones are read.", ("sets",)
     ),
     "server.sets.changed": DeclaredEvent(
-        "This process serves another list of shard sets.", ("shard_sets", "loaded")
+        "It serves another list of shard sets; `loaded`: those that it had to load.",
+        ("shard_sets", "loaded"),
     ),
-    "server.sets.loaded": DeclaredEvent("All workers serve the new list.", ("shard_sets",)),
     "server.sets.rejected": DeclaredEvent(
         "The new list cannot be served; the one before stays, until the file changes.", ("error",)
     ),

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import TypeAlias
 
 from dlm.errors import ConfigError
@@ -58,19 +57,6 @@ def tcp_socket(host: str, port: int) -> socket.socket:
             f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Choose another "
             "metrics_port (--metrics-port), or 0 for none"
         ) from exc
-
-
-def unix_socket(path: Path) -> socket.socket:
-    """A socket that listens at `path`, replacing one that an ended process may have left."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.unlink(missing_ok=True)
-        found.bind(os.fspath(path))
-        found.listen(CONNECTIONS)
-    except OSError as exc:
-        found.close()
-        raise ConfigError(f"{path} cannot be bound for metrics: {exc.strerror or exc}") from exc
-    return found
 
 
 class HttpServer:
@@ -226,29 +212,3 @@ def _bytes(response: Response, *, with_body: bool = True) -> bytes:
         "Connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + (response.body if with_body else b"")
-
-
-async def get(path: Path, target: str, limit: int) -> Response:
-    """The response of the server on the unix socket at `path` to GET `target`; without a timeout.
-
-    Raises  OSError  nothing listens there, or the connection broke
-            ValueError  the response is incomplete, or longer than `limit` bytes
-    """
-    reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=limit)
-    try:
-        writer.write(f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode("latin-1"))
-        try:
-            head, _, _ = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n\r\n")
-            fields = dict(
-                line.lower().split(": ", 1) for line in head.decode("latin-1").split("\r\n")[1:]
-            )
-            length = int(fields["content-length"])
-            if length > limit:
-                raise ValueError(f"{length} bytes were announced; expected at most {limit}")
-            body = await reader.readexactly(length)
-            status = HTTPStatus(int(head.split(b" ", 2)[1]))
-        except (EOFError, KeyError, IndexError, asyncio.LimitOverrunError) as exc:
-            raise ValueError("the HTTP response is incomplete or malformed") from exc
-        return Response(status, body, fields.get("content-type", TEXT))
-    finally:
-        writer.transport.abort()

@@ -16,11 +16,10 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
-from dlm.server.exposition import worker_exposition
+from dlm.server.exposition import exposition
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.poller import grpc
-from dlm.server.port import cannot_be_bound
 from dlm.server.process import Notice, Process
 from dlm.server.security import CallCounts, Credentials, Guard, channel_options
 from dlm.wire import pairs
@@ -115,6 +114,7 @@ class Life(ABC):
         async with AsyncExitStack() as held:
             held.push_async_callback(self._close)
             beating = asyncio.create_task(self._beat())
+            held.callback(self.process.watchdog.close)
             held.callback(beating.cancel)
             held.push_async_callback(self._stop)
             await self._start()
@@ -145,7 +145,7 @@ class Life(ABC):
         options = channel_options(
             max_message_bytes=self.config.max_message_bytes,
             max_in_flight=self.config.max_in_flight,
-            shares_port=self.process.shares_port,
+            shares_port=self.config.share_port,
         )
         with pairs.accepting_ahead():
             self._server = grpc.aio.server(options=options, interceptors=(self.guard,))
@@ -160,7 +160,11 @@ class Life(ABC):
         except RuntimeError as exc:
             if trouble := self.process.open_files.check():
                 raise ConfigError(trouble) from exc
-            raise cannot_be_bound(self.config.address) from exc
+            raise ConfigError(
+                f"{self.config.address} cannot be bound: another process listens there, or this "
+                "machine has no such address. Stop that process, choose another port (0 picks a "
+                "free one), or start both with --share-port"
+            ) from exc
 
     async def _listen(self) -> None:
         await self._server.start()
@@ -168,20 +172,15 @@ class Life(ABC):
 
     def _show(self) -> HttpServer | None:
         config = self.config
-        if self.process.metrics_socket is not None:
-            listening = self.process.metrics_socket
-        elif config.metrics_port:
-            listening = tcp_socket(config.metrics_host, config.metrics_port)
-        else:
+        if not config.metrics_port:
             return None
+        listening = tcp_socket(config.metrics_host, config.metrics_port)
         collector, load = self._shown()
         state = lambda: self._phase.state  # noqa: E731
-        return worker_exposition(
-            listening, collector, state, self._loop, load=load, trouble=self._trouble
-        )
+        return exposition(listening, collector, state, self._loop, load=load, trouble=self._trouble)
 
     def _trouble(self) -> str:
-        return "; ".join(filter(None, self.process.trouble().values()))
+        return self.process.open_files.trouble
 
     async def _announce(self) -> None:
         await self._health.announce(self._phase.state, in_trouble=bool(self._trouble()))
@@ -198,6 +197,7 @@ class Life(ABC):
                     await self._announce()
                 elif action is Action.PUBLISH:
                     self._notice.publish(self._ready())
+                    self.process.watchdog.ready()
                 elif action is Action.DRAIN:
                     self._notice.withdraw()
                     self._phase.refuses = before is ServingState.WARMING

@@ -1,7 +1,7 @@
 """What a server counts, and how that is shown to Prometheus.
 
 No query text, word or id is ever a label: labels are ids of models and shard sets (their first
-12 hex digits), numbers of shards and workers, and the closed sets of reasons, stages and states.
+12 hex digits), numbers of shards, and the closed sets of reasons, stages and states.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from prometheus_client.registry import Collector
 from dlm import __version__
 from dlm.families import Family, family
 from dlm.histogram import SECONDS, SIZES, Histogram
-from dlm.index.layout import MAX_ORDER, Manifest
+from dlm.index.layout import MAX_ORDER
 from dlm.ngram.partition import SLOTS
 from dlm.server.health import ServingState
 from dlm.server.process import Process
 from dlm.wire.status import Reason
 
-LABELS = ("model", "shard_set", "shard", "worker")
+LABELS = ("model", "shard_set", "shard")
 # Every family that a server shows. DO NOT CHANGE names or labels: dashboards and alerts use them.
 FAMILIES: dict[str, Family] = {
     "dlm_server_requests_total": Family(
@@ -59,12 +59,10 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_memory_bytes": Family(
         "Private memory of the process, without pages shared with other processes.", LABELS
     ),
-    "dlm_server_worker_restarts_total": Family("Times this worker was restarted.", LABELS),
     "dlm_server_open_files": Family("Open files and connections of the process.", LABELS),
     "dlm_server_max_files": Family("Limit of open files of the process.", LABELS),
     "dlm_server_not_ready": Family(
-        "1 for each cause (open_files, damaged_file) that makes the server not ready although it "
-        "answers.",
+        "1 for each cause (open_files) that makes the server not ready although it answers.",
         (*LABELS, "cause"),
     ),
     "dlm_server_sets_rejected": Family(
@@ -193,19 +191,8 @@ class Served:
     state: Callable[[], ServingState]
     shards: int
 
-    def labels(self, worker: int) -> tuple[str, str, str, str]:
-        return (
-            self.model[:ID_DIGITS],
-            self.shard_set[:ID_DIGITS],
-            str(self.shard),
-            str(worker),
-        )
-
-
-def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
-    """Labels of metrics of a whole process, except the worker; `manifest` of its default model."""
-    values = (manifest.model[:ID_DIGITS], manifest.shard_set[:ID_DIGITS], str(shard))
-    return dict(zip(LABELS, values, strict=False))
+    def labels(self) -> tuple[str, str, str]:
+        return self.model[:ID_DIGITS], self.shard_set[:ID_DIGITS], str(self.shard)
 
 
 class ServerCollector(Collector):
@@ -230,7 +217,7 @@ class ServerCollector(Collector):
         return self._families(self._served())
 
     def _families(self, served: Sequence[Served]) -> Iterator[Metric]:
-        labelled = [(s.labels(self._process.worker), s) for s in served]
+        labelled = [(s.labels(), s) for s in served]
         yield from _requests(labelled)
         yield from _histograms(labelled)
         for name, attribute in (
@@ -260,10 +247,9 @@ class ServerCollector(Collector):
         process = self._process
         for name, number in (
             ("memory_bytes", process.memory.bytes()),
-            ("worker_restarts_total", process.restarts),
             ("open_files", process.open_files.count()),
             ("max_files", process.open_files.limit),
-            ("sets_rejected", bool(process.rejected.read())),
+            ("sets_rejected", process.rejected),
         ):
             plain = _family(name)
             for labels in whose:
@@ -272,8 +258,7 @@ class ServerCollector(Collector):
         trouble, info = _family("not_ready"), _family("info")
         for labels in whose:
             info.add_metric((*labels, __version__), 1)
-            for cause, text in process.trouble().items():
-                trouble.add_metric((*labels, cause.value), bool(text))
+            trouble.add_metric((*labels, "open_files"), bool(process.open_files.trouble))
         yield trouble
         yield info
 
@@ -282,7 +267,7 @@ def _family(name: str) -> Any:
     return family(FAMILIES, f"dlm_server_{name}")
 
 
-Labelled = list[tuple[tuple[str, str, str, str], Served]]
+Labelled = list[tuple[tuple[str, str, str], Served]]
 
 
 def _requests(labelled: Labelled) -> Iterator[Metric]:

@@ -1,10 +1,11 @@
-"""What a server process reports about itself: which worker it is, what it uses, and why it is not
-ready although its workers answer; and how it gives memory back."""
+"""What a server process reports about itself: what it uses, that it is ready and that its loop
+runs; and how it gives memory back."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import faulthandler
 import gc
 import json
 import os
@@ -14,14 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from dlm.files import NO_DESCRIPTOR, write_whole
 from dlm.logs import EventLog
-from dlm.server.sets import SharedText, ToldSets
 
 logger = EventLog(__name__)
 
@@ -36,6 +38,8 @@ CALM_LOOKS = 5  # looks in a row that must find room before the trouble is over
 
 
 GROWTH = 64 << 20  # bytes above those at the start, before it is worth a trim
+BEAT_S = 1.0  # between two looks of a process at itself
+HUNG_S = 10.0  # without a look: far more than a busy loop takes
 TRIM_S = 20.0  # between two; one takes about 10 ms per 100 MB, in its own thread
 
 
@@ -55,7 +59,7 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 
 def keep_objects() -> None:
     """What the process has by now stays: the garbage collector, which would take 0.1 s to look at
-    it, looks no more. Nor does it write to pages that a forked process shares."""
+    it, looks no more."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -100,13 +104,6 @@ class MemoryGauge:
             self._bytes = self._bytes or 0
         now = self._clock()
         self._due = now + max(MEMORY_AGE_S, MEMORY_SHARE * (now - begun))
-
-
-class Cause(Enum):
-    """Why a server is not ready; values are labels."""
-
-    DAMAGED_FILE = "damaged_file"
-    OPEN_FILES = "open_files"
 
 
 class OpenFiles:
@@ -175,48 +172,90 @@ def _open_one() -> None:
     os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One of the processes that share a port.
+class Watchdog:
+    """Tells systemd that the event loop runs, if that asks (`Type=notify`, `WatchdogSec=`).
 
-    restarts  earlier processes of this worker
-    instance  drawn at random: a new number means a new process, whose counters began at 0
-    metrics_socket  where it shows its metrics, if its supervisor joins those of all workers
-    damage    a fault that its supervisor found in a file that all workers have mapped
-    doubts    another worker could not read a page of a mapped file: this one reads the files and
-              then maps them again
-    checks    reports progress of that to its supervisor, repeatedly
-    beat      reports to its supervisor that the event loop runs, every `workers.BEAT_S` seconds
-    sets      what its supervisor tells it to serve, if a file lists that
-    rejected  why the last list of shard sets is not served, or ""
+    Args  ends  it also ends this process, with a traceback, once the loop no longer does
     """
 
-    worker: int = 0
-    workers: int = 1
-    restarts: int = 0
+    def __init__(self, *, ends: bool = False) -> None:
+        self._ends = ends
+        self._manager = os.environ.pop("NOTIFY_SOCKET", "") if ends else ""  # not for children
+
+    def beat(self) -> None:
+        if self._ends:
+            faulthandler.dump_traceback_later(HUNG_S, exit=True)
+        self._notify(b"WATCHDOG=1")
+
+    def ready(self) -> None:
+        self._notify(b"READY=1")
+
+    def close(self) -> None:
+        if self._ends:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _notify(self, said: bytes) -> None:
+        if self._manager:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
+                line.sendto(said, self._manager.replace("@", "\0", 1))
+
+
+class PortMates:
+    """The processes that share a port. Each binds a name while it serves, which says what it
+    serves, and goes with it; all can read the names.
+
+    Args  address  "host:port";  file  the system's list of names
+    """
+
+    def __init__(
+        self,
+        address: str,
+        file: Path = Path("/proc/net/unix"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._place = f"dlm.server.port/{xxhash.xxh3_64_hexdigest(address.encode())}/"
+        self._file, self._clock = file, clock
+        self._socket: socket.socket | None = None
+        self._mine = ""
+        self._found, self._due = (1, 1), 0.0
+
+    def show(self, sets: Sequence[bytes]) -> None:
+        """This process serves these from now on."""
+        self._mine = f"/{xxhash.xxh3_64_hexdigest(b''.join(sets))}"
+        self.close()
+        self._socket, self._due = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), 0.0
+        self._socket.bind(f"\0{self._place}{os.getpid()}{self._mine}")
+
+    def count(self) -> tuple[int, int]:
+        """(processes, those of them that serve the same); looks once per second."""
+        now = self._clock()
+        if self._socket is not None and now >= self._due:
+            self._due = now + MEMORY_AGE_S
+            names = [line for line in self._file.read_text().split() if self._place in line]
+            self._found = len(names), sum(name.endswith(self._mine) for name in names)
+        return self._found
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+@dataclass(slots=True)
+class Process:
+    """What a server says of its process.
+
+    instance  drawn at random: a new number means a new process, whose counters began at 0
+    mates     if others may listen on its port
+    rejected  whether the list of shard sets differs from what is served, since it was rejected
+    """
+
     # Never 0, which is what an absent field reads as.
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
     open_files: OpenFiles = field(default_factory=OpenFiles, compare=False, repr=False)
-    damage: SharedText = field(default_factory=SharedText, compare=False, repr=False)
-    metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
-    beat: Callable[[], object] | None = field(default=None, compare=False, repr=False)
-    sets: ToldSets | None = field(default=None, compare=False, repr=False)
-    rejected: SharedText = field(default_factory=SharedText, compare=False, repr=False)
-    doubts: bool = False
-    checks: Callable[[], object] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def shares_port(self) -> bool:
-        """Whether a supervisor has reserved the port."""
-        return self.beat is not None
-
-    def trouble(self) -> dict[Cause, str]:
-        """Why it is not ready although it answers, by cause; "" for a cause that is absent."""
-        return {
-            Cause.DAMAGED_FILE: self.damage.read(),
-            Cause.OPEN_FILES: self.open_files.trouble,
-        }
+    mates: PortMates | None = field(default=None, compare=False, repr=False)
+    watchdog: Watchdog = field(default_factory=Watchdog, compare=False, repr=False)
+    rejected: bool = False
 
 
 def find_trim() -> Callable[[int], int] | None:
@@ -258,7 +297,6 @@ class Ready:
     shard_set: str
     pid: int
     shard_sets: Sequence[str] = ()
-    workers: int = 1
 
 
 OnReady = Callable[[Any], object]

@@ -25,7 +25,7 @@ from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
-from dlm.server.sets import FileWatcher, follow, reload_if_changed
+from dlm.server.sets import FileWatcher, follow
 from dlm.server.tokens import Tokens, read_tokens
 from dlm.wire.certificates import read_certificates
 from dlm.wire.ids import is_named
@@ -210,9 +210,6 @@ Handler = Callable[[Any, Any], Any]
 class Credentials:
     """The files that say who may call, as they were when they were last usable.
 
-    Read before workers are forked, and followed from then on: a later worker starts with what the
-    others have, neither with a file that is now unusable nor with a revoked token.
-
     Raises  ConfigError  a file that config names is unusable
     """
 
@@ -238,11 +235,6 @@ class Credentials:
         elif self.certificates is not None:
             self.certificates.reload()
             self.on_certificates()
-
-    def reload_changed(self) -> None:
-        """Applies changes, in a process that serves nobody; call it repeatedly."""
-        for what, watch in self.watches.items():
-            reload_if_changed(watch, partial(self.reload, what), what=what)
 
 
 class CallCounts(Protocol):

@@ -257,6 +257,9 @@ class ShardService:
         self.admission.require_open()
         if request.shard_set:
             self.admission.require_same(request.shard_set, request.shard)
+        mates = self.process.mates
+        processes, alike = mates.count() if mates else (1, 1)
+        uptime_s = self.clock() - self._started
         reply = pb.HeartbeatReply(
             sequence=request.sequence,
             shard_set=self.shard_set,
@@ -267,10 +270,11 @@ class ShardService:
             queries=self.metrics.queries,
             refused=self.metrics.refusals.total(),
             in_flight=self.metrics.in_flight,
-            uptime_ms=int(1000 * (self.clock() - self._started)),
-            worker=self.process.worker,
-            workers=self.process.workers,
+            uptime_ms=int(1000 * uptime_s),
             cpu_ms=time.process_time_ns() // 1_000_000,
+            idle_ms=int(1000 * min(self.admission.idle_s, uptime_s)),
+            processes=processes,
+            alike=alike,
             memory_bytes=self.process.memory.bytes(),
         )
         reply.checksum = codec.heartbeat_checksum(reply)

@@ -1,18 +1,16 @@
 """Files that may change under a server; and the one that lists its shard sets, followed while it
 serves.
 
-The supervisor reads the list when it changes. When it is this server's turn on its machine, a child
-process that gives way to all others checks the files of new sets. Then the workers load them, one
-after another, beside what they serve; no connection ends. A list that cannot be served changes
-nothing. `step` decides; it is pure.
+When the list changes and it is this server's turn on its machine, a child process that gives way to
+all others checks the files of new sets. Then the server loads them beside what it serves; no
+connection ends. A list that cannot be served changes nothing. `step` decides; it is pure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
-import mmap
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +32,10 @@ logger = EventLog(__name__)
 
 REPLACED = "# replaced: "  # before a folder
 KINDS = ("low_orders", "vocabulary")  # of the files beside the shard's
-# Of the longest list: paths of 4,096 bytes, each of them six in JSON. Only what is used is memory.
-TOLD_BYTES = MAX_SHARD_SETS * (6 * 4096 + 100)
-LONGEST_ERROR = 300  # characters, each of up to 12 bytes in JSON: a pipe takes 4,096, or nothing
 
 TURN_S = 60.0  # that a server waits for the others; then it loads all the same
+# That the reader of new files gives way; on a machine whose cores are all busy it may never run.
+GIVE_WAY_S = 60.0
 POLL_S = 0.25  # a change is applied at the second look: within half a second
 
 
@@ -72,21 +69,12 @@ class SetsChecked:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A worker serves list `number`; or cannot, and `error` says why."""
+    """The list that was to be loaded is served; or cannot be, and `error` says why."""
 
-    worker: int
-    number: int
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The process of a worker ended."""
-
-    worker: int
-
-
-Event: TypeAlias = ListChanged | SetsChecked | Loaded | Ended
+Event: TypeAlias = ListChanged | SetsChecked | Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,99 +85,58 @@ class CheckSets:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Let the first `workers` workers serve list `number`."""
+class LoadSets:
+    """Serve exactly these sets."""
 
     sets: Sets
-    number: int
-    workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Log that the workers serve these sets; or, with `error`, that a list was rejected."""
+    """Log that these sets are served; or, with `error`, that a list was rejected."""
 
     sets: Sets
     error: str = ""
 
 
-Action: TypeAlias = CheckSets | Tell | Report
+Action: TypeAlias = CheckSets | LoadSets | Report
 
 
 @dataclass(frozen=True, slots=True)
 class SetsState:
-    """What the workers serve, and what they are to serve.
+    """What is served, and what is to be.
 
-    serving  of all workers; while others load, of the rest
-    loading  the next list, or None;  told  workers that may load it: 0 while its files are checked
-    number   of the last list that a worker was told
-    rejected why the file's list is not served, or ""
+    loading   the next list, or None;  checked  whether its files were read, so that it loads now
+    rejected  why the file's list is not served, or ""
     """
 
     serving: Sets
     loading: Sets | None = None
-    told: int = 0
-    number: int = 0
+    checked: bool = False
     rejected: str = ""
 
-    def of(self, worker: int) -> tuple[int, Sets]:
-        """The list that a worker serves from its start, and its number."""
-        if self.loading is not None and self.told:
-            if worker < self.told - 1:  # the one that is loading starts with what works
-                return self.number, self.loading
-            return self.number - 1, self.serving
-        return self.number, self.serving
 
-
-def step(state: SetsState, event: Event, workers: int) -> tuple[SetsState, tuple[Action, ...]]:
-    """The next state, and what to do.
-
-    Guarantees  one worker loads at a time; if it fails or ends, all serve the list before
-    """
+def step(state: SetsState, event: Event) -> tuple[SetsState, tuple[Action, ...]]:
+    """The next state, and what to do."""
     if isinstance(event, ListChanged):
-        if state.told:
+        if state.checked:
             return state, ()  # asked again once it is over
         if event.sets == state.serving:
-            return replace(state, loading=None, rejected=""), ()
-        if any(one not in state.serving for one in event.sets):
-            return replace(state, loading=event.sets), (CheckSets(event.sets),)
-        return _tell(replace(state, loading=event.sets, number=state.number + 1), 1)
-    if state.loading is None:
-        return state, ()
-    if isinstance(event, SetsChecked):
-        if state.told:
-            return state, ()
-        if event.error:
-            return _reject(state, event.error)
-        return _tell(replace(state, number=state.number + 1), 1)
-    if not state.told or event.worker != state.told - 1:
-        return state, ()
-    if isinstance(event, Ended):
-        return _revert(state, workers, f"worker {event.worker} ended while it loaded them")
-    if event.number != state.number:
+            return SetsState(state.serving), ()
+        is_known = all(one in state.serving for one in event.sets)
+        to_do = LoadSets(event.sets) if is_known else CheckSets(event.sets)
+        return replace(state, loading=event.sets, checked=is_known), (to_do,)
+    if state.loading is None or isinstance(event, Loaded) != state.checked:
         return state, ()
     if event.error:
-        return _revert(state, workers, event.error)
-    if state.told < workers:
-        return _tell(state, state.told + 1)
-    done = SetsState(state.loading, number=state.number)
-    return done, (Report(state.loading),)
+        return reject(state, event.error)
+    if isinstance(event, SetsChecked):
+        return replace(state, checked=True), (LoadSets(state.loading),)
+    return SetsState(state.loading), (Report(state.loading),)
 
 
-def _tell(state: SetsState, workers: int) -> tuple[SetsState, tuple[Action, ...]]:
-    assert state.loading is not None
-    return replace(state, told=workers), (Tell(state.loading, state.number, workers),)
-
-
-def _reject(state: SetsState, error: str) -> tuple[SetsState, tuple[Action, ...]]:
-    kept = SetsState(state.serving, number=state.number, rejected=error)
-    return kept, (Report(state.serving, error),)
-
-
-def _revert(state: SetsState, workers: int, error: str) -> tuple[SetsState, tuple[Action, ...]]:
-    back = replace(state, number=state.number + 1)
-    kept, said = _reject(back, error)
-    return kept, (Tell(state.serving, back.number, workers), *said)
+def reject(state: SetsState, error: str) -> tuple[SetsState, tuple[Action, ...]]:
+    return SetsState(state.serving, rejected=error), (Report(state.serving, error),)
 
 
 # ----------------------------------------------------------------------------------- the list
@@ -284,11 +231,10 @@ def file_bytes(manifest: Manifest, index: int) -> int:
 def check_memory(
     found: Sequence[tuple[Path, Manifest]],
     index: int,
-    copies: int,
     available: Callable[[], int] = available_bytes,
 ) -> None:
     """Raises `ConfigError` if the files of these sets do not fit beside what is in memory now."""
-    wanted, free = copies * sum(file_bytes(one, index) for _, one in found), available()
+    wanted, free = sum(file_bytes(one, index) for _, one in found), available()
     if wanted > free:
         names = ", ".join(str(folder) for folder, _ in found)
         raise ConfigError(
@@ -328,183 +274,102 @@ class Turn:
         return True
 
     def leave(self) -> None:
-        """Also in a forked child, whose copy would keep it from the others."""
         self._since = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
-# ---------------------------------------------------------------------------- the supervisor
+# -------------------------------------------------------------------------- following the list
 
 
-class ListedSets:
-    """The list of a server with a supervisor; every method is called by the supervisor.
-
-    Args  check  reads all files of the sets in these folders; raises DlmError or OSError
-    """
+class FollowedSets:
+    """The list that a server follows; one thread at a time uses this."""
 
     def __init__(
         self,
         config: ServerConfig,
         index: int,
-        check: Callable[[Sequence[Path]], None],
         available: Callable[[], int] = available_bytes,
         turn: Turn | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = Path(config.sets)
-        self._config, self._index, self._available = config, index, available
-        self._check = check
+        self._index, self._available, self._clock = index, available, clock
         self._watch = FileWatcher([self._path])
         self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
         self.state = SetsState(listed(self.folders, index))
-        self.told, self.rejected = SharedText(TOLD_BYTES), SharedText()
         self.turn = turn or Turn()
         self._child: Child | None = None
+        self._new: list[Path] = []  # whose files it reads
+        self._hurries_at = math.inf
 
-    def look(self) -> None:
-        """Called several times per second: takes a change of the file a step further."""
-        child = self._child
-        if child is not None and (ended := child.poll()) is not None:
-            self._child = None
-            self._take(SetsChecked(ended))
-        if not self.state.told and self._watch.changed():
-            self._read()
+    def look(self) -> Sets | None:
+        """Called several times per second: takes a change of the file a step further. Returns the
+        sets to serve from now on; then `loaded` is to be called."""
+        if self._child is not None:
+            if (ended := self._child.poll()) is not None:
+                self._child = None
+                return self._take(SetsChecked(ended))
+            if self._clock() >= self._hurries_at:
+                self._begin_check(give_way=False)
+        return self._read() if self._watch.changed() else None
 
-    def _read(self) -> None:
-        self._stop_check()
-        new = []
-        try:
-            found = sets_of(read_sets(self._path), self._index)
-            held = {one.shard_set for one in self.state.serving}
-            new = [one for one in found if one[1].shard_set not in held]
-            copies = self._config.workers if self._config.huge_pages else 1
-            if new:
-                check_memory(new, self._index, copies, self._available)
-        except (DlmError, OSError) as exc:
-            self._watch.applied()  # not read again until it changes
-            self._carry_out(*_reject(self.state, str(exc)))
-            return
-        if not new or self.turn.take():
-            self._watch.applied()
-            self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
-
-    def holds(self, shard_set: str) -> bool:
-        """Whether a worker serves it, or may."""
-        every = self.state.serving + (self.state.loading or ())
-        return any(one.shard_set == shard_set for one in every)
-
-    def heard(self, worker: int, content: dict[str, object]) -> None:
-        """A worker's report: the `number` of the list that it serves, or its `error`."""
-        self._take(Loaded(worker, int(str(content["number"])), str(content.get("error", ""))))
-
-    def ended(self, worker: int) -> None:
-        self._take(Ended(worker))
+    def loaded(self, error: str = "") -> None:
+        """The sets that `look` returned are served; or, for this reason, those before."""
+        self._take(Loaded(error))
 
     def close(self) -> None:
         self._stop_check()
         self.turn.leave()
 
-    def _begin_check(self, folders: Sequence[Path]) -> None:
+    def _read(self) -> Sets | None:
+        self._stop_check()
         try:
-            self._child = Child(lambda: self._check(folders))
-        except OSError as exc:  # no process or no descriptor is left
-            self._take(SetsChecked(f"no process could be started to read them: {exc}"))
+            found = sets_of(read_sets(self._path), self._index)
+            held = {one.shard_set for one in self.state.serving}
+            new = [one for one in found if one[1].shard_set not in held]
+            if new:
+                check_memory(new, self._index, self._available)
+        except (DlmError, OSError) as exc:
+            self._watch.applied()  # not read again until it changes
+            return self._carry_out(*reject(self.state, str(exc)))
+        if new and not self.turn.take():
+            return None
+        self._watch.applied()
+        return self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
+
+    def _begin_check(self, *, give_way: bool = True) -> None:
+        self._stop_check()
+        self._hurries_at = self._clock() + GIVE_WAY_S if give_way else math.inf
+        arguments = ["--give-way"] * give_way + [str(self._index), *map(str, self._new)]
+        self._child = Child("dlm.server.opening", *arguments)
 
     def _stop_check(self) -> None:
         if self._child is not None:
             self._child.end()
             self._child = None
 
-    def _take(self, event: Event) -> None:
-        self._carry_out(*step(self.state, event, self._config.workers))
+    def _take(self, event: Event) -> Sets | None:
+        return self._carry_out(*step(self.state, event))
 
-    def _carry_out(self, state: SetsState, actions: Sequence[Action]) -> None:
+    def _carry_out(self, state: SetsState, actions: Sequence[Action]) -> Sets | None:
         self.state = state
         if state.loading is None:
             self.turn.leave()
-        self.rejected.write(state.rejected)
         for action in actions:
+            if isinstance(action, LoadSets):
+                return action.sets
             if isinstance(action, CheckSets):
-                held = state.serving
-                new = [Path(one.folder) for one in action.sets if one not in held]
-                logger.info("server.sets.checking", extra={"sets": len(new)})
-                self._begin_check(new)
-            elif isinstance(action, Tell):
-                self.told.write(as_text(action))
+                self._new = [Path(one.folder) for one in action.sets if one not in state.serving]
+                logger.info("server.sets.checking", extra={"sets": len(self._new)})
+                try:
+                    self._begin_check()
+                except OSError as exc:  # no process or no descriptor is left
+                    return self._take(SetsChecked(f"no process can read them: {exc}"))
             elif action.error:
                 logger.error("server.sets.rejected", extra={"error": action.error})
-            else:
-                names = [one.shard_set for one in action.sets]
-                logger.info("server.sets.loaded", extra={"shard_sets": names})
-
-
-def as_text(told: Tell) -> str:
-    """For `ToldSets`, which reads it in the workers' processes."""
-    sets = [[one.folder, one.shard_set] for one in told.sets]
-    return json.dumps({"number": told.number, "workers": told.workers, "sets": sets})
-
-
-# -------------------------------------------------------------------------------- the worker
-
-
-class ToldSets:
-    """What a worker is told to serve; in the worker's process.
-
-    Args  number  of the list that it began with
-          say     reports to the supervisor; false if that reads nothing now
-    """
-
-    def __init__(
-        self, told: SharedText, worker: int, number: int, say: Callable[[dict[str, object]], bool]
-    ) -> None:
-        self._told, self._worker, self.number, self._say = told, worker, number, say
-        self._unsaid: dict[str, object] | None = None
-
-    def due(self) -> Sets | None:
-        """Another list that this worker is to serve now; each is returned once.
-
-        Also repeats a report that could not be sent: the supervisor waits for it.
-        """
-        self._send()
-        text = self._told.read()
-        if not text:
-            return None
-        content = json.loads(text)
-        if content["number"] == self.number or self._worker >= content["workers"]:
-            return None
-        self.number = content["number"]
-        return tuple(Listed(folder, name) for folder, name in content["sets"])
-
-    def report(self, error: str = "") -> None:
-        self._unsaid = {"number": self.number}
-        if error:
-            self._unsaid["error"] = error[:LONGEST_ERROR]
-        self._send()
-
-    def _send(self) -> None:
-        if self._unsaid is not None and self._say(self._unsaid):
-            self._unsaid = None
-
-
-class SharedText:
-    """A text that this process writes and its forked children read; cut off after `size` bytes."""
-
-    def __init__(self, size: int = 4096) -> None:
-        self._memory = mmap.mmap(-1, size)
-
-    def write(self, text: str) -> None:
-        data = text.encode()[: len(self._memory) - 4]
-        self._memory[:4] = bytes(4)  # a reader meanwhile finds nothing rather than half
-        self._memory[4 : 4 + len(data)] = data
-        self._memory[:4] = len(data).to_bytes(4, "little")
-
-    def read(self) -> str:
-        length = self._memory[:4]
-        data = self._memory[4 : 4 + int.from_bytes(length, "little")]
-        if self._memory[:4] != length:  # written to meanwhile
-            return ""
-        return data.decode(errors="replace")
+        return None
 
 
 # ------------------------------------------------------------------------------- files that change

@@ -63,9 +63,8 @@ class Model:
     common: int
     largest: float = 1.0
 
-    def server_bytes(self, shards: int, workers: int) -> float:
+    def server_bytes(self, shards: int, processes: int) -> float:
         """Memory of the server of the largest shard, mapped pages among it."""
-        processes = workers + (workers > 1)
         return self.shards / shards * self.largest + self.common + processes * PROCESS_MIB * MIB
 
 
@@ -80,12 +79,12 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the cluster is for: memory of a server, and share of its workers' cores, at most."""
+    """What the cluster is for: memory of a server, and share of its processes' cores, at most."""
 
     streams: float
     memory_bytes: float
     cpu_share: float = 0.75
-    workers: int = 1
+    processes: int = 1
     replicas: int = 2
 
     def __post_init__(self) -> None:
@@ -101,7 +100,7 @@ class Wishes:
 class Cluster:
     """A size that fits.
 
-    cpu_share       of the workers of the busiest server
+    cpu_share       of the processes of the busiest server
     degraded_share  the same while one of its replicas is gone; None of a single replica
     """
 
@@ -215,7 +214,7 @@ def fitting(
     Raises  ConfigError  no number of servers fits: the low orders alone exceed a server's memory,
                          or the traffic is too high
     """
-    alone = model.server_bytes(MOST_SHARDS, wishes.workers)
+    alone = model.server_bytes(MOST_SHARDS, wishes.processes)
     if alone > wishes.memory_bytes:
         raise ConfigError(
             f"a server needs {_size(alone)} with {MOST_SHARDS} shards, since each holds the 1- and "
@@ -226,7 +225,7 @@ def fitting(
     for shards in _sizes():
         if best is not None and shards * wishes.replicas > best.servers:
             break
-        if model.server_bytes(shards, wishes.workers) > wishes.memory_bytes:
+        if model.server_bytes(shards, wishes.processes) > wishes.memory_bytes:
             continue
         one = traffic(shards)
         for replicas in range(wishes.replicas, MOST_REPLICAS + 1):
@@ -238,7 +237,7 @@ def fitting(
     if best is None:
         raise ConfigError(
             f"no cluster of up to {MOST_SHARDS} shards with {MOST_REPLICAS} replicas can serve "
-            f"{wishes.streams:g} streams; use more --workers, or several clusters"
+            f"{wishes.streams:g} streams; use more --processes, or several clusters"
         )
     return best
 
@@ -263,11 +262,11 @@ def _cluster(
         shards,
         replicas,
         shards * replicas,
-        model.server_bytes(shards, wishes.workers),
+        model.server_bytes(shards, wishes.processes),
         messages,
         one.messages_per_audio_s,
-        busiest / replicas / wishes.workers,
-        None if replicas == 1 else busiest / (replicas - 1) / wishes.workers,
+        busiest / replicas / wishes.processes,
+        None if replicas == 1 else busiest / (replicas - 1) / wishes.processes,
         messages * costs.server_us_per_message / 1e6,
         requests * costs.client_ms_per_request / 1e3,
     )
@@ -282,7 +281,7 @@ def _size(size: float) -> str:
 
 def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, str]]:
     shards = counted(cluster.shards, "shard")
-    degraded, core = cluster.degraded_share, "core" if wishes.workers == 1 else "cores"
+    degraded, core = cluster.degraded_share, "core" if wishes.processes == 1 else "cores"
     return [
         ("servers", f"{cluster.servers}: {shards} x {counted(cluster.replicas, 'replica')}"),
         ("memory of a server", _size(cluster.server_bytes)),
@@ -293,7 +292,7 @@ def rows_of(cluster: Cluster, wishes: Wishes, model: Model) -> list[tuple[str, s
         ("messages per second", f"{cluster.messages_per_s:,.0f}"),
         ("messages per minute", f"{60 * cluster.messages_per_s:,.0f}"),
         ("messages per second of audio", f"{cluster.messages_per_audio_s:.3g}"),
-        ("busiest server", f"{100 * cluster.cpu_share:.0f} % of {wishes.workers} {core}"),
+        ("busiest server", f"{100 * cluster.cpu_share:.0f} % of {wishes.processes} {core}"),
         (
             "while a replica of it is gone",
             "nobody answers for its shard" if degraded is None else f"{100 * degraded:.0f} %",

@@ -30,7 +30,7 @@ def plan(
         Path | None, typer.Option(help="Result of `capacity`; default: packaged figures.")
     ] = None,
     memory: Annotated[float, typer.Option(help="Memory per server, GiB.")] = 16.0,
-    workers: Annotated[
+    processes: Annotated[
         int, typer.Option(min=1, max=64, help="Processes per server, one core each.")
     ] = 1,
     replicas: Annotated[
@@ -67,7 +67,7 @@ def plan(
 
     if (model is None) == (not ngrams):
         raise ConfigError("expected exactly one of --model DIR and --ngrams COUNTS")
-    wishes = Wishes(streams, memory * GIB, cpu / 100, workers, replicas)
+    wishes = Wishes(streams, memory * GIB, cpu / 100, processes, replicas)
     found, place = costs_of(costs), trace or DEMO_TRACE
     asked = read_trace(place)
     requests = float(asked.asks.sum()) / asked.audio_s

@@ -282,12 +282,11 @@ def _servers(report: Report) -> list[str]:
         for what, one in (("Messages", balance["messages"]), ("Bytes", balance["bytes"]))
         if any(one["per_shard"])
     ]
-    names = ("server", "shard", "worker", "state", "messages", "CPU s", "memory MB")
+    names = ("server", "shard", "state", "messages", "CPU s", "memory MB")
     rows = [
         (
             s["address"],
             str(s["shard"]),
-            "-" if s["worker"] is None else str(s["worker"]),
             s["state"],
             number(s["messages"]),
             number(s["cpu_s"]),

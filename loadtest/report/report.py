@@ -204,7 +204,6 @@ def _looks(records: list[Record], shard_set: str) -> list[Report]:
                 {
                     "address": row["address"],
                     "shard": row["shard"],
-                    "worker": row["worker"],
                     "state": row["state"],
                     "messages": (row["messages_per_s"] or 0.0) * passed_s
                     if row["shard_set"] == shard_set
@@ -229,19 +228,19 @@ def _looks(records: list[Record], shard_set: str) -> list[Report]:
 
 def _servers(looks: list[Report]) -> list[Report]:
     """Each server process: what it answered and used while it was polled, and its last state."""
-    found: dict[tuple[str, int | None], Report] = {}
+    found: dict[str, Report] = {}
     for look in looks:
         for row in look["servers"]:
-            known = found.setdefault((row["address"], row["worker"]), {"messages": 0.0, "cpu_s": 0})
+            known = found.setdefault(row["address"], {"messages": 0.0, "cpu_s": 0})
             known.update({**row, **{n: known[n] + row[n] for n in ("messages", "cpu_s")}})
     return [{**one, "messages": round(one["messages"])} for one in found.values()]
 
 
 def _server_totals(looks: list[Report]) -> Report:
-    by_process: Counter[tuple[str, int | None]] = Counter()
+    by_process: Counter[str] = Counter()
     for look in looks:
         for row in look["servers"]:
-            by_process[row["address"], row["worker"]] += row["cpu_s"]
+            by_process[row["address"]] += row["cpu_s"]
     seconds = sum(look["seconds"] for look in looks)
     cpu_s = float(by_process.total())
     return {

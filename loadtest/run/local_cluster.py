@@ -64,7 +64,7 @@ def local_servers(
     shards: int,
     tell: Callable[[str], None],
     *,
-    workers: int = 1,
+    processes: int = 1,
     replicas: int = 1,
     follow: bool = False,
 ) -> Iterator[LocalServers]:
@@ -72,7 +72,7 @@ def local_servers(
 
     Args  shard_set  folder of the model that is served; None takes the local fallback of the
                      package, in `shards` shards
-          workers    processes of each server;  replicas  servers of each shard
+          processes  of each server;  replicas  servers of each shard
           follow     whether they follow a list of shard sets
     """
     with scratch_folder(None, "dlm-loadtest") as scratch:
@@ -88,7 +88,9 @@ def local_servers(
         sets = sets_file_of(cluster) if follow else None
         if sets is not None:
             write_sets(sets, [folder])
-        with running_servers([folder], workers=workers, replicas=replicas, sets=sets) as servers:
+        with running_servers(
+            [folder], processes=processes, replicas=replicas, sets=sets
+        ) as servers:
             found = LocalServers(cluster, manifest.shard_set, servers, folder, sets)
             found.write()
             yield found
@@ -105,7 +107,7 @@ def quantised(own: LocalServers, tell: Callable[[str], None]) -> Path:
 
 @contextmanager
 def local_cluster(
-    shard_set: Path | None, shards: int, tell: Callable[[str], None], *, workers: int = 1
+    shard_set: Path | None, shards: int, tell: Callable[[str], None], *, processes: int = 1
 ) -> Iterator[Path]:
-    with local_servers(shard_set, shards, tell, workers=workers) as servers:
+    with local_servers(shard_set, shards, tell, processes=processes) as servers:
         yield servers.cluster

@@ -22,27 +22,20 @@ from dlm.record.provenance import Guarantee, Provenance
 TINY = Path(__file__).parents[2] / "shards/tiny/exact-2"
 
 
-@pytest.mark.parametrize(
-    ("workers", "memory_mib", "limit_mib"),
-    [(1, 1 + PROCESS_MIB, 322), (2, 1 + 3 * PROCESS_MIB, 962), (4, 1 + 5 * PROCESS_MIB, 1602)],
-)
-def test_helm_values_count_files_once_and_every_process(
-    workers: int, memory_mib: int, limit_mib: int
-) -> None:
-    """The files of this set are below a MiB; one process stands above several workers."""
-    done = CliRunner().invoke(app, ["info", str(TINY), "--helm", "--workers", str(workers)])
+def test_helm_values_are_those_of_one_process() -> None:
+    """The files of this set are below a MiB."""
+    done = CliRunner().invoke(app, ["info", str(TINY), "--helm"])
     assert done.exit_code == 0, done.output
     manifest = read_manifest(TINY)
     assert done.output == (
-        f"# Shard set {manifest.shard_set} of model {manifest.model}, workers: {workers}.\n"
+        f"# Shard set {manifest.shard_set} of model {manifest.model}.\n"
         "shards: 2\n"
-        f"workers: {workers}\n"
         "resources:\n"
         "  requests:\n"
-        f'    cpu: "{workers}"\n'
-        f"    memory: {memory_mib}Mi\n"
+        '    cpu: "1"\n'
+        f"    memory: {1 + PROCESS_MIB}Mi\n"
         "  limits:\n"
-        f"    memory: {limit_mib}Mi\n"
+        "    memory: 322Mi\n"
     )
 
 

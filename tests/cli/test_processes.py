@@ -20,7 +20,7 @@ import pytest
 import forked
 from certificates import Authority
 from cli.conftest import Run
-from cluster import WAIT_S, CommandServer, children, command, gone, until
+from cluster import WAIT_S, CommandServer, command, gone, until
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, replace_servers
 from dlm.cluster import processes
 
@@ -298,12 +298,12 @@ def test_the_demo_ends_at_the_page_of_a_gateway(tmp_path: Path, environ: dict[st
 def test_a_cluster_of_two_models_answers_as_each(
     folder: Path, other: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """Two shards of one and three of the other, two processes a server: three servers. Without
+    """Two shards of one and three of the other, two processes a server: six processes. Without
     --model the one that all who hold it name first is asked."""
-    line = ("cluster", folder / "shards", other, "--workers", 2)
+    line = ("cluster", folder / "shards", other, "--processes", 2)
     with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
         servers = process.children()
-        assert [len(children(pid)) for pid in servers] == [2, 2, 2]
+        assert len(servers) == 6
         text = b"a b c d\nd a b\n"
         for shards, more in ((folder / "shards", True), (other, True), (folder / "shards", False)):
             model = json.loads(run("info", shards, "--json").stdout)["model"]
@@ -315,10 +315,9 @@ def test_a_cluster_of_two_models_answers_as_each(
         unknown = run("score", "--model", "0" * 8, cwd=tmp_path)
         assert unknown.returncode == 1
         assert b"no server holds model 00000000" in unknown.stderr
-        workers = [pid for server in process.children() for pid in children(server)]
         assert process.stop() == 0
         assert process.printed.count("shard set") == 2
-    _wait_gone(workers)
+    _wait_gone(servers)
 
 
 @pytest.mark.slow
@@ -387,17 +386,16 @@ def test_a_server_whose_port_another_process_has_is_named_once(
     assert address in lines[0]
 
 
-def test_workers_do_not_outlive_a_cluster_that_was_killed(
+def test_servers_do_not_outlive_a_cluster_that_was_killed(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """Two generations below."""
-    line = ("cluster", folder / "shards", "--workers", 2)
+    """Nobody would stop them."""
+    line = ("cluster", folder / "shards", "--processes", 2)
     with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
         servers = process.children()
-        workers = [pid for server in servers for pid in children(server)]
-        assert len(workers) == 4
+        assert len(servers) == 4
         process.kill()
-    _wait_gone(servers + workers)
+    _wait_gone(servers)
 
 
 def test_a_servers_log_is_json_and_nothing_else(
@@ -431,44 +429,31 @@ def test_a_servers_log_is_json_and_nothing_else(
     assert abs((datetime.now(UTC) - told).total_seconds()) < 600
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_tokens_that_cannot_be_read_are_refused_before_a_shard_is_opened(
-    run: Run, folder: Path, tmp_path: Path, workers: int
+    run: Run, folder: Path, tmp_path: Path
 ) -> None:
     """The log has no event that reads as if the server listened already."""
-    line = ("serve", folder / "shards", "--shard", 0, "--port", 50063, "--workers", workers)
+    line = ("serve", folder / "shards", "--shard", 0, "--port", 50063)
     done = run(*line, "--tokens", tmp_path / "nowhere")
     assert done.returncode == 1
     assert b"nowhere does not exist; `dlm token NAME --tokens " in done.stderr
     assert b"server.opened" not in done.stderr
 
 
-def test_events_keep_their_names_and_name_their_worker(
-    folder: Path, tmp_path: Path, environ: dict[str, str]
-) -> None:
-    """A line of JSON each: the event, and in a worker's lines which one it is."""
-    line = ("serve", folder / "shards", "--shard", 0, "--workers", 2, "--ready-file", "ready")
+def test_events_keep_their_names(folder: Path, tmp_path: Path, environ: dict[str, str]) -> None:
+    """A line of JSON each."""
+    line = ("serve", folder / "shards", "--shard", 0, "--ready-file", "ready")
     with CommandServer(*line, cwd=tmp_path, env=environ, ready_file="ready").ready() as process:
         assert process.stop() == 0
         events = [json.loads(line) for line in process.errors.splitlines()]
-    seen = {(event["event"], event.get("worker")) for event in events}
+    seen = {event["event"] for event in events}
     assert {event["shard"] for event in events} == {0}
-    for worker in (0, 1):
-        for name in (
-            "server.worker.started",
-            "server.ready",
-            "server.state",
-            "server.drained",
-            "server.worker.exited",
-        ):
-            assert (name, worker) in seen
+    assert seen >= {"server.ready", "server.state", "server.drained", "server.stopped"}
     for event in events:
         if event["event"] in ("server.ready", "server.state"):
             assert event["from_state"] != event["to_state"]
         if event["event"] == "server.drained":
             assert event["state"] == "DRAINING" and "to_state" not in event
-    assert ("server.supervisor.ready", None) in seen
-    assert ("server.stopped", None) in seen
 
 
 def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(

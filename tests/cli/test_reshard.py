@@ -185,7 +185,7 @@ def served_load(folder: Path, trace: Trace, cache: Path) -> tuple[list[str], np.
     manifest = read_manifest(folder)
     first = ports_side_by_side(manifest.shards)
     pages = [f"http://127.0.0.1:{first + n}/load" for n in range(manifest.shards)]
-    with running_servers([folder], first_metrics_port=first, workers=2) as servers:
+    with running_servers([folder], first_metrics_port=first) as servers:
         config = ClientConfig(deadline_s=WAIT_S, cache_dir=cache)
         with Client.connect([one.endpoint.address for one in servers], config) as client:
             found = client.utterance().score(*trace)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import pickle
 import re
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ import pytest
 from certificates import Authority
 from client.questions import ask, assert_equal, queries_to, random_queries
 from client.scripted import settle
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
+from cluster import WAIT_S, ModelFiles, ProcessServer, ThreadServer, free_ports, until
 from dlm.client import AsyncClient, Client, ClientConfig, Mixture
 from dlm.client.config.rollout import Rollout, edited
 from dlm.errors import ConfigError, DlmError, ModelMismatch, QueryError, StaleShardSet
@@ -498,21 +497,31 @@ def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
         assert changed["error"] == "StaleShardSet"
 
 
-def test_killed_workers_cost_answers_but_make_none_wrong(files, config) -> None:
-    """kill -9, one worker after the other, while a client asks: an answer is the oracle's or a
+def test_killed_processes_of_a_port_cost_answers_but_make_none_wrong(files, config) -> None:
+    """kill -9, one after the other, while a client asks: an answer is the oracle's or a
     `DlmError`, and in the end all are there again."""
     queries = random_queries(files.oracle, 4, 100)
     expected = [files.oracle.score(c, w) for c, w in queries]
-    with (
-        Cluster(files, kind=ProcessServer, workers=2) as cluster,
-        Client.connect(cluster.addresses, config) as client,
-    ):
+    ports = free_ports(3)
+
+    def started(at: int) -> ProcessServer:
+        return ProcessServer(files.directory, at % 3, ports[at % 3], share_port=True)
+
+    with contextlib.ExitStack() as stack:
+        servers = [started(at) for at in range(6)]
+        for server in servers:
+            stack.callback(lambda one=server: one.end())
+            server.ready()
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        client = stack.enter_context(Client.connect(addresses, config))
         answered = kills = 0
         end = time.monotonic() + WAIT_S
         while answered < 25:
             assert time.monotonic() < end
             if answered == 5 * kills + 2:
-                os.kill(cluster.servers[kills % 3].children()[0], signal.SIGKILL)
+                servers[kills].kill()
+                servers.append(started(kills))
+                stack.callback(servers[-1].end)
                 kills += 1
             try:
                 answers = client.utterance().score([c for c, _ in queries], [w for _, w in queries])

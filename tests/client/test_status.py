@@ -13,7 +13,7 @@ from dlm.cli.status import problems
 from dlm.client.config.cluster_file import Endpoint
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.modes import Mode
-from dlm.cluster.status import ClusterStatus, tries_for
+from dlm.cluster.status import ClusterStatus
 from dlm.errors import AuthenticationError, ShardDown
 from dlm.index.search.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
@@ -201,19 +201,21 @@ def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
 
 
 class Port:
-    """Workers that share a port: each connection meets the next of `order`.
+    """Processes that share a port: each connection meets the next of `order`.
 
     Stands in for the system, which picks at random; `made` and `closed` count connections.
     """
 
-    def __init__(self, order: list[int], workers: int, state: int = pb.SERVER_STATE_READY) -> None:
+    def __init__(
+        self, order: list[int], processes: int, state: int = pb.SERVER_STATE_READY
+    ) -> None:
         self.order = cycle(order)
-        self.workers = workers
+        self.processes = self.alike = processes
         self.state = state
         self.made = 0
         self.closed = 0
         self.dead: set[int] = set()
-        self.queries = dict.fromkeys(range(workers), 0)
+        self.queries = dict.fromkeys(range(processes), 0)
         self.messages = self.refused = 0
         self.clock, self.trip_s = Ticks(), 0.0
         self.first_s: list[float] = []  # what the first beats take in place of that
@@ -225,7 +227,7 @@ class Port:
 
 
 class OneOf:
-    """A connection to worker `worker` of a `Port`."""
+    """A connection to one process of a `Port`."""
 
     address = "shared:1"
 
@@ -233,7 +235,7 @@ class OneOf:
         self.port, self.worker = port, worker
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """As a server with several workers answers."""
+        """As a server on a shared port answers."""
         if self.worker in self.port.dead:
             raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
         self.port.clock.now += self.port.first_s.pop() if self.port.first_s else self.port.trip_s
@@ -246,8 +248,8 @@ class OneOf:
             queries=self.port.queries[self.worker],
             messages=self.port.messages,
             refused=self.port.refused,
-            worker=self.worker,
-            workers=self.port.workers,
+            processes=self.port.processes,
+            alike=self.port.alike,
             cpu_ms=10 * self.port.queries[self.worker] or 1,
             memory_bytes=1 << 20,
         )
@@ -261,48 +263,24 @@ class OneOf:
         self.port.closed += 1
 
 
-def test_every_worker_of_a_port_is_met() -> None:
-    """However often the system picks the same one; connections that met nobody new are closed."""
-    port, clock = Port([2, 2, 0, 2, 0, 0, 1], 3), Ticks()
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
-    rows = status.poll().rows
-    assert [(row.worker, row.workers, row.shard) for row in rows] == [
-        (0, 3, 4),
-        (1, 3, 4),
-        (2, 3, 4),
-    ]
-    assert (port.made, port.closed) == (7, 4)
-    port.queries[1] = 100
-    clock.now = 4.0
-    rows = status.poll().rows
-    assert port.made == 7  # all are known, so nobody is looked for
-    assert [row.queries_per_s for row in rows] == [0, 25, 0]
-    assert [row.cpu_percent for row in rows] == [0, pytest.approx(25, abs=0.1), 0]
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_port_of_several_processes_is_one_row_of_whichever_answers(fresh) -> None:
+    """A connection stays with one, whose rates are known; new ones meet now one, now another."""
+    port, clock = Port([0, 1], 2), Ticks()
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, fresh=fresh, clock=clock)
+    port.queries = {0: 100, 1: 700}
+    found = []
+    for _ in range(3):
+        clock.now += 4.0
+        (row,) = status.poll().rows
+        assert (row.processes, row.alike, row.is_whole) == (2, 2, True)
+        found.append(row)
+    assert port.made == (3 if fresh else 1)
+    assert [row.queries_per_s for row in found] == [None, *([None, None] if fresh else [0, 0])]
+    port.alike = 1
+    assert not status.poll().rows[0].is_whole
     status.close()
-    assert port.closed == 7
-
-
-def test_a_worker_that_is_never_met_is_said_to_be_missing() -> None:
-    """After a bounded number of connections."""
-    port = Port([0, 1], 3)
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
-    snapshot = status.poll()
-    assert port.made == tries_for(3)
-    assert [row.worker for row in snapshot.rows] == [0, 1]
-    assert all((row.error or "").startswith("2 of 3 workers") for row in snapshot.rows)
-    assert snapshot.missing == ()
-
-
-def test_a_worker_that_died_is_looked_for_again() -> None:
-    """Its connection fails; the others stay."""
-    port = Port([0, 1, 1], 2)
-    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
-    assert len(status.poll().rows) == 2
-    port.dead.add(0)
-    rows = status.poll().rows
-    assert [row.worker for row in rows] == [1]
-    assert rows[0].error
-    assert "1 of 2 workers answered" in rows[0].error
+    assert port.closed == port.made
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ ALL = {
     "clients": {"tokenFile": "/etc/dlm-token/token"},
     "shards": 2,
     "replicas": 3,
-    "workers": 4,
     "directories": ["/models/new", "/models/old"],
     "followDirectories": True,
     "volume": {"persistentVolumeClaim": None, "nfs": {"server": "files", "path": "/models"}},
@@ -95,7 +94,6 @@ def test_the_values_keep_to_the_schema(chart: Chart) -> None:
         {"directories": ["models/current"]},
         {"server": {"port": 1}},
         {"server": {"tokens": "/etc/tokens"}},
-        {"workers": "many"},
         {"tls": {"secret": "x"}},
         {"tls": {"ca": "ca.crt"}},
         {"clients": {"token": "x"}},
@@ -276,21 +274,15 @@ def test_a_chart_that_lets_everybody_in_is_refused(given: dict[str, Any], chart:
 @pytest.mark.promise("helm")
 def test_sizes_come_from_the_files_of_the_shard_set(chart: Chart) -> None:
     """`dlm info --helm`: values that the schema takes, and memory for all that is mapped."""
-    for workers in (1, 4):
-        given = yaml.safe_load(helm_values(TINY, workers))
-        merged = {**chart.values, **given}
-        jsonschema.validate(merged, SCHEMA)
-        assert given["shards"] == TINY.shards
-        assert given["workers"] == workers
-        resources = given["resources"]
-        request, limit = (
-            int(resources[of]["memory"].removesuffix("Mi")) for of in ("requests", "limits")
-        )
-        processes = {1: 1, 4: 5}[workers]  # one more stands above several
-        assert request == 1 + processes * PROCESS_MIB  # the files of this set are below a MiB
-        assert limit == -(-request * 5 // 4)
-        assert resources["requests"]["cpu"] == str(workers)
-        assert chart.objects({**PLAIN, **given})
+    given = yaml.safe_load(helm_values(TINY))
+    jsonschema.validate({**chart.values, **given}, SCHEMA)
+    assert given["shards"] == TINY.shards
+    request, limit = (
+        int(given["resources"][of]["memory"].removesuffix("Mi")) for of in ("requests", "limits")
+    )
+    assert request == 1 + PROCESS_MIB  # the files of this set are below a MiB
+    assert limit == -(-request * 5 // 4)
+    assert chart.objects({**PLAIN, **given})
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import pytest
 
 from deploy.documents import SETTINGS, fault_of, shell_lines, texts
 from dlm.server.config import ServerConfig
+from dlm.server.process import BEAT_S, HUNG_S
 from dlm.server.security import MAX_FILES
 
 TEXTS = texts()
 UNIT = TEXTS["systemd/dlm-shard@.service"]
 LINES = re.findall(r"^(\w+)=(.*)$", UNIT, re.M)
-ENVIRONMENT = ["systemd/dlm.env", "systemd/shard-1.env"]
+ENVIRONMENT = ["systemd/dlm.env", "systemd/1.env"]
 
 
 def values(name: str) -> list[str]:
@@ -61,10 +62,11 @@ def test_it_may_have_many_connections() -> None:
     assert 65_536 <= int(limit) <= MAX_FILES
 
 
-def test_an_instance_serves_the_shard_it_is_named_after() -> None:
-    """dlm-shard@2 is shard 2."""
-    (start,) = values("ExecStart")
-    assert re.search(r" --shard %i( |$)", start)
+def test_systemd_hears_that_it_is_ready_and_lives() -> None:
+    """Its watchdog has longer than the server itself waits for its loop."""
+    assert values("Type") == ["notify"]
+    (patience,) = values("WatchdogSec")
+    assert int(patience) > HUNG_S + BEAT_S
 
 
 def test_it_serves_as_many_folders_as_are_named() -> None:
@@ -76,7 +78,12 @@ def test_it_serves_as_many_folders_as_are_named() -> None:
     at = words.index("$DLM_SHARD_SETS")
     for folders in (["/srv/dlm/one"], ["/srv/dlm/one", "/srv/dlm/two"]):
         given = [*words[1:at], *folders, *words[at + 1 :]]
-        assert fault_of(("dlm", *(word.replace("%i", "2") for word in given))) is None
+        assert (
+            fault_of(
+                ("dlm", *(word.replace("%i", "2").replace("$DLM_SHARD", "2") for word in given))
+            )
+            is None
+        )
     assert "DLM_SHARD_SETS" in TEXTS["runbook.md"]
 
 
@@ -118,16 +125,20 @@ def test_environment_files_name_settings_that_exist(name: str) -> None:
     """Commented ones too; and what the unit reads from them."""
     found = re.findall(r"^#?(\w+)=(.*)$", texts()[name], re.M)
     assert found
-    settings = {key.removeprefix("DLM_SERVER_").lower() for key, _ in found} - {"dlm_shard_sets"}
+    settings = {key.removeprefix("DLM_SERVER_").lower() for key, _ in found} - {
+        "dlm_shard_sets",
+        "dlm_shard",
+    }
     assert settings <= SETTINGS
     assert all(" " not in value and '"' not in value for _, value in found)
 
 
 def test_what_the_unit_reads_is_given() -> None:
-    """Every ${VARIABLE} of ExecStart stands in dlm.env, and the files are those of the folder."""
-    given = dict(re.findall(r"^(\w+)=(.*)$", texts()["systemd/dlm.env"], re.M))
-    assert set(re.findall(r"\$\{?(\w+)", values("ExecStart")[0])) == {"DLM_SHARD_SETS"}
-    assert "DLM_SHARD_SETS" in given
+    """Every ${VARIABLE} of ExecStart stands in a file, and the files are those of the folder."""
+    for name, file in (("DLM_SHARD_SETS", "dlm"), ("DLM_SHARD", "1")):
+        assert name in dict(re.findall(r"^(\w+)=(.*)$", texts()[f"systemd/{file}.env"], re.M))
+    named = set(re.findall(r"\$\{?(\w+)", values("ExecStart")[0]))
+    assert named == {"DLM_SHARD_SETS", "DLM_SHARD"}
     names = [Path(value.lstrip("-")).name.replace("%i", "1") for value in values("EnvironmentFile")]
     assert names == [Path(name).name for name in ENVIRONMENT]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,16 +81,12 @@ def strangers(stranger: ModelFiles) -> Iterator[Cluster]:
 class World:
     """Servers, the proxies before them, and clients of these.
 
-    Args
-        replicas  of each shard
-        workers   of each server
+    Args  replicas  of each shard
     """
 
-    def __init__(
-        self, files: ModelFiles, cache_dir: Path, replicas: int = 1, workers: int = 1
-    ) -> None:
+    def __init__(self, files: ModelFiles, cache_dir: Path, replicas: int = 1) -> None:
         self.files = files
-        clusters = [Cluster(files, kind=ProcessServer, workers=workers) for _ in range(replicas)]
+        clusters = [Cluster(files, kind=ProcessServer) for _ in range(replicas)]
         self.servers: list[ProcessServer] = [s for c in clusters for s in c.servers]
         self.proxies = Proxies([server.address for server in self.servers], SEED)
         self.clients = Clients(cache_dir)
@@ -479,28 +474,6 @@ def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, ca
         assert counted[LOCAL_FALLBACK] == 0
         assert 0.0 < counted[BIGRAM_FALLBACK] / counted.total() < 0.5
         assert client.cascade.switches == {}
-    finally:
-        world.end()
-
-
-@pytest.mark.slow
-def test_workers_of_a_server_may_go(files, small, cache_dir) -> None:
-    """One after the other killed, then all of them stopped: its supervisor brings others."""
-    world = World(files, cache_dir, workers=2)
-    server = world.servers[0]
-    one, two = server.children()
-    try:
-        client = world.connect(small)
-        for what, going, how in (
-            ("the first worker killed", {one}, signal.SIGKILL),
-            ("the second killed", {two}, signal.SIGKILL),
-            ("both stopped", set(), signal.SIGSTOP),
-        ):
-            with decoding(client, [files, small], what) as decoders:
-                old = going or set(server.children())
-                for worker in old:
-                    os.kill(worker, how)
-                decoders.wait(lambda old=old: len({*server.children()} - old) == 2)
     finally:
         world.end()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import urllib.request
@@ -16,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from cluster import Cluster, ModelFiles, children, free_ports, until
+from cluster import Cluster, ModelFiles, free_ports, until
 from dlm.gateway.answers import SERVICE
 from dlm.wire._pb import lm_pb2 as pb
 from gateway.gateways import DOORS, Caller, CommandGateway
@@ -39,22 +38,23 @@ BALANCED = {
 }
 
 
-def test_workers_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
-    """Each answers by each door; one that dies is replaced, and nobody meets the new one before it
-    can answer."""
-    (metrics,) = free_ports(1)
-    line = ("--local", files.directory, "--workers", 2, "--metrics-port", metrics)
+def test_processes_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
+    """Each answers by each door; nobody meets one before it can answer."""
+    ports = free_ports(4)
+    line = ("--local", files.directory, "--share-port", "--port", ports[0], "--http-port", ports[1])
 
-    def answered() -> set[tuple[str, str]]:
-        """Worker and door of each call that was answered."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics") as answer:
-            text = answer.read().decode()
-        return {
-            (worker, door)
-            for worker in "01"
-            for door in ("grpc", "http")
-            if f'call="Score",door="{door}",result="ok",worker="{worker}"' in text
-        }
+    def answered() -> set[tuple[int, str]]:
+        """Process and door of each call that was answered."""
+        found = set()
+        for port in ports[2:]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+            found |= {
+                (port, door)
+                for door in ("grpc", "http")
+                if f'call="Score",door="{door}",result="ok"' in text
+            }
+        return found
 
     def ask() -> None:
         for door in DOORS:
@@ -62,24 +62,13 @@ def test_workers_share_both_ports(files: ModelFiles, tmp_path: Path) -> None:
             assert caller("Score", sentences=["a"]).scores
             caller.close()
 
-    with CommandGateway(*line, cwd=tmp_path) as gateway:
-        assert gateway.running.workers == 2
+    with (
+        CommandGateway(*line, "--metrics-port", ports[2], cwd=tmp_path, name="one") as gateway,
+        CommandGateway(*line, "--metrics-port", ports[3], cwd=tmp_path, name="two") as other,
+    ):
+        assert gateway.running.port == other.running.port
         while len(answered()) < 4:
             ask()
-        before = children(gateway.process.pid)
-        started = [
-            json.loads(line) for line in gateway.errors.splitlines() if "worker.started" in line
-        ]
-        ready = gateway.errors.count('"gateway.ready"')
-        assert ready >= 2
-        os.kill(started[0]["pid"], signal.SIGKILL)
-        until(lambda: len({*children(gateway.process.pid)} - {*before}) == 1)
-
-        def is_ready() -> bool:
-            ask()  # fails if the new worker takes it before it is ready
-            return gateway.errors.count('"gateway.ready"') > ready
-
-        until(is_ready)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from dlm.gateway.calls import (
     work_of,
 )
 from dlm.gateway.config import GatewayConfig
-from dlm.gateway.metrics import GatewayMetrics, Traffic
+from dlm.gateway.metrics import GatewayMetrics
 from dlm.server import security
 from dlm.server.admission import LOOKS
 from dlm.server.refusals import Refusal
@@ -126,8 +126,7 @@ def test_the_loop_looks_while_a_long_reply_is_written(
 
     async def test() -> None:
         client = await AsyncClient.local(files.directory)
-        metrics, traffic = GatewayMetrics(), Traffic().writer(0)
-        model = LanguageModel(client, GatewayConfig(), metrics, traffic, GatewayTurns().aside)
+        model = LanguageModel(client, GatewayConfig(), GatewayMetrics(), GatewayTurns().aside)
         ticking = asyncio.create_task(tick())
         with ExitStack() as held:
             if reply == "words":

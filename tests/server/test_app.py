@@ -15,12 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster import WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.search.shard import Shard
-from dlm.server.app import ShardServer, open_shard, serve, warm_up_messages
+from dlm.server.app import ShardServer, serve, warm_up_messages
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
-from dlm.server.process import Notice, Process
+from dlm.server.opening import open_shard
+from dlm.server.process import Notice, Process, Watchdog
 from dlm.server.service import ShardService
-from dlm.server.sets import SharedText, ToldSets
+from dlm.server.sets import FollowedSets, Turn, write_sets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
@@ -30,18 +31,23 @@ OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_worker_beats_from_its_event_loop_until_it_ends(sharded, monkeypatch):
+def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch):
     """Before it is ready, while it serves, and while it drains."""
     monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
     states: set[str] = set()
 
+    class Watched(Watchdog):
+        def beat(self) -> None:
+            states.add(server.service.state.name)
+
     async def main() -> int:
+        nonlocal server
         ready = asyncio.Event()
         server = ShardServer(
             ServerConfig(),
             [Shard.open(sharded.directory, 0)],
             notice=Notice(lambda _: ready.set()),
-            process=Process(1, 2, beat=lambda: states.add(server.service.state.name)),
+            process=Process(watchdog=Watched()),
         )
         running = asyncio.create_task(server.run())
         await asyncio.wait_for(ready.wait(), WAIT_S)
@@ -54,39 +60,39 @@ def test_a_worker_beats_from_its_event_loop_until_it_ends(sharded, monkeypatch):
         server.service.admission.leave()
         return await running
 
+    server: ShardServer
     assert asyncio.run(main()) == 0
     assert states == {"WARMING", "READY", "DRAINING"}
 
 
-def test_a_set_that_a_worker_cannot_load_is_reported_whatever_the_reason(
-    sharded, other, monkeypatch
+def test_a_set_that_cannot_be_loaded_is_reported_whatever_the_reason(
+    sharded, other, monkeypatch, tmp_path, caplog
 ):
-    """Else its supervisor would wait for ever, and so would each later list."""
+    """And the server goes on with what it has."""
 
     def load(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
     monkeypatch.setattr(ShardServer, "_load", load)
-    told, said = SharedText(), []
-    listed = [[str(one.directory), one.manifest.shard_set] for one in (sharded, other)]
-    told.write(json.dumps({"number": 1, "workers": 1, "sets": listed}))
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    config = ServerConfig(sets=str(path))
 
     async def main() -> int:
-        server = ShardServer(
-            ServerConfig(),
-            [Shard.open(sharded.directory, 0)],
-            process=Process(sets=ToldSets(told, 0, 0, lambda one: said.append(one) is None)),
-        )
+        shards = [Shard.open(sharded.directory, 0)]
+        sets = FollowedSets(config, 0, turn=Turn(f"test-{tmp_path}"))
+        server = ShardServer(config, shards, sets=sets)
         running = asyncio.create_task(server.run())
+        write_sets(path, [sharded.directory, other.directory])
         async with asyncio.timeout(WAIT_S):
-            while not said:
+            while not server.process.rejected:
                 await asyncio.sleep(0.001)
+        assert len(server.models) == 1
         server.post(Event.STOP)
         return await running
 
     assert asyncio.run(main()) == 0
-    assert said == [{"number": 1, "error": "no room"}]
+    assert "no room" in caplog.text
 
 
 def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):
@@ -204,7 +210,7 @@ def test_a_message_that_is_about_to_be_refused_is_not_cut_off(gated, monkeypatch
         post(event)
 
     monkeypatch.setattr(app, "post", post_once_another_came)
-    app.drain()
+    server.post(Event.STOP)
     assert server.status.result(WAIT_S) == 0
 
 

@@ -73,7 +73,6 @@ def test_half_of_tls_is_refused(settings, missing):
     ("field", "values"),
     [
         ("port", (-1, 65_536)),
-        ("workers", (0, 257)),
         ("max_queries", (0, (1 << 22) + 1)),
         ("max_message_bytes", (4095, (64 << 20) + 1)),
         ("max_in_flight", (0, 65_537)),
@@ -114,7 +113,7 @@ def test_every_setting_can_come_from_the_environment():
     ("variable", "meant"),
     [
         ("DLM_SERVER_TOKEN", "DLM_SERVER_TOKENS"),
-        ("DLM_SERVER_WORKER", "DLM_SERVER_WORKERS"),
+        ("DLM_SERVER_THREAD", "DLM_SERVER_THREADS"),
         ("DLM_SERVER_MAXINFLIGHT", "DLM_SERVER_MAX_IN_FLIGHT"),
         ("DLM_SERVER_XYZZY_PLUGH", None),
         ("DLM_SERVER_FOO", None),
@@ -131,7 +130,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(variable, meant):
     ("text", "said"),
     [
         ('tokens = "t"\n', r"tokens .*\[server\]"),
-        ("[server]\nworker = 2\n", r" worker \(did you mean workers\?\)"),
+        ("[server]\nthread = 2\n", r" thread \(did you mean threads\?\)"),
         (
             '[sever]\ntokens = "t"\n',
             r"sever .*\[server\]",

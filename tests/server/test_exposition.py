@@ -1,63 +1,44 @@
-"""/metrics, /healthz and /readyz: of one process, and of several joined."""
+"""/metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-import functools
 import json
 import math
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from cluster import ROOT, WAIT_S, free_ports, until
+from cluster import WAIT_S, free_ports, until
 from dlm.errors import ConfigError
-from dlm.index.search.shard import Shard
 from dlm.ngram.partition import SLOTS, slots_of
-from dlm.server import exposition
 from dlm.server.answers import orders_of
-from dlm.server.app import ShardServer, serve
+from dlm.server.app import serve
 from dlm.server.config import ServerConfig
-from dlm.server.exposition import (
-    HEALTHZ,
-    LOAD,
-    METRICS,
-    READYZ,
-    join,
-    joined_exposition,
-    load_page,
-    worker_exposition,
-    worker_socket,
-)
+from dlm.server.exposition import HEALTHZ, LOAD, METRICS, READYZ, exposition
 from dlm.server.health import Event, ServingState
 from dlm.server.http import (
     CONNECTIONS,
     HEAD_BYTES,
     HttpServer,
     Response,
-    get,
     tcp_socket,
-    unix_socket,
 )
 from dlm.server.metrics import FAMILIES, Served, ServerCollector, ServerMetrics
-from dlm.server.process import Notice, Process
+from dlm.server.process import Process
 from dlm.wire.status import Reason
 from http2 import PREFACE, SETTINGS, frame
 from server.calls import Caller, outcome
@@ -73,7 +54,7 @@ def samples(body: str) -> Sample:
             labels = ",".join(
                 f"{k}={v}"
                 for k, v in sample.labels.items()
-                if k not in ("model", "shard_set", "shard", "worker")
+                if k not in ("model", "shard_set", "shard")
             )
             out[f"{sample.name}{{{labels}}}"] = sample.value
     return out
@@ -140,7 +121,7 @@ def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
     assert shown["dlm_server_memory_bytes{}"] > 1 << 20
     manifest = sharded.manifest
     labels = f'model="{manifest.model[:12]}",shard="0",shard_set="{manifest.shard_set[:12]}"'
-    assert f'dlm_server_queries_total{{{labels},worker="0"}} {queries}.0' in body
+    assert f"dlm_server_queries_total{{{labels}}} {queries}.0" in body
     assert caller.beat().refused == 1
     server.end()
     with pytest.raises(OSError):
@@ -164,32 +145,6 @@ def test_the_load_of_each_slot_is_on_one_page(gated, sharded) -> None:
     assert status == 200
     assert json.loads(body)["models"] == [{**ids, "queries": sum(expected), "slots": expected}]
     assert len(body) < 100_000
-
-
-def test_the_load_of_a_port_is_the_sum_of_its_workers(tmp_path) -> None:
-    """All of them or nothing: the sum of some would look like little load."""
-    ways = {worker: worker_socket(tmp_path, worker) for worker in range(2)}
-    loop = asyncio.new_event_loop()
-    with contextlib.ExitStack() as stack:
-        workers = []
-        for worker, way in ways.items():
-            models = [served(ServerMetrics(queries=10 + worker))]
-            models[0].metrics.slot_queries.own()[worker] = 3
-            collector = ServerCollector(list)
-            one = worker_exposition(
-                unix_socket(way), collector, lambda: ServingState.READY, loop,
-                load=functools.partial(load_page, models),
-            )  # fmt: skip
-            stack.callback(one.close)
-            workers.append(one)
-        joined = joined_exposition(tcp_socket("127.0.0.1", 0), ways)
-        stack.callback(joined.close)
-        (model,) = json.loads(fetch(joined.port, LOAD)[1])["models"]
-        assert model["queries"] == 21
-        assert model["slots"] == [3, 3] + [0] * (SLOTS - 2)
-        workers[1].close()
-        assert fetch(joined.port, LOAD) == (503, "not every worker answers\n")
-    loop.close()
 
 
 def test_probes_follow_the_state(gated) -> None:
@@ -266,7 +221,7 @@ def shown() -> Iterator[tuple[HttpServer, ServerMetrics]]:
     metrics = ServerMetrics()
     loop = asyncio.new_event_loop()
     collector = ServerCollector(lambda: [served(metrics)])
-    server = worker_exposition(
+    server = exposition(
         tcp_socket("127.0.0.1", 0), collector, lambda: ServingState.READY, loop, clock=lambda: 0.0
     )
     yield server, metrics
@@ -451,8 +406,8 @@ def test_histograms_are_cumulative_and_end_with_the_count() -> None:
     for queries in (1, 2, 3, 100_000):
         metrics.answered(queries, orders_of(orders[:queries]), 1e-5, 0.0, 9.0, 0.0)
     registry = CollectorRegistry()
-    registry.register(ServerCollector(lambda: [served(metrics)], Process(4, 5)))
-    labels = {"model": "a" * 12, "shard_set": "b" * 12, "shard": "2", "worker": "4"}
+    registry.register(ServerCollector(lambda: [served(metrics)], Process()))
+    labels = {"model": "a" * 12, "shard_set": "b" * 12, "shard": "2"}
 
     def value(name: str, **more: str) -> float | None:
         return registry.get_sample_value(name, {**labels, **more})
@@ -489,238 +444,6 @@ def test_two_models_on_one_port_are_told_apart() -> None:
     ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
     assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
     assert [s.labels["model"] for s in families["dlm_server_memory_bytes"].samples] == ["a" * 12]
-
-
-# -- several workers ------------------------------------------------------------------------
-
-WORKER = """
-import asyncio, sys
-from pathlib import Path
-from dlm.server.metrics import Served, ServerCollector
-from dlm.server.exposition import worker_exposition, worker_socket
-from dlm.server.health import ServingState
-from dlm.server.http import unix_socket
-from dlm.server.metrics import ServerMetrics
-from dlm.server.process import Process
-folder, worker, messages, state = sys.argv[1:]
-metrics = ServerMetrics(messages=int(messages))
-served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: ServingState[state], 4)
-loop = asyncio.new_event_loop()
-worker_exposition(
-    unix_socket(worker_socket(Path(folder), int(worker))),
-    ServerCollector(lambda: [served], Process(int(worker), 4)), lambda: ServingState[state], loop,
-)
-print("listening", flush=True)
-loop.run_forever()
-"""
-
-
-class Workers:
-    """Processes that each show themselves below `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
-
-    def start(self, worker: int, messages: int, state: str = "READY") -> None:
-        """Returns once it listens."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(self.folder), str(worker), str(messages), state],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-        )
-        self.processes[worker] = process
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"listening\n"
-
-    def kill(self, worker: int) -> None:
-        """Ends it at once."""
-        process = self.processes.pop(worker)
-        process.kill()
-        process.wait(WAIT_S)
-        assert process.stdout is not None
-        process.stdout.close()
-
-    @property
-    def sockets(self) -> dict[int, Path]:
-        """Of three workers, whether they live or not."""
-        return {worker: worker_socket(self.folder, worker) for worker in range(3)}
-
-
-@pytest.fixture
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """None yet."""
-    found = Workers(tmp_path_factory.mktemp("w"))
-    yield found
-    for worker in list(found.processes):
-        found.kill(worker)
-
-
-def messages_of(body: str) -> dict[str, float]:
-    """Worker -> requests answered."""
-    return {
-        sample.labels["worker"]: sample.value
-        for family in text_string_to_metric_families(body)
-        for sample in family.samples
-        if sample.name == "dlm_server_requests_total" and sample.labels["result"] == "ok"
-    }
-
-
-def test_a_server_shows_itself_on_a_unix_socket_as_the_worker_it_is(sharded, tmp_path) -> None:
-    """What its supervisor joins; nothing listens on a port then."""
-    path = worker_socket(tmp_path, 2)
-    path.write_bytes(b"")  # what a killed process left there
-
-    async def main() -> str:
-        ready = asyncio.Event()
-        server = ShardServer(
-            ServerConfig(metrics_port=1),  # which could not be bound
-            [Shard.open(sharded.directory, 0)],
-            notice=Notice(lambda _: ready.set()),
-            process=Process(2, 3, metrics_socket=unix_socket(path)),
-        )
-        running = asyncio.create_task(server.run())
-        await asyncio.wait_for(ready.wait(), WAIT_S)
-        shown = await get(path, "/metrics", 1 << 20)
-        server.post(Event.STOP)
-        assert await running == 0
-        return shown.body.decode()
-
-    assert messages_of(asyncio.run(main())) == {"2": 0}
-
-
-@pytest.mark.slow
-def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
-    """A killed one is left out, a stopped one is not waited for, a new one is there again."""
-    monkeypatch.setattr(exposition, "WORKER_S", 0.5)  # what the stopped one costs here
-    ticks = iter(range(10_000))
-    for worker in range(3):
-        workers.start(worker, 10 + worker, "WARMING" if worker == 2 else "READY")
-    server = joined_exposition(
-        tcp_socket("127.0.0.1", 0), workers.sockets, clock=lambda: float(next(ticks))
-    )
-
-    def shows(expected: dict[str, float]) -> bool:
-        return messages_of(fetch(server.port, "/metrics")[1]) == expected
-
-    try:
-        until(lambda: shows({"0": 10, "1": 11, "2": 12}))
-        body = fetch(server.port, "/metrics")[1]
-        assert body.count("# TYPE dlm_server_requests_total counter") == 1
-        assert body.count("dlm_server_worker_restarts_total{") == 3
-        states = (200, "worker 0: ready\nworker 1: ready\nworker 2: warming\n")
-        until(lambda: fetch(server.port, "/readyz") == states)
-        workers.kill(0)
-        until(lambda: shows({"1": 11, "2": 12}))
-        workers.processes[1].send_signal(signal.SIGSTOP)
-        until(lambda: shows({"2": 12}))
-        health = (200, "worker 0: no answer\nworker 1: no answer\nworker 2: warming\n")
-        until(lambda: fetch(server.port, "/healthz") == health)
-        assert fetch(server.port, "/readyz")[0] == 503
-        workers.processes[1].send_signal(signal.SIGCONT)
-        workers.start(0, 1)
-        until(lambda: shows({"0": 1, "1": 11, "2": 12}))
-        for worker in range(3):
-            workers.kill(worker)
-        # A scrape that fails raises DlmTargetDown; an empty one would raise nothing.
-        until(lambda: fetch(server.port, "/metrics") == (503, "no worker answers\n"))
-    finally:
-        server.close()
-
-
-def test_a_damaged_file_has_all_labels_though_no_worker_was_ever_asked(tmp_path) -> None:
-    """The alert names the shard, also where the first scrape finds every worker dead."""
-    known = {"model": "m", "shard_set": "s", "shard": "1"}
-    nobody = {worker: worker_socket(tmp_path, worker) for worker in (0, 1)}
-    server = joined_exposition(
-        tcp_socket("127.0.0.1", 0), nobody, labels=known, trouble=lambda: "cut off"
-    )
-    try:
-        status, body = fetch(server.port, "/metrics")
-    finally:
-        server.close()
-    (family,) = text_string_to_metric_families(body)
-    assert status == 200
-    assert [(s.labels, s.value) for s in family.samples] == [
-        ({**known, "worker": worker, "cause": "damaged_file"}, 1.0) for worker in "01"
-    ]
-
-
-def test_the_joining_process_ends_by_a_signal(workers) -> None:
-    """It holds a socket that its parent bound; SIGTERM, and the port is free."""
-    workers.start(0, 5)
-    listening = tcp_socket("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    code = (
-        "import socket, sys\nfrom pathlib import Path\n"
-        "from dlm.server.exposition import serve_joined\n"
-        "serve_joined(socket.socket(fileno=int(sys.argv[1])), {0: Path(sys.argv[2])})\n"
-    )
-    descriptor = str(listening.fileno())
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, descriptor, str(workers.sockets[0])],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        pass_fds=[listening.fileno()],
-    )
-    listening.close()
-    try:
-        assert messages_of(fetch(port, "/metrics")[1]) == {"0": 5}
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
-        tcp_socket("127.0.0.1", port).close()
-    finally:
-        process.kill()
-        process.wait(WAIT_S)
-
-
-def test_a_worker_that_answers_nonsense_never_fails_a_scrape(workers) -> None:
-    """Bytes that are no HTTP, a body that ends early, and text that is no metrics."""
-    workers.start(0, 7)
-    replies = iter(
-        [
-            b"\x00\x01garbage\r\n\r\n",
-            b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\nshort",
-            b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n",
-            b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\na{b="} nope\n\n',
-        ]
-    )
-    fake = unix_socket(worker_socket(workers.folder, 1))
-
-    def answer() -> None:
-        for reply in replies:
-            connection, _ = fake.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(reply)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    ticks = iter(range(10_000))
-    server = joined_exposition(
-        tcp_socket("127.0.0.1", 0), workers.sockets, clock=lambda: float(next(ticks))
-    )
-    try:
-        for _ in range(4):
-            status, body = fetch(server.port, "/metrics")
-            assert status == 200
-            assert messages_of(body) == {"0": 7}
-    finally:
-        server.close()
-        thread.join(WAIT_S)
-        fake.close()
-
-
-def test_joining_keeps_every_sample() -> None:
-    """Two texts of one family become one family with both workers; help and type once."""
-    text = '# HELP a_total x\n# TYPE a_total counter\na_total{reason="b"} 1.0\n'
-    other = text + '# HELP c x\n# TYPE c gauge\nc{worker="9"} 2.0\n'
-    families = {m.name: m for m in join({1: text, 0: other})}
-    assert [s.labels for s in families["a"].samples] == [
-        {"worker": "0", "reason": "b"},
-        {"worker": "1", "reason": "b"},
-    ]
-    assert families["c"].samples[0].labels == {"worker": "9"}
-    assert exposition.join({}) == []
 
 
 def test_a_connection_that_no_memory_is_left_for_is_accepted_later_and_costs_no_core():

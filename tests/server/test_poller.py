@@ -41,7 +41,7 @@ def traced(before: str, **environ: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["dlm.server.app", "dlm.server.workers", "dlm.cluster"])
+@pytest.mark.parametrize("module", ["dlm.server.app", "dlm.cluster"])
 def test_a_server_has_the_earlier_poller(module: str) -> None:
     """Whatever was imported before it; processes that it starts are not told."""
     printed, trace = traced(f"import {module}, dlm.server.app")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from cluster import ROOT, free_ports
 from dlm.server.process import (
     MEMORY_AGE_S,
     MEMORY_SHARE,
     MemoryGauge,
     OpenFiles,
+    PortMates,
     Process,
+    Watchdog,
     private_memory,
 )
 
@@ -109,3 +115,80 @@ def test_a_file_that_cannot_be_opened_for_another_reason_is_no_trouble_and_no_er
     assert "limit" in files.check()
     fault = OSError(errno.ENOMEM, "Cannot allocate memory")
     assert "limit" in files.check()
+
+
+HANGS = """
+import sys, time
+from dlm.server import process
+process.HUNG_S = 0.5
+watchdog = process.Watchdog(ends=True)
+watchdog.beat()
+if sys.argv[1] == "ends":
+    watchdog.close()
+time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize(("ending", "says"), [("hangs", "Timeout"), ("ends", "")])
+@pytest.mark.promise("hung_or_dead")
+def test_a_process_whose_loop_does_not_run_ends_with_a_traceback(ending: str, says: str):
+    """So that whatever supervises it starts another; one that ends by itself is left alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, ending],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode != 0) == bool(says)
+    assert says in done.stderr
+
+
+def test_systemd_is_told_that_it_is_ready_and_lives(tmp_path: Path, monkeypatch):
+    """And its children are not asked to say so."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        watchdog = Watchdog(ends=True)
+        watchdog.ready()
+        watchdog.beat()
+        watchdog.close()
+        assert [manager.recv(64) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+    assert "NOTIFY_SOCKET" not in os.environ
+
+
+def test_processes_on_a_port_know_of_each_other(tmp_path: Path):
+    """By names of the system's, which go with them; who serves other sets is told apart."""
+    port = f"127.0.0.1:{free_ports(1)[0]}"
+    now = [0.0]
+    one, two = (PortMates(port, clock=lambda: now[0]) for _ in range(2))
+    one.show([b"a"])
+    assert one.count() == (1, 1)
+    program = (
+        "import sys, time\nfrom dlm.server.process import PortMates\n"
+        f"mate = PortMates({port!r})\nmate.show([sys.argv[1].encode()])\nprint(flush=True)\n"
+        "time.sleep(600)"
+    )
+    alike, unlike = (
+        subprocess.Popen(
+            [sys.executable, "-c", program, served],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        for served in "ab"
+    )
+    for mate in (alike, unlike):
+        assert mate.stdout is not None
+        mate.stdout.readline()
+    now[0] += 60
+    assert one.count() == (3, 2)
+    for mate in (alike, unlike):
+        mate.kill()
+        mate.wait()
+        assert mate.stdout is not None
+        mate.stdout.close()
+    now[0] += 60
+    one.show([b"b"])
+    assert one.count() == (1, 1)
+    one.close()
+    assert two.count() == (1, 1)

@@ -349,7 +349,8 @@ def replace_servers(path: Path, endpoints: Sequence[Endpoint]) -> None:
 
 def _server_lines(endpoints: Sequence[Endpoint]) -> list[str]:
     lines = []
-    for endpoint in endpoints:
+    # Processes may share an address.
+    for endpoint in {(one.address, one.shard): one for one in endpoints}.values():
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
             lines.append(f"shard = {endpoint.shard}")

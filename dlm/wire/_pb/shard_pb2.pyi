@@ -205,7 +205,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("sequence", "shard_set", "shard", "state", "instance", "messages", "queries", "refused", "in_flight", "uptime_ms", "checksum", "worker", "workers", "cpu_ms", "memory_bytes")
+    __slots__ = ("sequence", "shard_set", "shard", "state", "instance", "messages", "queries", "refused", "in_flight", "uptime_ms", "checksum", "cpu_ms", "idle_ms", "processes", "alike", "memory_bytes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -217,9 +217,10 @@ class HeartbeatReply(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
     CPU_MS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     shard_set: bytes
@@ -232,8 +233,9 @@ class HeartbeatReply(_message.Message):
     in_flight: int
     uptime_ms: int
     checksum: int
-    worker: int
-    workers: int
     cpu_ms: int
+    idle_ms: int
+    processes: int
+    alike: int
     memory_bytes: int
-    def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., instance: _Optional[int] = ..., messages: _Optional[int] = ..., queries: _Optional[int] = ..., refused: _Optional[int] = ..., in_flight: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., checksum: _Optional[int] = ..., worker: _Optional[int] = ..., workers: _Optional[int] = ..., cpu_ms: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., instance: _Optional[int] = ..., messages: _Optional[int] = ..., queries: _Optional[int] = ..., refused: _Optional[int] = ..., in_flight: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., checksum: _Optional[int] = ..., cpu_ms: _Optional[int] = ..., idle_ms: _Optional[int] = ..., processes: _Optional[int] = ..., alike: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...

@@ -1,11 +1,12 @@
-"""Two worker processes on one shard beside one: search rate, and memory of the second.
+"""Processes on one port beside one: search rate, and memory of each.
 
-    python tests/benchmarks/workers.py SHARD_SET [--seconds S --rounds R --queries Q]
+    python tests/benchmarks/processes.py SHARD_SET
+        [--processes N --seconds S --rounds R --queries Q]
 
 The set has one shard. Messages are encoded before, Q queries each, and sent as bytes, several in
-flight on a connection to each worker: what is timed is a server that searches, not a client that
-plans. Workers answer on the event loop alone, so each is one core's work; in turns one server of
-one worker and one of two are asked. Prints a Markdown table; cells are medians over the rounds.
+flight on a connection to each process: what is timed is a server that searches, not a client that
+plans. Processes answer on the event loop alone, so each is one core's work; in turns one process
+and several are asked. Prints a Markdown table; cells are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -60,7 +60,7 @@ def messages(directory: Path, queries: int) -> list[bytes]:
 
 
 class Connection:
-    """A connection of its own, and the worker it reaches."""
+    """A connection of its own, and the process it reaches."""
 
     def __init__(self, address: str) -> None:
         options = [
@@ -74,23 +74,23 @@ class Connection:
         reply = pb.HeartbeatReply.FromString(
             beat(pb.HeartbeatRequest(sequence=1).SerializeToString(), wait_for_ready=True)
         )
-        self.worker = reply.worker
+        self.instance = reply.instance
 
 
-def one_each(address: str, workers: int) -> list[Connection]:
-    """A connection to each worker."""
+def one_each(address: str, processes: int) -> list[Connection]:
+    """A connection to each process."""
     found: dict[int, Connection] = {}
-    while len(found) < workers:
+    while len(found) < processes:
         made = Connection(address)
-        if made.worker in found:
+        if made.instance in found:
             made.channel.close()
         else:
-            found[made.worker] = made
+            found[made.instance] = made
     return list(found.values())
 
 
 def answered(connections: list[Connection], asked: list[bytes], seconds: float) -> float:
-    """Messages answered a second by all workers."""
+    """Messages answered a second by all processes."""
     done = [0] * (len(connections) * IN_FLIGHT)
     end = time.monotonic() + seconds
 
@@ -112,21 +112,15 @@ def answered(connections: list[Connection], asked: list[bytes], seconds: float) 
     return sum(done) / seconds
 
 
-def children(pid: int) -> Iterator[int]:
-    """Processes started by one."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
-
-
-def measure(directory: Path, seconds: float, rounds: int, queries: int) -> None:
+def measure(directory: Path, processes: int, seconds: float, rounds: int, queries: int) -> None:
     """The table."""
     # On the event loop alone, whatever the size.
     os.environ["DLM_SERVER_INLINE_QUERIES"] = "65536"
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    cores: dict[int, list[float]] = {1: [], 2: []}
+    rates: dict[int, list[float]] = {1: [], processes: []}
+    cores: dict[int, list[float]] = {1: [], processes: []}
     with (
         running_servers([directory]) as one,
-        running_servers([directory], workers=2) as two,
+        running_servers([directory], processes=processes) as many,
         tempfile.TemporaryDirectory() as scratch,
     ):
         os.environ[WORK] = str(Path(scratch) / "batches")
@@ -137,35 +131,39 @@ def measure(directory: Path, seconds: float, rounds: int, queries: int) -> None:
                         for a in asked])  # fmt: skip
         sides = {
             1: (one_each(one[0].endpoint.address, 1), [one[0].process.pid]),
-            2: (one_each(two[0].endpoint.address, 2), list(children(two[0].process.pid))),
+            processes: (
+                one_each(many[0].endpoint.address, processes),
+                [server.process.pid for server in many],
+            ),
         }
         for connections, _ in sides.values():
             answered(connections, asked, 1.0)
         for _ in range(rounds):
-            for workers, (connections, pids) in sides.items():
+            for count, (connections, pids) in sides.items():
                 before, began = sum(map(cpu_of, pids)), time.monotonic()
-                rates[workers].append(answered(connections, asked, seconds) * size)
+                rates[count].append(answered(connections, asked, seconds) * size)
                 used = (sum(map(cpu_of, pids)) - before) / (time.monotonic() - began)
-                cores[workers].append(used)
-        memory = [resident(pid) for pid in sides[2][1]]
-    print("| workers | queries a message | queries/s | cores of the workers | queries/s a core |")
+                cores[count].append(used)
+        memory = [resident(pid) for pid in sides[processes][1]]
+    print("| processes | queries a message | queries/s | cores of them | queries/s a core |")
     print("|---|---:|---:|---:|---:|")
-    for workers in rates:
-        rate, used = median(rates[workers]), median(cores[workers])
-        print(f"| {workers} | {size:,.0f} | {rate:,.0f} | {used:.2f} | {rate / used:,.0f} |")
-    ratio = median(b / a for a, b in zip(rates[1], rates[2], strict=True))
-    print(f"\nTwo beside one: {ratio:.2f}. Private memory of each, MB: {memory}.")
+    for count in rates:
+        rate, used = median(rates[count]), median(cores[count])
+        print(f"| {count} | {size:,.0f} | {rate:,.0f} | {used:.2f} | {rate / used:,.0f} |")
+    ratio = median(b / a for a, b in zip(rates[1], rates[processes], strict=True))
+    print(f"\n{processes} beside one: {ratio:.2f}. Private memory of each, MB: {memory}.")
 
 
 def main() -> None:
     """As the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=32_000)
     chosen = parser.parse_args()
-    measure(chosen.directory, chosen.seconds, chosen.rounds, chosen.queries)
+    measure(chosen.directory, chosen.processes, chosen.seconds, chosen.rounds, chosen.queries)
 
 
 if __name__ == "__main__":
