@@ -30,11 +30,11 @@ pytestmark = pytest.mark.slow
 
 
 class Machine:
-    """A host with a unit per shard; they are started as /etc/dlm/dlm.env says.
+    """A host with a unit per shard; all follow the list /etc/dlm/sets.
 
     Args
         folder  for its files; `etc` and `srv` stand for /etc/dlm and /srv/dlm
-        serves  names in /srv/dlm, as DLM_SHARD_SETS gives them
+        serves  the name in /srv/dlm that its list has
     """
 
     def __init__(self, folder: Path, shards: int, serves: str) -> None:
@@ -43,9 +43,10 @@ class Machine:
         self.running: dict[int, CommandServer] = {}
         for name in ("etc", "srv"):
             (folder / name).mkdir(parents=True)
-        (folder / "etc/dlm.env").write_text(f"DLM_SHARD_SETS={folder}/srv/{serves}\n")
+        (folder / "etc/sets").write_text(f"{folder}/srv/{serves}\n")
+        (folder / "etc/dlm.env").write_text(f"DLM_SERVER_SETS={folder}/etc/sets\n")
         for shard, port in enumerate(self.ports):
-            (folder / f"etc/shard-{shard}.env").write_text(f"DLM_SERVER_PORT={port}\n")
+            (folder / f"etc/{shard}.env").write_text(f"DLM_SERVER_PORT={port}\n")
 
     def local(self, line: str) -> str:
         """A command of the page, with this host's folders."""
@@ -56,18 +57,16 @@ class Machine:
     def environment(self, shard: int) -> dict[str, str]:
         """What systemd gives to the unit of a shard."""
         lines = []
-        for name in ("dlm.env", f"shard-{shard}.env"):
+        for name in ("dlm.env", f"{shard}.env"):
             lines += (self.folder / "etc" / name).read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)
 
     def start(self, shard: int) -> None:
         """As ExecStart."""
-        settings = self.environment(shard)
-        folders = settings.pop("DLM_SHARD_SETS").split()
         self.running[shard] = CommandServer(
-            *("serve", *folders, "--shard", shard, "--log-level", "warning"),
+            *("serve", "--shard", shard, "--log-level", "warning"),
             cwd=self.folder,
-            env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **self.environment(shard), "PYTHONPATH": str(ROOT)},
         )
 
     def stop(self) -> None:
@@ -105,7 +104,8 @@ class Machine:
 class Operator:
     """Works through a section of the runbook.
 
-    names  what stands on the page, and what it is here
+    names    what stands on the page, and what it is here
+    rollout  `dlm rollout`, which the page leaves running
     """
 
     def __init__(self, folder: Path, machines: list[Machine]) -> None:
@@ -113,7 +113,7 @@ class Operator:
         self.machines = machines
         self.new: list[Machine] = []
         self.names: dict[str, str] = {}
-        self.done: list[str] = []
+        self.rollout: subprocess.Popen[bytes] | None = None
 
     def follow(self, heading: str, after: dict[str, Callable[[], None]]) -> None:
         """Each block of a section in turn; after a block that holds a text, what `after` says."""
@@ -140,11 +140,14 @@ class Operator:
         for said, meant in self.names.items():
             line = re.sub(rf"\b{re.escape(said)}\b", meant, line)
         line = line if host is None else host.local(line)
-        self.done.append(line)
         words = shlex.split(line)
         if words[0] == "systemctl":
             assert host is not None, line
             host.systemctl(words[1], [word for word in words[2:] if not word.startswith("--")])
+            return
+        if words[:2] == ["dlm", "rollout"]:
+            also = ("--watch-for", "1", "--idle", "2", "--other-words")
+            self.rollout = subprocess.Popen(command(*words[1:], *also), cwd=self.folder)
             return
         if words[0] == "dlm":
             line = shlex.join(command(*words[1:]))
@@ -193,6 +196,9 @@ def rolled(tmp_path: Path) -> Iterator[tuple[Operator, dict[str, DictModel]]]:
         operator.run("dlm status --cluster cluster.toml --wait 300", None)
         yield operator, oracles
     finally:
+        if operator.rollout is not None:
+            operator.rollout.kill()
+            operator.rollout.wait()
         for machine in [*machines, *operator.new]:
             machine.kill()
 
@@ -224,6 +230,10 @@ def test_the_runbooks_rolls_lose_no_call(rolled, tmp_path: Path) -> None:
         load.goes_on(shard_set=sets["new"].shard_set)
         until(lambda: is_idle(sets["model"].shard_set))
 
+    def old_is_gone() -> None:
+        assert operator.rollout is not None
+        assert operator.rollout.wait(WAIT_S) == 0
+
     def new_hosts() -> None:
         sets["model-3"] = read_manifest(tmp_path / "shards/model-3")
         machine = Machine(tmp_path / "host-c", 3, "model-3")
@@ -237,7 +247,12 @@ def test_the_runbooks_rolls_lose_no_call(rolled, tmp_path: Path) -> None:
             operator.follow("Restart every server", {})
             load.goes_on()
             operator.follow(
-                "Roll a new model", {"dlm shard": new_is_there, "1i model": everybody_is_on_new}
+                "Roll a new model",
+                {
+                    "dlm shard": new_is_there,
+                    "OLD /srv/dlm/NEW": everybody_is_on_new,
+                    "' /srv/dlm/NEW": old_is_gone,
+                },
             )
             load.goes_on(shard_set=sets["new"].shard_set)
             # The model that is served by now.

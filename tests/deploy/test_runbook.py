@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tomllib
-from pathlib import Path
 
 import pytest
 
-from deploy.documents import DEPLOY, ROOT, Quoted, fault_of, quoted, shell_lines, texts
+from deploy.documents import DEPLOY, ROOT, Quoted, fault_of, quoted, texts
 from dlm.wire.status import Reason
 
 PAGES = [name for name in texts() if name.endswith(".md")]
@@ -85,17 +82,6 @@ def test_references_inside_the_runbook_lead_to_sections() -> None:
     headings = set(re.findall(r"^##? (.*)$", text, re.M))
     named = set(re.findall(r"\bDlm[A-Z]\w+", text)) | set(re.findall(r'[Ss]ee "([^"]+)"', text))
     assert named <= headings, named - headings
-
-
-def test_the_default_model_can_be_changed_again_and_back(tmp_path: Path) -> None:
-    """By the same command each time, whether the file names a model or not."""
-    (line,) = [line for line in shell_lines(texts()["runbook.md"]) if "1i model" in line]
-    path = tmp_path / "cluster.toml"
-    path.write_text('[[server]]\naddress = "127.0.0.1:50060"\n')
-    for model in ("6d77d5", "e346a2", "e346a2", "6d77d5"):
-        subprocess.run(line.replace("NEW", model), shell=True, cwd=tmp_path, check=True)
-        found = tomllib.loads(path.read_text())
-        assert found == {"model": model, "server": [{"address": "127.0.0.1:50060"}]}
 
 
 def test_panels_that_the_runbook_names_are_on_the_dashboard() -> None:
