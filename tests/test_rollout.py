@@ -28,6 +28,7 @@ from dlm.cluster.rolling import (
     seen,
 )
 from dlm.cluster.rollout import (
+    SPARE_S,
     Compare,
     Compared,
     Comparison,
@@ -248,8 +249,8 @@ def test_an_undo_while_the_old_set_is_unloaded_loads_it_first():
     assert actions == (TellClients(OLD, Rollout(NEW, OLD, 0.0)), TellServers((OLD, NEW)))
 
 
-def test_an_undo_does_not_wait_for_a_server_that_is_lost():
-    """Another of its shard answers; a roll-out waits for all."""
+def test_nobody_waits_for_a_server_that_is_lost():
+    """Another of its shard answers; a roll-out waits as long as a start takes."""
     lacking, spared = {OLD: ("host:1",), NEW: ("host:1",)}, frozenset({"host:1"})
     seen_ = Seen(lacking, {}, frozenset(), spared=spared)
     state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
@@ -257,7 +258,10 @@ def test_an_undo_does_not_wait_for_a_server_that_is_lost():
     assert step(state, replace(seen_, spared=frozenset()), RULES, 2.0)[0].stage is Phase.RELOAD
     assert step(state, seen_, RULES, 2.0)[0].stage is Phase.RETREAT
     state, _ = resumed(OLD, NEW, None, RULES, 0.0)
-    assert step(state, seen_, RULES, 2.0)[0].stage is Phase.LOAD
+    assert step(state, seen_, RULES, SPARE_S - 1.0)[0].stage is Phase.LOAD
+    assert step(state, seen_, RULES, SPARE_S)[0].stage is Phase.COMPARE
+    late = replace(seen_, spared=frozenset())
+    assert step(state, late, RULES, SPARE_S)[0].stage is Phase.LOAD
 
 
 @pytest.mark.parametrize("undo", [False, True])

@@ -436,6 +436,8 @@ class Rolling:
     def _next(self, state: Progress, event: Event) -> tuple[Progress, Actions]:
         after, actions = step(state, event, self._rules, self._clock())
         if after.stage is not state.stage:
+            if after.stage is Phase.COMPARE and isinstance(event, Seen) and event.missing(state):
+                self._tell(f"without {shown(event.missing(state))}, which gives no answer")
             self._tell_stage(after)
         if after.stage not in (Phase.COMPARE, Phase.SHARE):
             self._asking.close()  # before a model goes away under them

@@ -18,7 +18,7 @@ undo.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
@@ -27,6 +27,7 @@ from dlm.client.config.rollout import Rollout
 from dlm.config import check, setting
 
 ADDRESSES_SHOWN = 4
+SPARE_S = 10.0  # a server that is started again answers sooner
 RARELY = 10_000  # comparisons of which one calls a model slow by chance
 
 
@@ -181,13 +182,9 @@ class Seen:
     spared: frozenset[str] = frozenset()
 
     def missing(self, state: Progress) -> tuple[str, ...]:
-        """The servers that a stage waits for. To go back need not wait for a lost one: clients do
-        not ask it, and it loads the whole list when it starts."""
-        if state.stage is Phase.LOAD:
-            return self.lacking.get(state.new, ())
-        if state.stage is Phase.RELOAD:
-            lacking = self.lacking.get(state.old, ())
-            return tuple(one for one in lacking if one not in self.spared)
+        """The servers that a stage waits for."""
+        if state.stage in (Phase.LOAD, Phase.RELOAD):
+            return self.lacking.get(state.new if state.stage is Phase.LOAD else state.old, ())
         if state.stage is Phase.UNLOAD:
             return self.holding.get(state.old, ())
         return self.holding.get(state.new, ()) if state.stage is Phase.CLEAR else ()
@@ -303,8 +300,11 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
     if isinstance(event, Compared):
         return _compared(state, event.found, rules, now)
     passed = now - state.since
+    # Nobody need wait for a lost server: clients do not ask it, and it loads the whole list when it
+    # starts. To go back waits for none; to go on, for one that is just started again.
+    spared = event.spared if passed >= SPARE_S or state.stage is Phase.RELOAD else frozenset()
+    lacking = tuple(one for one in event.missing(state) if one not in spared)
     if state.stage is Phase.LOAD:
-        lacking = event.missing(state)
         if not lacking:
             return _enter(state, Phase.COMPARE, rules, now)
         if passed >= rules.load_within:
@@ -312,7 +312,6 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
             why = f"after {rules.load_within:g} s, {late} did not hold the new set; see its log"
             return _retreat(state, why, rules, now)
     elif state.stage is Phase.RELOAD:
-        lacking = event.missing(state)
         if not lacking:
             return _enter(state, Phase.RETREAT, rules, now)
         if passed >= rules.load_within:
@@ -386,7 +385,7 @@ def _enter(state: Progress, stage: Phase, rules: Rules, now: float) -> tuple[Pro
     return state, (TellServers((new,)),)
 
 
-def shown(addresses: tuple[str, ...]) -> str:
+def shown(addresses: Sequence[str]) -> str:
     more = len(addresses) - ADDRESSES_SHOWN
     first = ", ".join(addresses[:ADDRESSES_SHOWN])
     return f"{first} and {more} more" if more > 0 else first
