@@ -23,7 +23,7 @@ EVENTS: dict[str, DeclaredEvent] = {
         ("model", "share"),
     ),
     "client.cluster_file.read": DeclaredEvent(
-        "cluster.toml changed, or the servers were looked up again.",
+        "cluster.toml was read, or servers changed.",
         ("shard_set", "shards_known"),
     ),
     "client.cluster_file.rejected": DeclaredEvent(

@@ -495,8 +495,8 @@ class Rolling:
         self._tell(
             f"compared {found.sentences} sentences: median {found.old_ms:.2f} ms old, "
             f"{found.new_ms:.2f} ms new; failed {found.old_failed} old, {found.failed} new; "
-            f"log10 per word differs by {found.difference:+.3f} on average, {found.largest:+.3f} "
-            "at most"
+            f"log10 of a word differs by {found.difference:+.3f} on average, in one by "
+            f"{found.largest:+.3f}"
         )
         return found
 

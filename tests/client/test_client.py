@@ -515,6 +515,7 @@ def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_
         assert len(waiting) >= 2
         before = client.stats
         assert isinstance(submit(utterance, many).exception(0), Overloaded)
+        assert isinstance(submit(utterance, many, 1e-9).exception(0), DeadlineExceeded)
         assert client.stats == before
         ask(utterance, files.oracle, [((), word) for _, word in queries[:5]])
     expected = [files.oracle.score(*query) for query in many]

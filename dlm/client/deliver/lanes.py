@@ -35,7 +35,7 @@ class Lanes:
 
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
-    ) -> Overloaded | None:
+    ) -> DlmError | None:
         """In any thread: the error for a call of so many queries per shard, if one already has too
         much to do. Found before any work: a client that refuses many needs its time for those it
         answers."""
@@ -61,7 +61,7 @@ class Lanes:
             return
         runtime, now = self._links.runtime, self._clock()
         lanes = [self._lane(runtime, part) for part in parts]
-        refused: dict[int, Overloaded] = {}
+        refused: dict[int, DlmError] = {}
         if not call.let_in:
             asked: dict[int, int] = {}
             for part in parts:
@@ -196,17 +196,21 @@ class Lanes:
 
 
 def _miss_late(part: Part) -> None:
-    late = DeadlineExceeded(
-        f"shard {part.shard}: the deadline passed before the message was sent; retry later, or "
-        "raise the deadline"
+    part.call.miss(part, _late(part.shard))
+
+
+def _late(shard: int) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"shard {shard}: the deadline passed before the message was sent; retry later, or raise "
+        "the deadline"
     )
-    part.call.miss(part, late)
 
 
-def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> Overloaded:
+def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> DlmError:
+    if left_s <= 0.0:
+        return _late(shard)
     work_s = lane.pace.seconds(lane.ahead)
     asked_s = lane.pace.seconds(lane.ahead + queries)
-    left_s = max(left_s, 0.0)
     error = Overloaded(
         f"shard {shard} is overloaded: {lane.ahead} queries are ahead, in {len(lane.in_flight)} "
         f"messages in flight and {len(lane.waiting)} waiting parts of calls. With the {queries} "

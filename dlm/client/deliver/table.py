@@ -230,7 +230,7 @@ class Table:
             rollout = None if self.model else self.endpoints.rollout()
         finally:
             runtime.looked = self._read_at = self._clock()
-        self._stamp = stamp
+        was_edited, self._stamp = stamp != self._stamp, stamp
         manifest = topology.manifest
         self._note_kept(None if self.model else named, manifest)
         grams = self._grams(manifest.model)
@@ -260,7 +260,8 @@ class Table:
         self._unread = ""
         known_shards = len(snapshot.topology.addresses)
         read = {"shard_set": snapshot.shard_set, "shards_known": known_shards}
-        log.info("client.cluster_file.read", extra=read)
+        if known is None or was_edited or known.topology != snapshot.topology:
+            log.info("client.cluster_file.read", extra=read)
         return snapshot
 
     def _next(self, census: Census, now: Snapshot, rollout: Rollout | None) -> Snapshot | None:
