@@ -174,9 +174,10 @@ class ShardServer(Life):
         while True:
             self.process.watchdog.beat()
             self.process.open_files.check()
-            now = asyncio.get_running_loop().time()
+            loop = asyncio.get_running_loop()
+            now = loop.time()
             if self._heap.is_due(self.process.memory.bytes(), now):
-                await asyncio.to_thread(self._heap.trim, now)
+                loop.run_in_executor(None, self._heap.trim, now)
             if bool(self._trouble()) != was_in_trouble:
                 was_in_trouble = not was_in_trouble
                 await self._announce()

@@ -221,23 +221,32 @@ class PortMates:
 
     def show(self, sets: Sequence[bytes]) -> None:
         """This process serves these from now on."""
-        self._mine = f"/{xxhash.xxh3_64_hexdigest(b''.join(sets))}"
         self.close()
-        self._socket, self._due = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), 0.0
-        self._socket.bind(f"\0{self._place}{os.getpid()}{self._mine}")
+        self._mine, self._due = f"/{xxhash.xxh3_64_hexdigest(b''.join(sets))}", 0.0
+        self.count()
 
     def count(self) -> tuple[int, int]:
         """(processes, those of them that serve the same); looks once per second."""
         now = self._clock()
-        if self._socket is not None and now >= self._due:
+        if self._mine and now >= self._due:
             self._due = now + MEMORY_AGE_S
-            names = [line for line in self._file.read_text().split() if self._place in line]
-            self._found = len(names), sum(name.endswith(self._mine) for name in names)
+            with suppress(OSError):  # no descriptor is left: what was found before stays
+                self._bind()
+                names = [line for line in self._file.read_text().split() if self._place in line]
+                self._found = len(names), sum(name.endswith(self._mine) for name in names)
         return self._found
 
+    def _bind(self) -> None:
+        if self._socket is None:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            found.bind(f"\0{self._place}{os.getpid()}{self._mine}")
+            self._socket = found
+
     def close(self) -> None:
+        self._mine = ""
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
 
 
 @dataclass(slots=True)
@@ -278,8 +287,8 @@ class Heap:
 
     def trim(self, now_s: float) -> None:
         assert self._trim is not None
-        self._trim(0)
         self._due_s = now_s + TRIM_S
+        self._trim(0)
 
 
 @dataclass(frozen=True, slots=True)

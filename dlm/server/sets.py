@@ -312,7 +312,7 @@ class FollowedSets:
                 self._child = None
                 return self._take(SetsChecked(ended))
             if self._clock() >= self._hurries_at:
-                self._begin_check(give_way=False)
+                return self._begin_check(give_way=False)
         return self._read() if self._watch.changed() else None
 
     def loaded(self, error: str = "") -> None:
@@ -339,11 +339,15 @@ class FollowedSets:
         self._watch.applied()
         return self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
 
-    def _begin_check(self, *, give_way: bool = True) -> None:
+    def _begin_check(self, *, give_way: bool = True) -> Sets | None:
         self._stop_check()
         self._hurries_at = self._clock() + GIVE_WAY_S if give_way else math.inf
         arguments = ["--give-way"] * give_way + [str(self._index), *map(str, self._new)]
-        self._child = Child("dlm.server.opening", *arguments)
+        try:
+            self._child = Child("dlm.server.opening", *arguments)
+        except OSError as exc:  # no process or no descriptor is left
+            return self._take(SetsChecked(f"no process can read them: {exc}"))
+        return None
 
     def _stop_check(self) -> None:
         if self._child is not None:
@@ -363,11 +367,8 @@ class FollowedSets:
             if isinstance(action, CheckSets):
                 self._new = [Path(one.folder) for one in action.sets if one not in state.serving]
                 logger.info("server.sets.checking", extra={"sets": len(self._new)})
-                try:
-                    self._begin_check()
-                except OSError as exc:  # no process or no descriptor is left
-                    return self._take(SetsChecked(f"no process can read them: {exc}"))
-            elif action.error:
+                return self._begin_check()
+            if action.error:
                 logger.error("server.sets.rejected", extra={"error": action.error})
         return None
 

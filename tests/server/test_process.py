@@ -182,6 +182,10 @@ def test_processes_on_a_port_know_of_each_other(tmp_path: Path):
         mate.stdout.readline()
     now[0] += 60
     assert one.count() == (3, 2)
+    no_room = PortMates(port, tmp_path / "absent")  # as when no descriptor is left
+    no_room.show([b"c"])
+    assert no_room.count() == (1, 1)
+    no_room.close()
     for mate in (alike, unlike):
         mate.kill()
         mate.wait()
