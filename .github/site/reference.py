@@ -163,7 +163,7 @@ def settings() -> Iterator[str]:
     """Those of every part."""
     from dlm.cli.reference import SETTINGS
 
-    yield from looked_up(*SETTINGS, "cluster")
+    yield from looked_up(*SETTINGS)
 
 
 def errors() -> Iterator[str]:
