@@ -41,7 +41,7 @@ import forked
 from dlm import jit
 from dlm.cli import main
 for name in ("client", "cluster.processes", "index.making", "index.check.verify", "estimate.text",
-             "server.app", "server.workers", "asr.kenlm",
+             "server.app", "asr.kenlm",
              *{f"cli.{module}" for module, _ in main.COMMANDS.values()}, "loadtest.cli.main"):
     try:
         importlib.import_module(name if name.startswith("loadtest") else f"dlm.{name}")

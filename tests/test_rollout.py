@@ -28,7 +28,6 @@ from dlm.cluster.rolling import (
     seen,
 )
 from dlm.cluster.rollout import (
-    SPARE_S,
     Compare,
     Compared,
     Comparison,
@@ -39,6 +38,7 @@ from dlm.cluster.rollout import (
     TellClients,
     TellServers,
     Undo,
+    lasting,
     resumed,
     step,
 )
@@ -250,7 +250,7 @@ def test_an_undo_while_the_old_set_is_unloaded_loads_it_first():
 
 
 def test_nobody_waits_for_a_server_that_is_lost():
-    """Another of its shard answers; a roll-out waits as long as a start takes."""
+    """Another of its shard answers."""
     lacking, spared = {OLD: ("host:1",), NEW: ("host:1",)}, frozenset({"host:1"})
     seen_ = Seen(lacking, {}, frozenset(), spared=spared)
     state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
@@ -258,10 +258,29 @@ def test_nobody_waits_for_a_server_that_is_lost():
     assert step(state, replace(seen_, spared=frozenset()), RULES, 2.0)[0].stage is Phase.RELOAD
     assert step(state, seen_, RULES, 2.0)[0].stage is Phase.RETREAT
     state, _ = resumed(OLD, NEW, None, RULES, 0.0)
-    assert step(state, seen_, RULES, SPARE_S - 1.0)[0].stage is Phase.LOAD
-    assert step(state, seen_, RULES, SPARE_S)[0].stage is Phase.COMPARE
-    late = replace(seen_, spared=frozenset())
-    assert step(state, late, RULES, SPARE_S)[0].stage is Phase.LOAD
+    assert step(state, replace(seen_, spared=frozenset()), RULES, 20.0)[0].stage is Phase.LOAD
+    assert step(state, seen_, RULES, 2.0)[0].stage is Phase.COMPARE
+
+
+def test_a_server_is_lost_once_it_was_silent_for_longer_than_a_start_takes():
+    """An answer in between begins the time anew."""
+    answers = Seen({}, {}, frozenset())
+    silent = replace(answers, spared=frozenset({"host:1"}))
+    since: dict[str, float] = {}
+    lost = []
+    looks = [(0.0, silent), (9.0, silent), (10.0, silent), (11.0, answers), (12.0, silent)]
+    for now, look in [*looks, (21.0, silent), (22.0, silent)]:
+        found, since = lasting(look, since, now)
+        lost.append(bool(found.spared))
+    assert lost == [False, False, True, False, False, False, True]
+
+
+def test_a_set_is_quiet_once_every_process_of_a_port_was_looked_at():
+    """A look reaches one of them."""
+    state, _ = resumed(OLD, NEW, Rollout(NEW, OLD, 1.0), RULES, 0.0)
+    look = Seen({}, {}, frozenset(), processes=4)
+    assert step(state, look, RULES, 4 * RULES.idle - 1)[0].stage is Phase.ALL
+    assert step(state, look, RULES, 4 * RULES.idle)[0].stage is Phase.UNLOAD
 
 
 @pytest.mark.parametrize("undo", [False, True])

@@ -92,7 +92,7 @@ def serve(
     Logs are JSON, one object per line, on standard error.
 
     Examples:
-        dlm serve shards/model --shard 0 --port 50060 --metrics-port 9090
+        dlm serve shards/model --shard 0 --port 50060 --metrics-port 9464
         dlm serve --sets sets --shard 0 --port 50060
         dlm serve shards/model --shard 0 --port 50060 --host 0.0.0.0 \\
             --tls-cert server.pem --tls-key server.key --tokens tokens

@@ -307,7 +307,11 @@ def supervise(
                 held.pop(at, None)
                 if now - started.get(at, -RESTART_S) >= RESTART_S:
                     started[at] = now
-                    servers[at] = server.again()
+                    try:
+                        servers[at] = server.again()
+                    except OSError as exc:  # no process, no memory: the next look tries
+                        yield f"{what}; it cannot be restarted yet: {exc}"
+                        continue
                     changed(servers)
                     yield f"{what}; restarted"
                 continue

@@ -38,6 +38,7 @@ from dlm.cluster.rollout import (
     TellClients,
     TellServers,
     Undo,
+    lasting,
     resumed,
     shown,
     step,
@@ -364,10 +365,15 @@ def seen(snapshot: ClusterSnapshot, pair: Pair) -> Seen:
     answering = {row.shard for row in snapshot.rows if row.state == "ready"}
     silent = {row.address for row in snapshot.rows if row.state == "silent"}
     partly = {row.address for row in snapshot.rows if row.error is not None}
+    if not answering:  # nobody says that a set is not used
+        busy = {pair.old.shard_set, pair.new.shard_set}
     if set(range(max(pair.old.shards, pair.new.shards))) <= answering:
         answering.add(None)  # a silent server of which cluster.toml gives no shard
     spared = {row.address for row in snapshot.rows if row.shard in answering} & silent
-    return Seen(lacking, holding, frozenset(busy), tuple(sorted(partly)), frozenset(spared))
+    processes = max((row.processes or 1 for row in snapshot.rows), default=1)
+    return Seen(
+        lacking, holding, frozenset(busy), tuple(sorted(partly)), frozenset(spared), processes
+    )
 
 
 class Rolling:
@@ -416,12 +422,15 @@ class Rolling:
                 state, actions = step(state, Undo(), rules, self._clock())
                 self._check_known(state)
             self._tell_stage(state)
+            silent_since: dict[str, float] = {}
             while True:
                 state = self._carry_out(state, actions)
                 if self.ended is not None:
                     return self.ended
                 self._pause(LOOK_S)
-                event = seen(status.poll(), pair)
+                event, silent_since = lasting(
+                    seen(status.poll(), pair), silent_since, self._clock()
+                )
                 self._tell_waiting(state, event)
                 state, actions = self._next(state, event)
 

@@ -173,6 +173,7 @@ class Seen:
     busy     shard sets that may have been asked since the last look
     silent   servers that do not answer
     spared   servers that do not answer while another of their shard does
+    processes  of a server, at most: a look reaches one of them
     """
 
     lacking: Mapping[str, tuple[str, ...]]
@@ -180,6 +181,7 @@ class Seen:
     busy: frozenset[str]
     silent: tuple[str, ...] = ()
     spared: frozenset[str] = frozenset()
+    processes: int = 1
 
     def missing(self, state: Progress) -> tuple[str, ...]:
         """The servers that a stage waits for."""
@@ -280,11 +282,19 @@ def resumed(
     return _enter(state, Phase.ALL if rollout.share >= 1.0 else Phase.SHARE, rules, now)
 
 
+def lasting(seen: Seen, since: Mapping[str, float], now: float) -> tuple[Seen, dict[str, float]]:
+    """What was seen, sparing only servers that have been silent for longer than a start takes; and
+    since when each is."""
+    since = {one: since.get(one, now) for one in seen.spared}
+    lost = frozenset(one for one, begun in since.items() if now - begun >= SPARE_S)
+    return replace(seen, spared=lost), since
+
+
 def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progress, Actions]:
     """The next state, and what to do.
 
-    Guarantees  clients are sent to no set that a server may lack, and a set is unloaded only after
-                clients were sent away from it
+    Guarantees  clients are sent to no set that a server which answers may lack, and a set is
+                unloaded only after clients were sent away from it
     """
     if isinstance(event, Undo):
         if state.stage in (
@@ -301,9 +311,8 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         return _compared(state, event.found, rules, now)
     passed = now - state.since
     # Nobody need wait for a lost server: clients do not ask it, and it loads the whole list when it
-    # starts. To go back waits for none; to go on, for one that is just started again.
-    spared = event.spared if passed >= SPARE_S or state.stage is Phase.RELOAD else frozenset()
-    lacking = tuple(one for one in event.missing(state) if one not in spared)
+    # starts.
+    lacking = tuple(one for one in event.missing(state) if one not in event.spared)
     if state.stage is Phase.LOAD:
         if not lacking:
             return _enter(state, Phase.COMPARE, rules, now)
@@ -327,7 +336,8 @@ def step(state: Progress, event: Event, rules: Rules, now: float) -> tuple[Progr
         leaving = state.old if state.stage is Phase.ALL else state.new
         if leaving in event.busy:
             state = replace(state, quiet_since=now)
-        if now - state.quiet_since >= rules.idle or passed >= rules.longest:
+        idle = rules.idle * event.processes  # so that looks reach each of them
+        if now - state.quiet_since >= idle or passed >= rules.longest:
             following = Phase.UNLOAD if state.stage is Phase.ALL else Phase.CLEAR
             return _enter(state, following, rules, now)
     elif state.stage in (Phase.UNLOAD, Phase.CLEAR):

@@ -21,7 +21,7 @@ from dlm.client.deliver.transport import Connect, Connection
 from dlm.client.health.membership import FIRST_BEATS, Member, behind, measured
 from dlm.client.health.modes import Mode
 from dlm.client.plan.census import read_description
-from dlm.errors import AuthenticationError, DlmError
+from dlm.errors import AuthenticationError, DlmError, StaleShardSet
 from dlm.index.layout import Manifest
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.ids import MAX_SHARD_SETS
@@ -263,17 +263,20 @@ class _Server:
     def poll(self) -> list[Row]:
         """A beat of each shard set that it holds now."""
         try:
-            self._take(self._beat())
-            (default,) = list(self.held)[:1]
+            beat = self._beat()
+            self._take(beat)
+            default = bytes(beat.reply.shard_set)
             described = None
             with contextlib.suppress(DlmError):  # a beat says what is wrong
                 described = self._describe()
             if described is not None:
                 others = [bytes(one) for one in described.shard_sets if bytes(one) != default]
-                held = {default, *others[:MAX_SHARD_SETS]}
-                self.held = {one: beats for one, beats in self.held.items() if one in held}
-                for one in others[:MAX_SHARD_SETS]:
-                    self._take(self._beat(one, described.shard))
+                held = [default, *others[:MAX_SHARD_SETS]]
+                self.held = {one: self.held[one] for one in held if one in self.held}
+                for one in held[1:]:
+                    # Another process of the port may hold other sets than the one that said so.
+                    with contextlib.suppress(StaleShardSet):
+                        self._take(self._beat(one, described.shard))
         except DlmError as exc:
             self.close()
             state = "refused" if isinstance(exc, AuthenticationError) else "silent"

@@ -180,10 +180,13 @@ class Gateway(Life):
         read_certificates(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-        if config.tls_client_ca:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(config.tls_client_ca)
+        try:
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+            if config.tls_client_ca:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(config.tls_client_ca)
+        except OSError as exc:  # replaced since it was checked, or no descriptor is left
+            raise ConfigError(f"the certificates cannot be read: {exc}") from exc
         return context
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:

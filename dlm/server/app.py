@@ -152,7 +152,8 @@ class ShardServer(Life):
 
     def _tell_mates(self) -> None:
         if self.process.mates is not None:
-            self.process.mates.show([service.shard_set for service in self.models])
+            index = self.service.shard.index.to_bytes(4, "big")
+            self.process.mates.show([index, *(service.shard_set for service in self.models)])
 
     def _warm(self) -> None:
         threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
@@ -189,10 +190,13 @@ class ShardServer(Life):
         while True:
             await asyncio.sleep(POLL_S)
             if self._phase.state is ServingState.READY:
-                listed = await asyncio.to_thread(sets.look)
-                self.process.rejected = bool(sets.state.rejected)
-                if listed is not None:
-                    sets.loaded(await self._change(listed))
+                try:
+                    listed = await asyncio.to_thread(sets.look)
+                    self.process.rejected = bool(sets.state.rejected)
+                    if listed is not None:
+                        sets.loaded(await self._change(listed))
+                except Exception as exc:  # noqa: BLE001 - no room for a thread, say: it goes on
+                    sets.loaded(str(exc) or repr(exc))
 
     async def _change(self, listed: Sets) -> str:
         """Loads what is new, then serves exactly these; after an error, which it returns, what it

@@ -46,11 +46,11 @@ TRIM_S = 20.0  # between two; one takes about 10 ms per 100 MB, in its own threa
 def private_memory(status: Path = Path("/proc/self")) -> int:
     """Bytes that would be freed if this process ended: those it wrote and shares with no other.
 
-    Not pages of mapped files, which belong to the page cache, nor those shared with its parent.
+    Not pages of mapped files, which belong to the page cache.
     """
     try:
         lines = (status / "smaps_rollup").read_bytes().splitlines()
-    except OSError:  # a kernel without it: shared pages of the parent count in
+    except OSError:  # a kernel without it
         resident, shared = (status / "statm").read_bytes().split()[1:3]
         return (int(resident) - int(shared)) * 4096
     sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
@@ -87,7 +87,10 @@ class MemoryGauge:
         if self._bytes is None:
             self._measure()
         elif self._clock() >= self._due and self._reading.acquire(blocking=False):
-            threading.Thread(target=self._refresh, name="dlm-memory", daemon=True).start()
+            try:
+                threading.Thread(target=self._refresh, name="dlm-memory", daemon=True).start()
+            except RuntimeError:  # the system has no room for a thread: the next one tries
+                self._reading.release()
         return self._bytes or 0
 
     def _refresh(self) -> None:
@@ -184,7 +187,8 @@ class Watchdog:
 
     def beat(self) -> None:
         if self._ends:
-            faulthandler.dump_traceback_later(HUNG_S, exit=True)
+            with suppress(RuntimeError):  # no room for a thread: the next beat tries
+                faulthandler.dump_traceback_later(HUNG_S, exit=True)
         self._notify(b"WATCHDOG=1")
 
     def ready(self) -> None:
@@ -232,7 +236,8 @@ class PortMates:
             self._due = now + MEMORY_AGE_S
             with suppress(OSError):  # no descriptor is left: what was found before stays
                 self._bind()
-                names = [line for line in self._file.read_text().split() if self._place in line]
+                words = self._file.read_text("ascii", "replace").split()
+                names = [word for word in words if self._place in word]
                 self._found = len(names), sum(name.endswith(self._mine) for name in names)
         return self._found
 

@@ -54,7 +54,7 @@ def channel_options(
 ) -> list[tuple[str, int]]:
     """Bounds on connections and frames, also of peers that have no right here yet.
 
-    Args    shares_port  with other workers, which their supervisor guards; else a second server on
+    Args    shares_port  with other processes (`share_port`); else a second server on
                          the port fails in place of silently sharing it
     """
     return [
@@ -191,7 +191,7 @@ class Certificates:
         return self._configuration()
 
     def _configuration(self) -> Any:
-        """Made only when used, so that a process that will fork does not start gRPC."""
+        """Made only when used: gRPC starts threads."""
         client_ca, key, cert = self._content
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
 
@@ -252,7 +252,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     Args  metrics      gives the counts of the process now, including calls by token name
           turn         returns when the current call may be read, or refused
-          credentials  what the process had read before it was forked
+          credentials  what the process has read already
           now          seconds since 1970, for tokens that expire
     """
 

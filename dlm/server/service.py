@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,7 +48,6 @@ class ShardService:
     """Answers for one shard.
 
     Args        clock  monotonic seconds, for deadlines and the uptime
-                files  what `downloads.open_files` returned, if it must not open them again
     Guarantees  a Score is answered in full and correctly, or refused with a code and a reason;
                 nothing that a client sends can end the process
     """
@@ -60,7 +59,6 @@ class ShardService:
         *,
         clock: Clock = time.monotonic,
         process: Process | None = None,
-        files: Mapping[int, int] | None = None,
     ) -> None:
         self.shard, self.config, self.clock = shard, config, clock
         self.shard_set = shard.manifest.shard_set_bytes
@@ -83,7 +81,7 @@ class ShardService:
             clock,
             self.metrics.slot_queries,
         )
-        self.downloads = Downloads(shard, config, self.admission, self.metrics, files)
+        self.downloads = Downloads(shard, config, self.admission, self.metrics)
         self._tracer = Tracer(__version__) if config.trace else None
         self._started = clock()
         self._description = lru_cache(DESCRIPTIONS_KEPT)(self._describe_to)
@@ -311,7 +309,8 @@ class Download:
 
 
 class Downloads:
-    """Those of one service; `files` from `open_files`, if it must not open them again."""
+    """Those of one service. Descriptors stay, so replacing the folder of a running server has no
+    effect."""
 
     def __init__(
         self,
@@ -319,16 +318,14 @@ class Downloads:
         config: ServerConfig,
         admission: ShardAdmission,
         metrics: ServerMetrics,
-        files: Mapping[int, int] | None = None,
     ) -> None:
         self._shard, self._config = shard, config
         self._admission, self._metrics = admission, metrics
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlm-download")
-        opened = open_files(shard) if files is None else {n: os.dup(f) for n, f in files.items()}
-        self.files: dict[int, tuple[int, FileEntry]] = {
-            number: (descriptor, shard.manifest.file(KIND_OF_FILE[number]))
-            for number, descriptor in opened.items()
-        }
+        self.files: dict[int, tuple[int, FileEntry]] = {}
+        for number, kind in KIND_OF_FILE.items():
+            entry = shard.manifest.file(kind)
+            self.files[number] = os.open(shard.directory / entry.name, os.O_RDONLY), entry
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -386,12 +383,3 @@ class Downloads:
             file_bytes=entry.bytes,
         )
         return bytes(chunk.SerializeToString())
-
-
-def open_files(shard: Shard) -> dict[int, int]:
-    """Descriptors, by number on the wire: replacing the folder of a running server has no
-    effect."""
-    return {
-        number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
-        for number, kind in KIND_OF_FILE.items()
-    }

@@ -14,7 +14,8 @@ from dlm.client.config.cluster_file import Endpoint
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.modes import Mode
 from dlm.cluster.status import ClusterStatus
-from dlm.errors import AuthenticationError, ShardDown
+from dlm.errors import AuthenticationError, ShardDown, StaleShardSet
+from dlm.index.layout import MANIFEST
 from dlm.index.search.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
@@ -217,6 +218,7 @@ class Port:
         self.dead: set[int] = set()
         self.queries = dict.fromkeys(range(processes), 0)
         self.messages = self.refused = 0
+        self.described: pb.DescribeReply | None = None
         self.clock, self.trip_s = Ticks(), 0.0
         self.first_s: list[float] = []  # what the first beats take in place of that
 
@@ -236,6 +238,8 @@ class OneOf:
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """As a server on a shared port answers."""
+        if request.shard_set not in (b"", bytes(16)):
+            raise StaleShardSet("WRONG_SHARD_SET")
         if self.worker in self.port.dead:
             raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
         self.port.clock.now += self.port.first_s.pop() if self.port.first_s else self.port.trip_s
@@ -255,8 +259,10 @@ class OneOf:
         )
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """Nothing: these have no model."""
-        raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+        """Nothing, as without a model; or as another process of the port, which has a set more."""
+        if self.port.described is None:
+            raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+        return self.port.described
 
     def close(self) -> None:
         """Counts."""
@@ -281,6 +287,18 @@ def test_a_port_of_several_processes_is_one_row_of_whichever_answers(fresh) -> N
     assert not status.poll().rows[0].is_whole
     status.close()
     assert port.closed == port.made
+
+
+def test_a_set_that_one_process_of_a_port_lacks_does_not_hide_the_port(files) -> None:
+    """Another has described itself: the port is ready, and not all of it is alike."""
+    port, clock = Port([0], 2), Ticks()
+    port.alike, name = 1, files.manifest.shard_set_bytes
+    manifest = (files.directory / MANIFEST).read_bytes()
+    port.described = pb.DescribeReply(
+        shard_set=name, manifest=manifest, shard_sets=[bytes(16), name]
+    )
+    (row,) = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock).poll().rows
+    assert (row.state, row.is_whole) == ("ready", False)
 
 
 @pytest.mark.parametrize(

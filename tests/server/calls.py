@@ -114,7 +114,7 @@ class Caller:
     """Raw calls to one server."""
 
     def __init__(self, address: str) -> None:
-        # A pool of its own: a connection of its own, which may reach another worker.
+        # A pool of its own: a connection of its own, which may reach another process.
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.insecure_channel(address, options=options)
         name = "/dlm.v1.Shard/"

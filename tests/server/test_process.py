@@ -103,7 +103,7 @@ def test_processes_draw_different_numbers():
 
 
 def test_a_file_that_cannot_be_opened_for_another_reason_is_no_trouble_and_no_error():
-    """Whoever looks, once a second, must go on: a worker that does not is taken for stuck."""
+    """Whoever looks, once a second, must go on: a process that does not ends."""
     fault = OSError(errno.ENOMEM, "Cannot allocate memory")
 
     def room() -> None:
@@ -162,6 +162,8 @@ def test_processes_on_a_port_know_of_each_other(tmp_path: Path):
     port = f"127.0.0.1:{free_ports(1)[0]}"
     now = [0.0]
     one, two = (PortMates(port, clock=lambda: now[0]) for _ in range(2))
+    others = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    others.bind(b"\0dlm \xff")  # whatever others name theirs
     one.show([b"a"])
     assert one.count() == (1, 1)
     program = (
@@ -195,4 +197,5 @@ def test_processes_on_a_port_know_of_each_other(tmp_path: Path):
     one.show([b"b"])
     assert one.count() == (1, 1)
     one.close()
+    others.close()
     assert two.count() == (1, 1)

@@ -201,7 +201,7 @@ class ClientConfig:
         4,
         "Connections per server; the second is opened when the first is busy.",
         low=1,
-        why="Workers that share a port share the load by connections.",
+        why="Connections are spread over the processes that share a port.",
     )
     hedging: bool = setting(
         True,

@@ -103,7 +103,7 @@ class GrpcConnection:
     """A `Connection` over its own gRPC channels, opened when they are needed.
 
     Args
-        streams  at most; each has its own channel, since workers that share a port share the load
+        streams  at most; each has its own channel, since processes that share a port share the load
                  by connections. The second is opened when the first is busy
     """
 
