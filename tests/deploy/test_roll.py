@@ -118,7 +118,7 @@ class Operator:
     def follow(self, heading: str, after: dict[str, Callable[[], None]]) -> None:
         """Each block of a section in turn; after a block that holds a text, what `after` says."""
         page = texts()["runbook.md"]
-        section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^##? )", page, re.M | re.S)
+        section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^##? [A-Z])", page, re.M | re.S)
         assert section, heading
         waiting = dict(after)
         for block in re.findall(r"^ *```console\n(.*?)```", section[1], re.M | re.S):
