@@ -521,9 +521,8 @@ class Rolling:
             files = self._asking.enter_context(Client.local(folder, verify=False))
         if not self._sentences:
             self._sentences = sample(old)
-        compare(
-            old, new, files, self._sentences[:4], calls=1
-        )  # connections, and the first look-ups
+        # Opens the connections, and makes the first look-ups.
+        compare(old, new, files, self._sentences[:4], calls=1)
         self._clients = old, new, files
         return self._clients
 

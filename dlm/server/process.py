@@ -58,8 +58,7 @@ def private_memory(status: Path = Path("/proc/self")) -> int:
 
 
 def keep_objects() -> None:
-    """What the process has by now stays: the garbage collector, which would take 0.1 s to look at
-    it, looks no more."""
+    """Hides from the garbage collector what the process has by now: looking at it takes 0.1 s."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

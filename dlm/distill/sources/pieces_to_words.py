@@ -168,9 +168,9 @@ def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[
 class Lexicon:
     """The words that wordpieces spell: a tree of their characters, with pieces as the arcs.
 
-    A node is the part of a word spelled so far; all segmentations of it lead there. With the end of
-    a word as a symbol of its own, this is the transducer M of FNG 6: it is deterministic, and each
-    word is said at one node by one symbol, its end.
+    A node is the part of a word that is spelled so far. All ways to cut it into pieces lead there.
+    With the end of a word as a symbol of its own, this is the transducer M of FNG 6: it is
+    deterministic, and each word is said at one node by one symbol, its end.
 
     Shapes, v pieces, n nodes (node 0 is the root, before a word), a arcs
         kind       (v,)      uint8  what a piece does to a word: `mass_kernels.GOES_ON` and so on
