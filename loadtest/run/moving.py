@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -104,7 +103,7 @@ class Moves:
 
     def _end_sharing(self) -> None:
         if self._sharing is not None:
-            self._sharing.send_signal(signal.SIGINT)
+            self._sharing.terminate()
             self._sharing.communicate()
             self._sharing = None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,19 @@ def test_moves_begin_at_each_further_quarter(name: str) -> None:
     assert [at_s for at_s, _ in moves(name, 4.0, 1.0)] == [1.0, 2.0, 3.0]
 
 
+@pytest.fixture
+def in_the_background() -> Iterator[None]:
+    """Ctrl-C is ignored, here and in what is started, as a shell does to `command &`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.promise("rollout")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [ROLLOUT, RESHARDING])
 def test_no_request_fails_and_no_score_is_wrong_while_models_or_servers_change(
-    files: ModelFiles, trace_file: Path, tmp_path: Path, name: str
+    files: ModelFiles, trace_file: Path, tmp_path: Path, name: str, in_the_background: None
 ) -> None:
     """Each move is carried out by the commands, and the report has the figures of each."""
     new = tmp_path / "new"
