@@ -10,7 +10,7 @@ import pytest
 
 from dlm.index.search.local import LocalModel
 from dlm.index.search.text.kernels import TOKENS
-from dlm.index.search.text.score import _one_by_one, score_lines
+from dlm.index.search.text.score import score_lines
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, assert_equals_oracle, build, random_model
 
@@ -36,11 +36,13 @@ def text_of(model: PlainModel, tokens: int) -> bytes:
     return " ".join(parts).encode()
 
 
-@pytest.mark.parametrize("encoding", ["exact", "compact"])
+@pytest.mark.parametrize(("encoding", "shards"), [("exact", 1), ("compact", 1), ("exact", 3)])
 @pytest.mark.parametrize("name", MODELS)
-def test_text_scores_as_each_word_alone(name: str, encoding: str, tmp_path: Path) -> None:
+def test_text_scores_as_each_word_alone(
+    name: str, encoding: str, shards: int, tmp_path: Path
+) -> None:
     """Every column, with marks of sentences and without, for a few words and for many blocks."""
-    local = LocalModel.open(build(MODELS[name], tmp_path, 1, encoding=encoding))
+    local = LocalModel.open(build(MODELS[name], tmp_path, shards, encoding=encoding))
     oracle = DictModel.from_arpa(tmp_path / "model.arpa")
     width = local.order - 1
     for tokens, bos, eos in [(0, True, True), (1, False, False), (3, True, False)] + [
@@ -61,14 +63,14 @@ def test_text_scores_as_each_word_alone(name: str, encoding: str, tmp_path: Path
             scores = answers.log10_prob[first + bos : len(words)]
             sums.append(sum(map(float, scores)))
         asked, reached = np.array(words, np.uint32), np.array(reach, np.uint8)
-        alone = _one_by_one(local, asked, reached)
+        contexts = np.zeros((len(words), width), np.uint32)
+        for back in range(1, width + 1):
+            rows = np.flatnonzero(reached >= back)
+            contexts[rows, width - back] = asked[rows - back]
+        alone = local.score(contexts, reached, asked)
         for column in ("log10_prob", "matched_order", "ngram_length", "state_length"):
             assert getattr(answers, column).tobytes() == getattr(alone, column).tobytes(), column
         assert totals.tolist() == sums
         assert len(begin) == len(sums) + 1
         if encoding == "exact":
-            contexts = np.zeros((len(words), width), np.uint32)
-            for back in range(1, width + 1):
-                rows = np.flatnonzero(reached >= back)
-                contexts[rows, width - back] = asked[rows - back]
             assert_equals_oracle(answers, oracle, contexts, reached, asked)

@@ -107,7 +107,7 @@ class OpenedModel:
             self.table = StepTable(utterance, self.counts, self._mark)
         # Scores sentences of a whole model that stays, for which a table is not needed.
         self.direct: TextScorer | None = None
-        if self._is_fixed and self.table.is_whole:
+        if self._is_fixed and self.table.local is not None:
             self.direct = self.table.scorer
         self._looked_s = time.monotonic()
 
@@ -189,9 +189,9 @@ class OpenedModel:
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
         table = self.current()
-        if table.is_whole and len(text) <= TEXT_BYTES:
+        if table.local is not None and len(text) <= TEXT_BYTES:
             return table.scorer.score(text, bos, eos)
-        if table.local is not None or len(text) > TEXT_BYTES:
+        if len(text) > TEXT_BYTES:
             return float(self.score_many([text], bos, eos)[0])
         total = 0.0
         for log10_prob in self._served(table, _ids(table, text, eos), bos)[0]:
@@ -248,10 +248,6 @@ class OpenedModel:
         local = table.local
         if not texts:
             return np.zeros(0)
-        several = isinstance(local, LocalModel) and len(local.shards) > 1
-        if several and table.is_whole and max(map(len, texts)) <= TEXT_BYTES:
-            # Unpacked: the state is carried from word to word. Mapped shards ask query by query.
-            return np.array([table.scorer.score(text, bos, eos) for text in texts])
         if local is not None:
             joined = b"\n".join(texts)
             if joined.count(b"\n") >= len(texts) or b"\v" in joined or b"\f" in joined:

@@ -32,6 +32,7 @@ from dlm.index.search.step_kernels import (
     pair_backoff,
     pair_prob,
     record_bits,
+    roots_of,
     word_backoff,
 )
 from dlm.jit import inlined
@@ -102,7 +103,7 @@ def walk(view, order, row, contexts):  # type: ignore[no-untyped-def]
     if order < 3 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
         return
     store32(row + _4, _1)
-    node = find_root(low, first + place)
+    node = find_root(roots_of(view), first + place)
     level = first_level(view)
     k = _2
     while node >= 0:

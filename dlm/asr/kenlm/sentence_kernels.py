@@ -12,14 +12,16 @@ from numba.extending import intrinsic
 from dlm.index.search.text.kernels import score_tokens
 from dlm.jit import inlined, kernel
 from dlm.kenlm.score_kernels import TEXT_BYTES
+from dlm.ngram import partition
 from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
 
 # Places in a description of a model, an array of int64.
 (
     ASKED,  # words scored so far
     TABLE,  # address of an unpacked model's table
-    VIEW,  # address of the view of the one shard
-    VIEW_PLACES,  # of it
+    TREES,  # address of the addresses of the shards' views
+    SHARDS,
+    SHARD_OF_SLOT,  # address
     ORDER,
     BEGIN_ID,
     END_ID,
@@ -30,8 +32,9 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_wor
     DELIMITERS,
     SCRATCH,  # address of room for the words of a sentence and what is said of them
     PLACES,
-) = range(14)
+) = range(15)
 
+SHARD_SLOTS = partition.SLOTS
 TOKENS = TEXT_BYTES // 2 + 2
 AT_ONCE = 32
 SCRATCH_BYTES = 16 * TOKENS + 32 * AT_ONCE
@@ -51,6 +54,7 @@ def _pointer_to(kind: Any) -> Any:
 bytes_behind = _pointer_to(types.uint8)
 numbers_behind = _pointer_to(types.int64)
 words_behind = _pointer_to(types.uint64)
+shards_behind = _pointer_to(types.uint16)
 ids_behind = _pointer_to(types.uint32)
 floats_behind = _pointer_to(types.float32)
 
@@ -121,9 +125,10 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
         count += 1
     for i in range(count):
         reach[i] = min(np.int64(i), longest)
-    view = carray(numbers_behind(model_[VIEW]), model_[VIEW_PLACES])
+    trees = carray(numbers_behind(model_[TREES]), model_[SHARDS])
+    slots = carray(shards_behind(model_[SHARD_OF_SLOT]), SHARD_SLOTS)
     score_tokens(
-        view, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],
+        trees, slots, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],
         rest[1, :count], rest[2, :count],
     )  # fmt: skip
     model_[ASKED] += count - bos

@@ -79,20 +79,20 @@ class TextScorer:
         return cls(numbers, file_kernels.score_sentence, file_kernels.find_id, file, scratch)
 
     @classmethod
-    def of_words(
-        cls, utterance: Utterance, view: NDArray[np.int64], unpacked: int | None = None
-    ) -> TextScorer:
+    def of_words(cls, utterance: Utterance, unpacked: int | None = None) -> TextScorer:
         """Of a shard set; sums are in float64.
 
-        Args  view      of the one shard, or of the low orders
-              unpacked  address of the table of a model that is unpacked
+        Args  unpacked  address of the table of a model that is unpacked
         """
         at, vocabulary = sentence_kernels, utterance.vocabulary
         table = WordTable.from_vocabulary(vocabulary)
         scratch = np.zeros(at.SCRATCH_BYTES, np.uint8)
         numbers = np.zeros(at.PLACES, np.int64)
         numbers[at.TABLE] = unpacked or 0
-        numbers[at.VIEW], numbers[at.VIEW_PLACES] = view.ctypes.data, len(view)
+        local = utterance.local_model
+        if isinstance(local, LocalModel):
+            numbers[at.TREES], numbers[at.SHARDS] = local.trees.ctypes.data, len(local.trees)
+            numbers[at.SHARD_OF_SLOT] = local.slots.ctypes.data
         numbers[at.ORDER] = utterance.order
         numbers[at.BEGIN_ID], numbers[at.END_ID] = vocabulary.begin_id, vocabulary.end_id
         numbers[at.SLOTS] = table.slots.ctypes.data
@@ -102,7 +102,7 @@ class TextScorer:
         numbers[at.DELIMITERS] = _DELIMITERS.ctypes.data
         numbers[at.SCRATCH] = scratch.ctypes.data
         score = at.score_sentence if unpacked is None else unpacked_kernels.score_sentence
-        return cls(numbers, score, at.find_id, table, view, scratch)
+        return cls(numbers, score, at.find_id, table, local, scratch)
 
     def id_of(self, word: bytes) -> int:
         padded = word + _PADDING  # this name keeps it in place
@@ -230,7 +230,7 @@ class StepTable(ModelTable):
         else:
             low = utterance.low_orders.low.view
             self.view = local.shards[0].view if local is not None and self.is_whole else low
-            scorer = scorer or TextScorer.of_words(utterance, self.view)
+            scorer = scorer or TextScorer.of_words(utterance)
             # The compiled functions themselves: numba's dispatchers take half as long again.
             self.step = kernels.step.compile()
             self._enter_state = kernels.enter_state
@@ -435,8 +435,8 @@ class UnpackedTable(ModelTable):
     def __init__(
         self, utterance: Utterance, counts: ModelCounts, owner: object, model: UnpackedModel
     ) -> None:
-        numbers, view = model.numbers, utterance.low_orders.low.view
-        scorer = TextScorer.of_words(utterance, view, numbers.ctypes.data)
+        numbers = model.numbers
+        scorer = TextScorer.of_words(utterance, numbers.ctypes.data)
         super().__init__(utterance, counts, owner, numbers, scorer)
         self._model = model
         self.step = unpacked_kernels.step.compile()

@@ -27,6 +27,7 @@ from dlm.index.search.step_kernels import (
     pair_backoff,
     pair_prob,
     record_bits,
+    roots_of,
     word_backoff,
 )
 from dlm.jit import inlined, kernel
@@ -39,13 +40,13 @@ _0, _1, _2 = np.int64(0), np.int64(1), np.int64(2)
 
 
 @inlined
-def root_of(low, older, word):  # type: ignore[no-untyped-def]
+def root_of(low, roots, older, word):  # type: ignore[no-untyped-def]
     """The node of the context (older, word), -1 where nothing is stored under it."""
     first, size, bit = list_after(low, older)
     place, value = find_pair(low, size, bit, word)
     if place < 0 or field(value, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED) == 0:
         return np.int64(-1)
-    return find_root(low, first + place)
+    return find_root(roots, first + place)
 
 
 @inlined
@@ -71,7 +72,7 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
     Trusts  as `kernels.score_groups`; the shard owns the contexts
     """
     address = address_of(view)
-    low = low_of(address)
+    low, roots = low_of(address), roots_of(address)
     end = _0
     out = _0
     for c in range(len(context_lengths)):
@@ -79,7 +80,7 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
         end += length
         log10_backoffs[out : out + length - 2] = np.float32(0.0)
         last = np.int64(context_words[end - 1])
-        node = root_of(low, np.int64(context_words[end - 2]), last)
+        node = root_of(low, roots, np.int64(context_words[end - 2]), last)
         nodes[c] = node
         totals[c] = np.uint32(0)
         if node >= 0:

@@ -23,6 +23,7 @@ from dlm.index.search.step_kernels import (
     ask_node_backoff,
     ask_place,
     ask_root,
+    ask_root_keys,
     below,
     children,
     find_near,
@@ -41,6 +42,7 @@ from dlm.index.search.step_kernels import (
     pair_prob,
     record_bits,
     root_bucket,
+    roots_of,
     share,
     word_backoff,
 )
@@ -165,7 +167,7 @@ def open_buckets(low, lists, walk, active, pairs):  # type: ignore[no-untyped-de
 
 
 @inlined
-def find_pairs(low, context_begin, context_words, block, lists, walk, active, pairs):  # type: ignore[no-untyped-def]
+def find_pairs(low, roots, context_begin, context_words, block, lists, walk, active, pairs):  # type: ignore[no-untyped-def]
     """4. The pair: its number, and the bit of its value; how many go on."""
     kept = _0
     for i in range(pairs):
@@ -179,15 +181,15 @@ def find_pairs(low, context_begin, context_words, block, lists, walk, active, pa
         if place >= 0:
             walk[c, W_PAIR] += walk[c, W_LOW] + place
             walk[c, W_LOW] = lists[row, L_BIT] + count * rest + place * low.pair_bits
-            if low.roots:
-                ask_root(low, walk[c, W_PAIR])
+            if roots.count:
+                ask_root(roots, walk[c, W_PAIR])
             active[kept] = c
             kept += _1
     return kept
 
 
 @inlined
-def weigh_pairs(low, order, block, needs_shard, total, walk, active, pairs):  # type: ignore[no-untyped-def]
+def weigh_pairs(low, roots, order, block, needs_shard, total, walk, active, pairs):  # type: ignore[no-untyped-def]
     """5. The weight of the pair, and where its root should be; how many go on."""
     kept = _0
     for i in range(pairs):
@@ -196,25 +198,25 @@ def weigh_pairs(low, order, block, needs_shard, total, walk, active, pairs):  # 
         total[c * DEPTHS + 2] = pair_backoff(low, bit)
         if order > 2 and field(bit, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED):
             needs_shard[block + c] = np.uint8(1)
-            if low.roots:
-                first, end = root_bucket(low, walk[c, W_PAIR])
+            if roots.count:
+                first, end = root_bucket(roots, walk[c, W_PAIR])
                 walk[c, W_LOW] = first
                 walk[c, W_HIGH] = end
-                prefetch(low.root_key + ((first * low.root_key_bits) >> _3))
+                ask_root_keys(roots, first)
                 active[kept] = c
                 kept += _1
     return kept
 
 
 @inlined
-def find_roots(low, level, walk, active, pairs):  # type: ignore[no-untyped-def]
+def find_roots(roots, level, walk, active, pairs):  # type: ignore[no-untyped-def]
     """6. The root, in W_LOW; how many go on."""
     kept = _0
     for i in range(pairs):
         c = active[i]
-        target = walk[c, W_PAIR] & mask_of(low.root_key_bits)
-        keys = low.root_key << _3
-        node = find_key(keys, low.root_key_bits, walk[c, W_LOW], walk[c, W_HIGH], target)
+        target = walk[c, W_PAIR] & mask_of(roots.key_bits)
+        keys = roots.key << _3
+        node = find_key(keys, roots.key_bits, walk[c, W_LOW], walk[c, W_HIGH], target)
         if node >= 0:
             walk[c, W_LOW] = node
             ask_place(level, node)
@@ -500,7 +502,7 @@ def score_groups(  # type: ignore[no-untyped-def]
         suffixes, a word that is absent at one depth is absent below it
     """
     address = address_of(view)
-    low = low_of(address)
+    low, roots = low_of(address), roots_of(address)
     total = np.empty(CONTEXTS * DEPTHS, np.float32)
     lists = np.empty((CONTEXTS * DEPTHS, COLUMNS), np.int64)
     walk = np.empty((CONTEXTS, COLUMNS), np.int64)
@@ -520,10 +522,12 @@ def score_groups(  # type: ignore[no-untyped-def]
             low, context_begin, context_words, block, here, needs_shard, total, lists, walk, active
         )
         open_buckets(low, lists, walk, active, left)
-        left = find_pairs(low, context_begin, context_words, block, lists, walk, active, left)
-        left = weigh_pairs(low, order, block, needs_shard, total, walk, active, left)
+        left = find_pairs(
+            low, roots, context_begin, context_words, block, lists, walk, active, left
+        )
+        left = weigh_pairs(low, roots, order, block, needs_shard, total, walk, active, left)
         level = first_level(address)
-        left = find_roots(low, level, walk, active, left)
+        left = find_roots(roots, level, walk, active, left)
         k = _2
         while left:
             left = read_nodes(

@@ -31,6 +31,16 @@ class LocalModel(ShardSet):
     def order(self) -> int:
         return self.manifest.order
 
+    @cached_property
+    def trees(self) -> NDArray[np.int64]:
+        """(shards,) the address of each shard's view."""
+        return np.array([shard.view.ctypes.data for shard in self.shards], np.int64)
+
+    @property
+    def slots(self) -> NDArray[np.uint16]:
+        """(4096,) the shard of each slot."""
+        return self.manifest.slots
+
     def score(
         self,
         contexts: NDArray[np.uint32],

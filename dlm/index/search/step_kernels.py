@@ -61,9 +61,14 @@ class Low(NamedTuple):
     pair_prob_table: int
     pair_backoff_bits: int
     pair_backoff_table: int
-    roots: int
-    root_key_bits: int
-    root_key: int
+
+
+class Roots(NamedTuple):
+    """Which pairs are roots of a tree; zeros, where a view holds the low orders alone."""
+
+    count: int
+    key_bits: int
+    key: int
     bucket_bits: int
     bucket: int
 
@@ -99,7 +104,12 @@ def low_of(view):  # type: ignore[no-untyped-def]
         of(view, at.PAIR_PROB_TABLE),
         pair_backoff_bits,
         of(view, at.PAIR_BACKOFF_TABLE),
-        # Zeros, where a view holds the low orders alone.
+    )
+
+
+@inlined
+def roots_of(view):  # type: ignore[no-untyped-def]
+    return Roots(
         of(view, at.ROOTS),
         of(view, at.ROOT_KEY_BITS),
         of(view, at.ROOT_KEY),
@@ -288,25 +298,30 @@ def pair_prob(low, near):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def ask_root(low, pair):  # type: ignore[no-untyped-def]
-    prefetch(low.bucket + (((pair >> low.root_key_bits) * low.bucket_bits) >> _3))
+def ask_root(roots, pair):  # type: ignore[no-untyped-def]
+    prefetch(roots.bucket + (((pair >> roots.key_bits) * roots.bucket_bits) >> _3))
 
 
 @inlined
-def root_bucket(low, pair):  # type: ignore[no-untyped-def]
+def ask_root_keys(roots, first):  # type: ignore[no-untyped-def]
+    prefetch(roots.key + ((first * roots.key_bits) >> _3))
+
+
+@inlined
+def root_bucket(roots, pair):  # type: ignore[no-untyped-def]
     """Among which roots that of a pair is, if it is there."""
-    bit = (pair >> low.root_key_bits) * low.bucket_bits
-    first = get(low.bucket, bit, low.bucket_bits)
-    return first, get(low.bucket, bit + low.bucket_bits, low.bucket_bits)
+    bit = (pair >> roots.key_bits) * roots.bucket_bits
+    first = get(roots.bucket, bit, roots.bucket_bits)
+    return first, get(roots.bucket, bit + roots.bucket_bits, roots.bucket_bits)
 
 
 @inlined
-def find_root(low, pair):  # type: ignore[no-untyped-def]
-    if low.roots == 0:
+def find_root(roots, pair):  # type: ignore[no-untyped-def]
+    if roots.count == 0:
         return np.int64(-1)
-    first, end = root_bucket(low, pair)
-    target = pair & mask_of(low.root_key_bits)
-    return find_key(low.root_key << _3, low.root_key_bits, first, end, target)
+    first, end = root_bucket(roots, pair)
+    target = pair & mask_of(roots.key_bits)
+    return find_key(roots.key << _3, roots.key_bits, first, end, target)
 
 
 # ------------------------------------------------------------------------------------- nodes

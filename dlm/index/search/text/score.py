@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -10,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.search.shard import Shard
 from dlm.index.search.text import kernels
 from dlm.kenlm.model import KenlmFile
 from dlm.kenlm.score_kernels import sum_sentences as sum_as_kenlm
@@ -35,16 +33,12 @@ class WholeModel(Protocol):
         """Ids of many words at once."""
 
     @property
-    def shards(self) -> Sequence[Shard]:
-        """All of them."""
+    def trees(self) -> NDArray[np.int64]:
+        """(shards,) addresses of the views of all shards."""
 
-    def score(
-        self,
-        contexts: NDArray[np.uint32],
-        lengths: NDArray[np.uint8],
-        words: NDArray[np.uint32],
-    ) -> Answers:
-        """A query each."""
+    @property
+    def slots(self) -> NDArray[np.uint16]:
+        """(4096,) the shard of each slot."""
 
 
 # What scoring text in one process runs, after shard.OPENING; see jit.compile_ahead.
@@ -138,25 +132,13 @@ def score_lines(
     )  # fmt: skip
     if isinstance(model, KenlmFile):
         answers = model.score_tokens(words, reach, bos=bos)
-    elif len(model.shards) == 1:
+    else:
         answers = Answers.empty(size)
         kernels.score_tokens(
-            model.shards[0].view, model.order, words, reach, answers.log10_prob,
+            model.trees, model.slots, model.order, words, reach, answers.log10_prob,
             answers.matched_order, answers.ngram_length, answers.state_length,
         )  # fmt: skip
-    else:
-        answers = _one_by_one(model, words, reach)
     totals = np.empty(sentences)
     add = sum_as_kenlm if is_file else kernels.sum_sentences
     add(answers.log10_prob, begin, int(bos), int(eos), totals)
     return Lines(words, answers, begin, totals, model.order, bos, eos)
-
-
-def _one_by_one(model: WholeModel, words: NDArray[np.uint32], reach: NDArray[np.uint8]) -> Answers:
-    """Scores each word with its context as a separate query: contexts are in different shards."""
-    width = max(model.order - 1, 0)
-    contexts = np.zeros((len(words), width), np.uint32)
-    for back in range(1, width + 1):
-        rows = np.flatnonzero(reach >= back)
-        contexts[rows, width - back] = words[rows - back]
-    return model.score(contexts, reach, words)
