@@ -3,7 +3,7 @@
     python tests/benchmarks/noise_cost.py [--runs 15] [--noise blt tree gaussian bandfhu]
 
 A round of the learning benchmark (`learning.py`: 45 users of 400 words) with a network of 4,000
-parameters, and one of four users of 1,600 tokens with 1.4 million (`federated_cost.py`), each
+parameters, and one of four users of 1,600 tokens with 1.4 million, each
 without noise and with it in turn, in one process; and the noise alone. CPU time: the median of the
 ratios round by round holds on a busy machine, the seconds do not.
 """

@@ -63,7 +63,7 @@ class Low(NamedTuple):
     pair_backoff_table: int
 
 
-class Roots(NamedTuple):
+class TreeRoots(NamedTuple):
     """Which pairs are roots of a tree; zeros, where a view holds the low orders alone."""
 
     count: int
@@ -109,7 +109,7 @@ def low_of(view):  # type: ignore[no-untyped-def]
 
 @inlined
 def roots_of(view):  # type: ignore[no-untyped-def]
-    return Roots(
+    return TreeRoots(
         of(view, at.ROOTS),
         of(view, at.ROOT_KEY_BITS),
         of(view, at.ROOT_KEY),

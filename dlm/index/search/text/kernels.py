@@ -75,7 +75,7 @@ ROW_BYTES = FIXED_BYTES + 2 * COUNT_BYTES + 3  # of `put_totals`
 _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """The state of a block of R - 1 tokens and the one before them, which is row 0.
 
     Shapes  token    (R, T_COLUMNS)
@@ -105,7 +105,7 @@ class Block(NamedTuple):
     nothing: int
 
 
-class Before(NamedTuple):
+class ListBefore(NamedTuple):
     """The list of the word before: its first pair, how many, its bit, and as `open_list`."""
 
     first: int
@@ -147,7 +147,7 @@ def make_block(count, order):  # type: ignore[no-untyped-def]
     search = memory[end : end + np.int64(STAGE * S_COLUMNS)].reshape(STAGE, S_COLUMNS)
     nothing = np.int64(weight.ctypes.data)
     address[:] = nothing
-    return Block(
+    return TokenBlock(
         token, node, address, weight, best, found, live, kept, alone, search, lengths, nothing
     )
 
@@ -202,7 +202,7 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
         first, size, bit = list_after(low, word)
         keep_weight(b, t * b.lengths + _1, word_code(low, word), low.backoff_table)
         step, keys, rest = open_list(bit, size, low.key_bits)
-    return Before(first, size, bit, step, keys, rest)
+    return ListBefore(first, size, bit, step, keys, rest)
 
 
 @inlined
@@ -534,7 +534,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
     low = low_of(trees[0])
     count = np.int64(len(words))
     b = make_block(count, order)
-    before = Before(_0, _0, low.list, _0, low.list, low.key_bits)
+    before = ListBefore(_0, _0, low.list, _0, low.list, low.key_bits)
     ask_entries(low, words, _0, count)
     block = _0
     while block < count:
