@@ -122,34 +122,26 @@ def make_block(count, order):  # type: ignore[no-untyped-def]
     rows = min(count, np.int64(TOKENS)) + _1
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
-    halves = (lanes + _1) >> _1  # of arrays of float32
-    places = rows * np.int64(T_COLUMNS) + _2 * lanes + _2 * halves + _3 * (rows + _1)
+    sizes = (rows * np.int64(T_COLUMNS), _2 * lanes, lanes, _3 * (rows + _1))
+    places = sizes[0] + sizes[1] + sizes[2] + sizes[3]
     places += np.int64(2 * STAGE + 1 + STAGE * S_COLUMNS)
     memory = np.zeros(places, np.int64)
-    end = rows * np.int64(T_COLUMNS)
+    end = sizes[0]
     token = memory[:end].reshape(rows, T_COLUMNS)
-    node = memory[end : end + lanes]
-    end += lanes
-    address = memory[end : end + lanes]
-    end += lanes
-    weight = memory[end : end + halves].view(np.float32)
-    end += halves
-    best = memory[end : end + halves].view(np.float32)
-    end += halves
-    found = memory[end : end + rows + _1]
-    end += rows + _1
-    live = memory[end : end + rows + _1]
-    end += rows + _1
-    kept = memory[end : end + rows + _1]
-    end += rows + _1
+    lane = memory[end : end + sizes[1]].reshape(_2, lanes)
+    end += sizes[1]
+    value = memory[end : end + sizes[2]].view(np.float32).reshape(_2, lanes)
+    end += sizes[2]
+    row = memory[end : end + sizes[3]].reshape(_3, rows + _1)
+    end += sizes[3]
     alone = memory[end : end + np.int64(2 * STAGE + 1)]
-    end += np.int64(2 * STAGE + 1)
-    search = memory[end : end + np.int64(STAGE * S_COLUMNS)].reshape(STAGE, S_COLUMNS)
-    nothing = np.int64(weight.ctypes.data)
-    address[:] = nothing
+    search = memory[end + np.int64(2 * STAGE + 1) :].reshape(STAGE, S_COLUMNS)
+    nothing = np.int64(memory.ctypes.data) + ((sizes[0] + sizes[1]) << _3)
+    lane[1, :] = nothing
     return TokenBlock(
-        token, node, address, weight, best, found, live, kept, alone, search, lengths, nothing
-    )
+        token, lane[0], lane[1], value[0], value[1], row[0], row[1], row[2], alone, search,
+        lengths, nothing,
+    )  # fmt: skip
 
 
 @inlined
