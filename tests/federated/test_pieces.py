@@ -28,6 +28,7 @@ from dlm.federated.pieces.inventory import (
     scaled,
     seed_pieces,
 )
+from dlm.federated.words import record_of
 
 STEMS = [
     "walk",
@@ -206,6 +207,30 @@ def test_an_inventory_inherits_what_protects_its_counts(tmp_path: Path) -> None:
     (tmp_path / "good.model").write_bytes(b"no model")
     with pytest.raises(FormatError, match="not a SentencePiece model"):
         Inventory.load(tmp_path / "good.model")
+
+
+def test_what_is_not_shown_to_be_of_its_record_has_none() -> None:
+    """Objects that look like wordpieces, and wordpieces in memory with the record of others."""
+    known, other = build_inventory(distribution(), 60), build_inventory(distribution(), 50)
+    assert record_of(known.encode) == known.provenance
+
+    class Derived(Inventory):
+        """Says that it is one."""
+
+    class Lookalike:
+        """Has all that wordpieces have."""
+
+        provenance, model = known.provenance, known.model
+
+        def encode(self, words: list[str]) -> Any:
+            """Ids."""
+            return known.encode(words)
+
+    for owner in (Derived(known.model, known.provenance), Lookalike()):
+        assert "nothing says whose text" in record_of(owner.encode).reasons[0]
+    for record in (other.provenance, GOOD):
+        changed = dataclasses.replace(known, provenance=record)
+        assert "is of other wordpieces" in record_of(changed.encode).reasons[0]
 
 
 def test_the_same_counts_give_the_same_inventory() -> None:

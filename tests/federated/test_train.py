@@ -875,13 +875,16 @@ def test_the_record_of_another_checkpoint_is_refused(
 
     def written(**facts: Any) -> Path:
         place = tmp_path / "forged.dlmfed"
-        checkpoint.save(
-            place, poor.arrays, poor.settings, facts=facts, attachments=poor.attachments
-        )
+        checkpoint.save(place, poor.arrays, poor.settings, facts=facts, attachments=attachments)
         return place
 
+    attachments = poor.attachments
     with pytest.raises(PrivacyError, match="is of other parameters"):
         load_model(written(**{**poor.facts, "record": good.facts["record"]}))
+    attachments = {**attachments, "vocabulary": b"others\n"}
+    with pytest.raises(PrivacyError, match="or another vocabulary"):
+        load_model(written(**poor.facts))
+    attachments = poor.attachments
     bare = {name: value for name, value in poor.facts.items() if name != "record"}
     assert load_model(written(**bare)).record.reasons == (
         "the checkpoint carries no privacy record",

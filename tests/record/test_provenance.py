@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_one_thing_without_a_guarantee_or_a_record_leaves_the_whole_without() ->
     assert whole.numbers is None
 
 
+@pytest.mark.parametrize(
+    ("comments", "reason"),
+    [
+        ({"one": [GOOD.line], "other": []}, "nothing says whose text other is"),
+        ({"one": [GOOD.line, RAW.line]}, "without noise"),
+        ({"one": [RAW.line, GOOD.line]}, "without noise"),
+    ],
+)
+def test_a_model_made_of_several_has_the_worst_of_their_records(
+    comments: dict[str, list[str]], reason: str
+) -> None:
+    """Also where one of them has two: nobody knows which of them is true."""
+    (line,) = merged_record(comments, [], "")
+    record = Provenance.from_json(line)
+    assert record.guarantee is None and reason in record.reasons[0]
+
+
 def test_a_stage_of_one_run_counts_once_and_of_two_runs_twice() -> None:
     """By the ledger that it names; where none is named, twice."""
     stage = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
@@ -166,6 +184,7 @@ def test_what_was_read_is_unverified_and_so_is_what_is_made_from_it() -> None:
     assert read == GOOD
     assert "Unverified" not in GOOD.statement()
     assert "Unverified: this record was not verified with a trusted key." in read.statement()
+    assert pickle.loads(pickle.dumps(read)).standing == read.standing == "unverified"
     made = "Unverified: the record of what pieces is made of was not verified with a trusted key."
     assert made in read.derive("pieces").statement()
     assert made in read.derive("pieces").verified("0123").statement()
