@@ -21,7 +21,7 @@ from dlm.federated.noise.discrete import discrete
 from dlm.federated.noise.mechanism import GaussianMechanism, Mechanism
 from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu, band_toep
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
-from federated.linear import PARTS, dense_toeplitz, linear_map, node_matrix
+from federated.linear import PARTS, dense_toeplitz, distance, linear_map, node_matrix
 
 
 def running_sums(rounds: int) -> NDArray[np.float64]:
@@ -179,18 +179,6 @@ def sampled_sums(mechanism: Mechanism, seed: int) -> NDArray[np.float64]:
         drawn, state = noise.step(state, [(size, deviation)])
         rows.append(drawn / deviation)
     return np.cumsum(np.stack(rows), axis=0)
-
-
-def distance(sums: NDArray[np.float64], covariance: NDArray[np.float64]) -> float:
-    """How far samples are from a covariance that is claimed for them: the worst, in sigmas.
-
-    They are whitened by what is claimed; then squares of rounds are chi-squared and products of
-    rounds uncorrelated, and each mean is compared with its spread.
-    """
-    rounds, size = sums.shape
-    white = np.linalg.solve(np.linalg.cholesky(covariance), sums)
-    found = white @ white.T / size - np.eye(rounds)
-    return float(np.abs(found / np.sqrt((1 + np.eye(rounds)) / size)).max())
 
 
 def claim_blt(rounds: int) -> NDArray[np.float64]:
