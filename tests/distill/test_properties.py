@@ -17,18 +17,15 @@ from distill.plain import (
     by_definition,
     ngrams_of,
     sampled,
-    sentences_of,
 )
 from dlm.distill.counts.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
-from dlm.distill.counts.sampling import Sampling
 from dlm.distill.fitting import fit as fit_module
 from dlm.distill.fitting import kernels
 from dlm.distill.fitting.fit import fit
 from dlm.distill.fitting.prior import as_seen
 from dlm.distill.fitting.topology import closed, first_child, restricted, united
-from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.sources.backoff import BackoffSource, as_log10, exact_counts
-from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.estimate.columns import ModelColumns
 from dlm.estimate.prune import Goal, prune
 from dlm.units import LN_10
 
@@ -117,6 +114,7 @@ def test_each_step_comes_nearer(tmp_path: Path, seed: int, monkeypatch: pytest.M
     assert found[0] > found[-1]
 
 
+@pytest.mark.promise("nearest")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_papers_iteration_ends_there(tmp_path: Path, seed: int) -> None:
     """The difference of convex functions, to 1e-9."""
@@ -131,6 +129,7 @@ def test_the_papers_iteration_ends_there(tmp_path: Path, seed: int) -> None:
                 assert solved.prob[k][i] == pytest.approx(prob[ngram], abs=1e-9), ngram
 
 
+@pytest.mark.promise("nearest")
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_another_optimiser_finds_nothing_nearer(tmp_path: Path, seed: int) -> None:
     """BFGS on the whole table, without derivatives."""
@@ -193,52 +192,6 @@ def test_a_model_is_found_again_to_ten_digits(tmp_path: Path, seed: int, order: 
     local = local_counts(topology, counts)
     lost = again.cross_entropy(local, counts.words) - model.cross_entropy(local, counts.words)
     assert abs(lost) < 1e-13
-
-
-def raw_counts(source: SampledSource, topology: ModelColumns, samples: Sampling) -> NgramCounts:
-    """Of the drawn words alone, not of their distributions."""
-    vocabulary = topology.vocabulary
-    ngrams = [np.zeros(len(columns)) for columns in topology.orders]
-    contexts = [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])]
-    for words in sentences_of(collect_sentences(source, samples), vocabulary.end_id):
-        line = np.array([vocabulary.begin_id, *words, vocabulary.end_id], np.uint32)
-        for at in range(1, len(line)):
-            for k in range(min(at, topology.order - 1) + 1):
-                context = np.array([0]) if k == 0 else topology.rows_of(line[None, at - k : at])
-                if context[0] == MISSING:
-                    break
-                contexts[k][context[0]] += 1
-                row = topology.rows_of(line[None, at - k : at + 1])[0]
-                if row != MISSING:
-                    ngrams[k][row] += 1
-    return NgramCounts(ngrams, contexts)
-
-
-@pytest.mark.slow
-def test_more_samples_come_nearer_and_whole_distributions_nearer_than_words(
-    tmp_path: Path,
-) -> None:
-    """On the source's own n-grams: as soon as all contexts are visited almost nothing is lost."""
-    _, columns, _ = a_source(2, tmp_path, missing_suffixes=False)
-    topology, source = closed(columns), SampledSource(columns)
-    exact = exact_counts(BackoffSource.of(columns, topology))
-    local = local_counts(topology, exact)
-    best = Solved(topology, exact).cross_entropy(local, exact.words)
-    lost: list[tuple[float, float]] = []
-    for samples in (100, 1000, 10_000):
-        sampling = Sampling(samples, seed=1)
-        whole, _ = count_source(source, topology, sampling)
-        raw = raw_counts(source, topology, sampling)
-        assert raw.words == whole.words
-        found = [
-            Solved(topology, counts, prior=1e-3).cross_entropy(local, exact.words) - best
-            for counts in (whole, raw)
-        ]
-        lost.append((found[0], found[1]))
-        assert 0 <= found[0] + 1e-12 < found[1]
-    for kind in (0, 1):
-        assert lost[0][kind] > lost[1][kind] > lost[2][kind]
-    assert lost[2][0] < 1e-4 < lost[2][1]
 
 
 def test_few_n_grams_and_all_of_them(tmp_path: Path) -> None:
