@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,10 @@ from distill.plain import (
 from dlm.distill.counts.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
 from dlm.distill.fitting import fit as fit_module
 from dlm.distill.fitting import kernels
-from dlm.distill.fitting.fit import fit
 from dlm.distill.fitting.prior import as_seen
 from dlm.distill.fitting.topology import closed, first_child, restricted, united
 from dlm.distill.sources.backoff import BackoffSource, as_log10, exact_counts
 from dlm.estimate.columns import ModelColumns
-from dlm.estimate.prune import Goal, prune
-from dlm.units import LN_10
 
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
 
@@ -129,49 +125,6 @@ def test_the_papers_iteration_ends_there(tmp_path: Path, seed: int) -> None:
                 assert solved.prob[k][i] == pytest.approx(prob[ngram], abs=1e-9), ngram
 
 
-@pytest.mark.promise("nearest")
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_another_optimiser_finds_nothing_nearer(tmp_path: Path, seed: int) -> None:
-    """BFGS on the whole table, without derivatives."""
-    optimize = pytest.importorskip("scipy.optimize")
-    _, topology, _, counts = a_case(seed, tmp_path)
-    solved = Solved(topology, counts, tolerance=1e-12)
-    # Every probability and what each context leaves, as a softmax of free numbers.
-    local = local_counts(topology, counts)
-    found, backed = np.concatenate(local.found), local.backed
-    words = topology.orders[0].ids[:, 0] != topology.vocabulary.begin_id
-    sizes = [len(columns) for columns in topology.orders]
-    contexts = [1, *sizes[:-1]]
-
-    def cross_entropy(free: np.ndarray) -> float:
-        parts = np.split(free, np.cumsum([*sizes, *contexts[:-1]]))
-        log_prob: list[np.ndarray] = []
-        total = 0.0
-        for k, columns in enumerate(topology.orders):
-            here = np.exp(np.clip(parts[k], -60, 60))
-            if k == 0:
-                here = here * words
-            rest = np.exp(np.clip(parts[topology.order + k], -60, 60)) if k else np.zeros(1)
-            whole = np.bincount(columns.prefix, here, contexts[k]) + rest
-            with np.errstate(divide="ignore"):
-                log_prob.append(np.log(here / whole[columns.prefix]))
-            if k:
-                below = np.exp(log_prob[k - 1])[columns.suffix]
-                left_below = 1 - np.bincount(columns.prefix, below, contexts[k])
-                there = backed[k] > 1e-12
-                alpha = np.log(rest / whole) - np.log(np.maximum(left_below, 1e-300))
-                total -= float(backed[k][there] @ alpha[there])
-        seen = found > 0
-        return (total - float(found[seen] @ np.concatenate(log_prob)[seen])) / counts.words
-
-    best = solved.cross_entropy(local, counts.words)
-    rng = np.random.default_rng(seed)
-    start = rng.normal(size=sum(sizes) + sum(contexts), scale=0.5)
-    other = optimize.minimize(cross_entropy, start, method="L-BFGS-B", options={"maxfun": 30_000})
-    assert best <= other.fun + 1e-9
-    assert other.fun < best + 0.05  # it did look for it
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_a_model_is_found_again_to_ten_digits(tmp_path: Path, seed: int, order: int) -> None:
@@ -239,57 +192,3 @@ def test_few_n_grams_and_all_of_them(tmp_path: Path) -> None:
     local = local_counts(full, counts)
     own = -ln_likelihood(local, as_log10(known.prob), as_log10(known.weight[:-1])) / counts.words
     assert abs(found.cross_entropy(local, counts.words) - own) < 1e-12
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_nearer_than_sums_and_than_pruning(tmp_path: Path, seed: int) -> None:
-    """Than counts of each n-gram wherever it ends a longer one, without any optimisation, and than
-    the source pruned to the same n-grams by relative entropy."""
-    _, columns, _ = a_source(seed, tmp_path, missing_suffixes=False, contexts=0.9)
-    size = columns.counts[0] + (sum(columns.counts) - columns.counts[0]) // 3
-    pruned = prune(columns, Goal(ngrams=size), keep_suffixes=True).model
-    target, whole = closed(pruned), closed(columns)
-    counts = exact_counts(BackoffSource.of(columns, whole)).of(whole, target)
-    local = local_counts(target, counts)
-    best = Solved(target, counts).cross_entropy(local, counts.words)
-    theirs = BackoffSource.of(pruned, target)
-    of_pruned = ln_likelihood(
-        local, as_log10(theirs.prob), as_log10(theirs.weight[: target.order - 1])
-    )
-    assert best < -of_pruned / counts.words
-    summed = Solved(target, counts)
-    for k, columns_k in enumerate(target.orders):
-        seen = np.maximum(counts.contexts[k][columns_k.prefix], 1e-300)
-        summed.prob[k] = counts.ngrams[k] / seen
-        if k:
-            left = 1 - np.bincount(columns_k.prefix, summed.prob[k], len(counts.contexts[k]))
-            below = 1 - np.bincount(
-                columns_k.prefix, summed.prob[k - 1][columns_k.suffix], len(counts.contexts[k])
-            )
-            summed.weight[k - 1] = np.maximum(left, 1e-30) / np.maximum(below, 1e-30)
-    assert best < summed.cross_entropy(local, counts.words)
-
-
-def test_kenlm_reads_the_same_perplexity(tmp_path: Path) -> None:
-    """Of text, from the file that is written; to 1e-5 of it."""
-    kenlm = pytest.importorskip("kenlm")
-    _, topology, _, counts = a_case(4, tmp_path)
-    found = fit(topology, counts, prior=0.01)
-    found.model.write(tmp_path / "out.arpa")
-    read = kenlm.Model(str(tmp_path / "out.arpa"))
-    rng = random.Random(0)
-    lines = [rng.choices("abcdefgh", k=rng.randint(0, 8)) for _ in range(200)]
-    log10 = sum(score for line in lines for score, _, _ in read.full_scores(" ".join(line)))
-    ours, tokens = 0.0, 0
-    solved = Solved(topology, counts, prior=0.01)
-    prob, weight = as_log10(solved.prob), as_log10(solved.weight)
-    for line in lines:
-        ids = topology.vocabulary.ids_of([b"<s>", *(w.encode() for w in line), b"</s>"])
-        for at in range(1, len(ids)):
-            tokens += 1
-            ours += float(
-                topology.log10_probs(ids[None, max(0, at - 2) : at + 1], prob, weight)[0]  # type: ignore[arg-type]
-            )
-    assert np.exp(-log10 * LN_10 / tokens) == pytest.approx(
-        np.exp(-ours * LN_10 / tokens), rel=1e-5
-    )
