@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 from pathlib import Path
 from typing import Any
 
@@ -105,33 +104,6 @@ def test_a_word_takes_the_segmentation_of_highest_probability(inventory: Invento
     for word in distribution().words:
         taken = sum(score[i] for i in inventory.encode_word(word))
         assert taken == pytest.approx(best(SPACE + word), rel=1e-5)
-
-
-def test_what_users_say_often_is_one_piece_although_it_is_short(inventory: Inventory) -> None:
-    """Seeds that ignore counts lose it: that is why they are collected here."""
-    import sentencepiece
-
-    frequent = ["i", "am", "on"]
-    assert [len(inventory.encode_word(word)) for word in frequent] == [1, 1, 1]
-    counts = distribution()
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(counts.words),  # each word once, as its own seeds take them
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=60,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        minloglevel=2,
-    )
-    plain = Inventory(model.getvalue(), GOOD)
-    weights = scaled(counts.counts)
-
-    def used(by: Inventory) -> int:
-        lengths = [len(by.encode_word(word)) for word in counts.words]
-        return int((weights * np.array(lengths)).sum())
-
-    assert used(inventory) < used(plain)
 
 
 @pytest.mark.parametrize("size", [500, 1000, 2000])

@@ -141,17 +141,6 @@ def test_one_huge_user_moves_the_sum_by_at_most_the_clip_norm(
     assert oracle.norm_of(plain_update(huge, local)) > 10 * bound
 
 
-def test_a_user_whose_numbers_overflow_moves_nothing() -> None:
-    """And is counted as refused."""
-    rounds = algorithm(ReleaseConfig(0.3, 0.0, 4.0))
-    broken = {**params(), "embedding": params()["embedding"].at[1].set(jnp.inf)}
-    state = rounds.init(broken, None)
-    after, told = rounds.apply(state, cohort(3))
-    assert told.raw is not None
-    assert (told.raw.users, told.raw.refused) == (3, 3)
-    assert bits(after.params) == bits(state.params)
-
-
 @pytest.mark.parametrize(
     ("estimator", "over"), [("fixed", 8.0), ("clipped", 8.0), ("clipped", 2.0)]
 )
