@@ -152,30 +152,6 @@ def test_public_names_are_those_of_kenlm(tmp_path: Path, monkeypatch: pytest.Mon
     assert repr(ours.FullScoreReturn(-1.5, 2, True)) == repr(peer.FullScoreReturn(-1.5, 2, True))
 
 
-def test_the_examples_of_kenlm_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the example that comes with KenLM's package checks of a sentence and of its states."""
-    for model in both(HAND_MADE["weight_without_continuation"], tmp_path, monkeypatch):
-        module: Any = ours if isinstance(model, ours.Model) else peer
-        text = "a b c d unheard"
-        full = list(model.full_scores(text))
-        assert model.order == 4
-        assert sum(prob for prob, _, _ in full) == pytest.approx(model.score(text), abs=1e-4)
-        assert [oov for _, _, oov in full] == [False] * 4 + [True, False]
-        assert [word in model for word in text.split()] == [True] * 4 + [False]
-        state, after, total = module.State(), module.State(), 0.0
-        model.BeginSentenceWrite(state)
-        for word in ("a", "b"):
-            total += model.BaseScore(state, word, after)
-            state, after = after, state
-        assert total == pytest.approx(model.score("a b", eos=False), abs=1e-4)
-        total += model.BaseScore(state, "</s>", after)
-        assert total == pytest.approx(model.score("a b"), abs=1e-4)
-        null = module.State()
-        model.NullContextWrite(null)
-        model.BaseScore(state, "</s>", after)
-        assert after == null
-
-
 @pytest.mark.promise("kenlm_api")
 @pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])
 @pytest.mark.parametrize("name", [name for name, model in HAND_MADE.items() if model.order > 1])
@@ -205,15 +181,6 @@ def test_random_models_with_missing_suffixes_answer_as_kenlm(
     walk(mine, theirs, words * 3, 1500, seed).compare_states(10_000)
     rng = random.Random(seed)
     compare_sentences(mine, theirs, [" ".join(rng.choices(words, k=7)) for _ in range(20)])
-
-
-def test_white_space_splits_as_in_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of ASCII, and no other."""
-    mine, theirs = both(random_model(1, below_one=True), tmp_path, monkeypatch)
-    for space in (" ", "\t", "\n", "\r", "\x0b", "\x0c", "  ", "\x1c", "\x85", "\u00a0", "\u3000"):
-        for text in (f"w1{space}w2", f"{space}w1{space}"):
-            assert mine.score(text) == pytest.approx(theirs.score(text), rel=1e-5)
-            assert len(list(mine.full_scores(text))) == len(list(theirs.full_scores(text)))
 
 
 def test_wrong_types_are_errors_of_the_same_kind(

@@ -15,10 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 import dlm
-from cli.conftest import Run
 from cluster import WAIT_S
 from dlm.cli.main import COMMANDS, FIRST_STEPS, HEADINGS, app
-from models import HAND_MADE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOT_COMMAND: Any = typer.main.get_command(app)
@@ -97,69 +95,6 @@ def test_help_ends_with_examples_whose_options_exist(name: str) -> None:
         if not hasattr(NAMED[name], "commands"):
             assert path == name, line
         command.make_context(path, list(words), parent=parent)
-
-
-# What an example needs that is not here, by the command's name.
-NOT_RUN = {
-    "dlm demo": "runs for itself, in test_processes.py",
-    "dlm serve": "runs until SIGTERM",
-    "dlm cluster": "runs until Ctrl-C",
-    "dlm gateway": "runs until SIGTERM",
-    "dlm rollout": "needs servers",
-    "dlm status": "needs servers",
-    "dlm transcribe": "needs audio and the extra asr",
-    "dlm pipeline": "needs users' text and the extra train",
-    "dlm evaluate": "needs the extra train; see test_evaluate.py",
-    "dlm unigrams": "needs users' text",
-    "dlm pieces": "needs the extra train",
-    "dlm federate": "needs users' text and the extra train",
-    "dlm devices device": "runs until SIGTERM",
-    "dlm devices server": "needs devices",
-    "dlm devices unigrams": "needs devices",
-    "dlm privacy compose": "needs the reports of runs",
-    "dlm privacy erase": "needs a run",
-    "dlm privacy sign": "needs a run and a key",
-    "dlm privacy verify": "needs a run and a key",
-    "dlm privacy account": "needs the extra train; see test_privacy.py",
-    "dlm privacy mechanism": "optimises for a minute",
-    "dlm privacy plan": "needs the extra train; see test_privacy.py",
-}
-# And single examples of commands whose others run.
-NEEDS = ("cluster.toml", "runs/first", "heldout.tsv", "lattices/", "| dlm score", "zcat", "| head")
-
-
-@pytest.mark.slow
-def test_the_examples_run_in_the_order_of_the_help(tmp_path: Path, run: Run) -> None:
-    """All that need no server, no audio and no user's text, from one text."""
-    tmp_path.joinpath("corpus.txt").write_bytes((ROOT / "dlm/data/demo.txt").read_bytes() * 3)
-    HAND_MADE["missing_suffixes"].write(tmp_path / "toy.arpa")
-    golden = ROOT / "tests/kenlm_files/golden/demo.trie.binary"
-    tmp_path.joinpath("model.binary").write_bytes(golden.read_bytes())
-    for name in ("heldout.txt", "words.txt"):
-        text = (ROOT / "dlm/data/demo.txt").read_text().splitlines()[:5]
-        tmp_path.joinpath(name).write_text("\n".join(text) + "\n")
-    said = "file\ttext\na\tthe man went\nb\ta house\n"
-    for name in ("transcripts.tsv", "hypotheses.tsv", "others.tsv"):
-        tmp_path.joinpath(name).write_text(said)
-    best = '{"id": "a", "hyps": [{"words": "the man", "acoustic": -3.0, "lm": -2.0}]}\n'
-    tmp_path.joinpath("nbest.jsonl").write_text(best)
-    tmp_path.joinpath("names.tsv").write_text("the man\t2.5\n")
-    order = ["dlm estimate", *(name for name in NAMED if name != "dlm estimate")]
-    ran: list[str] = []
-    for name in order:
-        if name in NOT_RUN or hasattr(NAMED[name], "commands"):
-            continue
-        for line in examples(name):
-            if any(need in line for need in NEEDS):
-                continue
-            words = dlm_words(line)
-            if "--output" in words or "-o" in words:  # text this small has no counts of counts
-                words += ["--discount-fallback"] if name == "dlm estimate" else []
-            done = run(*words[1:], cwd=tmp_path)
-            assert done.returncode == 0, (line, done.stderr)
-            ran.append(name)
-    left = {name for name in NAMED if not hasattr(NAMED[name], "commands")} - NOT_RUN.keys()
-    assert set(ran) == left - {"dlm distill"} | ({"dlm distill"} & set(ran))
 
 
 def run_here(

@@ -14,9 +14,8 @@ from distill.oracle import Ngram
 from distill.plain import Plain, a_source, ngrams_of, sampled_counts
 from distill.test_fit import visits_of
 from dlm.distill.counts.count import Visit, local_counts
-from dlm.distill.fitting.fit import fit
 from dlm.distill.fitting.topology import closed, restricted
-from dlm.distill.sources.capitalize import CasedSource, Spellings, cased_visits, lower
+from dlm.distill.sources.capitalize import CasedSource, Spellings, lower
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary
@@ -179,32 +178,6 @@ def test_counts_are_those_of_the_definition(
     uncased_ids = cased.spellings.uncased_of
     together = np.bincount(uncased_ids, counts.ngrams[0], len(uncased.vocabulary))
     np.testing.assert_allclose(together, bare.ngrams[0], rtol=1e-5)
-
-
-def test_one_spelling_for_each_word_changes_no_bit(tmp_path: Path) -> None:
-    """The model, to the bit; the entropy as well."""
-    source, uncased, _ = a_source(2, tmp_path)
-    _, other, _ = a_source(102, tmp_path)
-    cap, _ = read(normalised_model(5, list("ABCDefgh"), order=3), tmp_path / "one.arpa")
-    told = Told(source, uncased, sentences(2))
-    cased = CasedSource(told, cap)
-    topology = closed(restricted(other, uncased.vocabulary).model)
-    words = [word.decode() for word in cased.vocabulary.words]
-    assert [word.lower() for word in words] == [w.decode() for w in uncased.vocabulary.words]
-    ours = sampled_counts(topology, cased.visits(1, 0))
-    plain = sampled_counts(topology, told.visits(1, 0))
-    for a, b in zip(ours.ngrams + ours.contexts, plain.ngrams + plain.contexts, strict=True):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(
-        fit(topology, ours, prior=0.01).model.orders,
-        fit(topology, plain, prior=0.01).model.orders,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(a.log10_prob, b.log10_prob)
-        np.testing.assert_array_equal(a.log10_backoff, b.log10_backoff)
-    spelled = cased_visits(told.visits(1, 0), cased.spellings, 0)
-    for visit, other in zip(told.visits(1, 0), spelled, strict=True):
-        np.testing.assert_array_equal(other.entropy, visit.entropy)
 
 
 def test_a_source_of_cased_words_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distill.plain import PlainSource, a_source, restricted_values, sentences_of
+from distill.plain import a_source, restricted_values, sentences_of
 from dlm.distill.counts.sampling import GivenText, Sampling
 from dlm.distill.fitting.infer import infer_topology, interpolate
 from dlm.distill.fitting.topology import closed, united
@@ -93,22 +93,6 @@ def test_words_of_any_bytes_are_counted(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said_of):
             infer_topology(said, vocabulary, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["backoff", "protocol"])
-def test_a_larger_topology_comes_nearer(tmp_path: Path, kind: str) -> None:
-    """Of the source's own n-grams (A_i)."""
-    plain, columns, _ = a_source(3, tmp_path)
-    source = SampledSource(columns if kind == "backoff" else PlainSource(plain))
-    sampling = Sampling(3000, seed=2)
-    found = [
-        distill_inferred(source, Inference(3, size), sampling, scratch=tmp_path)
-        for size in (30, 60, 120, None)
-    ]
-    lost = [made.relative_entropy for made in found]
-    assert lost[0] > lost[1] > lost[2] > lost[3] > -1e-6
-    sizes = [sum(made.fit.model.counts) for made in found]
-    assert sizes[:3] == [30, 60, 120]
 
 
 def test_another_models_n_grams_supplement_them(tmp_path: Path) -> None:

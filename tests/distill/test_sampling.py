@@ -14,9 +14,9 @@ import pytest
 from distill.oracle import Ngram
 from distill.plain import PlainSource, a_source, by_definition, restricted_values, sentences_of
 from dlm.distill.counts.count import NgramCounts, Visit
-from dlm.distill.counts.sampling import GIVEN, GivenText, Sampling
+from dlm.distill.counts.sampling import GivenText, Sampling
 from dlm.distill.counts.visits import visits_of
-from dlm.distill.fitting.topology import closed, restricted, united
+from dlm.distill.fitting.topology import closed, restricted
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.sources.backoff import BackoffSource, exact_counts
 from dlm.distill.sources.source import SourceReader
@@ -181,25 +181,6 @@ def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
         count_source(made, target, Sampling(text=text))
     with pytest.raises(ConfigError, match="mine makes visits, not sentences"):
         collect_sentences(made, Sampling(5))
-
-
-def test_parts_take_different_sentences_and_all_of_a_text(tmp_path: Path) -> None:
-    """Of samples by their seeds, of a text by its blocks."""
-    _, columns, _ = a_source(5, tmp_path)
-    source, whole = SampledSource(columns), united([columns])
-    parts = [count_source(source, whole, Sampling(1000, part=(i, 3)))[0] for i in (1, 2, 3)]
-    begun = [part.contexts[1][columns.vocabulary.begin_id] for part in parts]
-    assert begun == [334, 333, 333]
-    assert len({part.words for part in parts}) == 3
-    lines = [f"a {'b ' * (i % 5)}" for i in range(3 * GIVEN + 5)]
-    text = the_text(lines)
-    blocks = [list(Sampling(text=text, part=(i, 2)).given(columns.vocabulary)) for i in (1, 2)]
-    assert [len(each) for each in blocks] == [2, 2]
-    assert sum(len(block) for each in blocks for block in each) == len(lines)
-    all_of_it, _ = count_source(source, whole, Sampling(text=text))
-    halves = [count_source(source, whole, Sampling(text=text, part=(i, 2)))[0] for i in (1, 2)]
-    for a, b in zip(arrays(halves[0] + halves[1]), arrays(all_of_it), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:

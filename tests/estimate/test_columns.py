@@ -52,31 +52,6 @@ def test_the_columns_hold_the_ngrams_of_the_file_in_prefix_order(name: str, tmp_
             assert [tuple(n) for n in children] == want
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
-    """The same n-grams, bits and comments."""
-    model = ModelColumns.read(MODELS[name].write(tmp_path / "m.arpa"))
-    model.write(tmp_path / "again.arpa.gz", comments=["made by hand"])
-    again = ModelColumns.read(tmp_path / "again.arpa.gz")
-    assert again.vocabulary == model.vocabulary
-    assert again.comments == ["made by hand"]
-    for ours, theirs in zip(model.orders, again.orders, strict=True):
-        for column in ("ids", "log10_prob", "log10_backoff", "prefix", "suffix", "first_child"):
-            assert getattr(ours, column).tobytes() == getattr(theirs, column).tobytes(), column
-
-
-def test_rows_are_found_by_their_words(tmp_path: Path) -> None:
-    """Those that are there, and none that is not."""
-    model = ModelColumns.read(random_model(3, order=4).write(tmp_path / "m.arpa"))
-    for columns in model.orders:
-        assert model.rows_of(columns.ids).tolist() == list(range(len(columns)))
-    rng = np.random.default_rng(0)
-    asked = rng.integers(0, len(model.vocabulary) + 2, (500, 3), dtype=np.uint32)
-    known = {tuple(n): i for i, n in enumerate(model.orders[2].ids.tolist())}
-    want = [known.get(tuple(n), int(MISSING)) for n in asked.tolist()]
-    assert model.rows_of(asked).tolist() == want
-
-
 def test_a_selection_is_the_model_of_the_ngrams_kept(tmp_path: Path) -> None:
     """As if its file had held no others."""
     rng = np.random.default_rng(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import subprocess
 from pathlib import Path
 
@@ -59,19 +58,6 @@ def test_ngrams_of_the_vocabulary_are_kept_with_their_bits(
         assert tuple(reader.counts) == found.counts
 
 
-def test_text_of_the_vocabulary_scores_the_same_bits(tmp_path: Path) -> None:
-    """And what is removed scores as the unknown word."""
-    source = random_model(3, words=9, per_order=80).write(tmp_path / "model.arpa")
-    filter_arpa(source, tmp_path / "out.arpa", KEPT)
-    whole, small = DictModel.from_arpa(source), DictModel.from_arpa(tmp_path / "out.arpa")
-    rng = random.Random(1)
-    for _ in range(300):
-        words = rng.choices(["w1", "w2", "w5", "w8"], k=rng.randrange(8))
-        one, other = whole.score_sentence(words), small.score_sentence(words)
-        assert [s.log10_prob for s in one] == [s.log10_prob for s in other]
-    assert small.score_sentence(["w3"]) == small.score_sentence(["never"])
-
-
 def test_the_output_is_that_of_kenlms_filter(tmp_path: Path) -> None:
     """`filter single` and `filter single context`, byte for byte but for the numbers' digits."""
     binary = os.environ.get("DLM_KENLM_FILTER")
@@ -119,14 +105,6 @@ def test_renormalised_is_the_model_given_that_words_are_of_the_vocabulary(
         for w in known:
             found = 10.0 ** float(small.score(context, small.vocabulary.id_of(w)).log10_prob)
             assert math.isclose(found, probs[w] / total, rel_tol=5e-6), (words, w)
-
-
-def test_a_filtered_model_sums_to_less_and_a_renormalised_one_to_one(tmp_path: Path) -> None:
-    """So that the test above is known to look."""
-    source = normalised_model(5, WORDS).write(tmp_path / "model.arpa")
-    filter_arpa(source, tmp_path / "out.arpa", KEPT)
-    assert worst_sum(DictModel.from_arpa(source)) < 1e-6
-    assert worst_sum(DictModel.from_arpa(tmp_path / "out.arpa")) > 0.1
 
 
 def test_a_vocabulary_without_a_word_of_the_model_is_refused(tmp_path: Path) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.estimate.merge import MergedModel, merge_models, read_heldout, unite
+from dlm.estimate.merge import MergedModel, merge_models, unite
 from dlm.estimate.merge.mixture import needed_bytes
 from dlm.ngram.backoff import DictModel
-from dlm.ngram.vocab import UNK_ID
 from estimate.merge_models import normalised_model, read, worst_sum
-from estimate.merge_oracle import merge_plain, prob_of
+from estimate.merge_oracle import merge_plain
 from models import HAND_MADE, PlainModel, random_model
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -76,99 +73,6 @@ def test_a_mixture_is_that_of_the_dictionaries(case: str, threads: int, tmp_path
     assert worst_sum(found) < 1e-6
     assert merged.scaled == 0
     assert abs(merged.word_sum - 1) < 1e-6
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_context_of_random_mixtures_sums_to_one(seed: int, tmp_path: Path) -> None:
-    """Any vocabularies, orders and weights."""
-    rng = random.Random(seed)
-    models = [
-        normalised_model(
-            1000 * seed + i,
-            rng.sample(WORDS, rng.randint(1, len(WORDS))),
-            order=rng.randint(1, 4),
-            contexts=rng.random(),
-            missing_suffixes=rng.random() < 0.5,
-            unk=rng.random() < 0.7,
-        )
-        for i in range(rng.randint(1, 3))
-    ]
-    both = [read(model, tmp_path / f"{i}.arpa") for i, model in enumerate(models)]
-    parts = [rng.random() for _ in both]
-    weights = [part / sum(parts) for part in parts]
-    merged = merge_models(unite([columns for columns, _ in both]), weights)
-    found = merged_file(merged, tmp_path / "merged.arpa")
-    assert worst_sum(found) < 1e-6
-    for ngram, (log10_prob, _) in found.ngrams.items():
-        words = spelled(found, ngram)
-        expected = sum(
-            weight * prob_of(oracle, words[:-1], words[-1])
-            for weight, (_, oracle) in zip(weights, both, strict=True)
-        )
-        if words != (b"<s>",):
-            assert math.isclose(10.0 ** float(log10_prob), expected, rel_tol=2e-6), words
-
-
-@pytest.mark.parametrize("case", ["one vocabulary", "no unknown word in any"])
-def test_a_model_mixed_with_itself_is_that_model(case: str, tmp_path: Path) -> None:
-    """The same n-grams; probabilities and weights to the last digits of a float32."""
-    columns, oracle = read(CASES[case][0], tmp_path / "a.arpa")
-    merged = merge_models(unite([columns, columns]), [0.25, 0.75])
-    found = merged_file(merged, tmp_path / "merged.arpa")
-    assert found.vocabulary == oracle.vocabulary
-    assert set(found.ngrams) == set(oracle.ngrams)
-    for ngram, (log10_prob, log10_backoff) in oracle.ngrams.items():
-        assert abs(found.ngrams[ngram][0] - log10_prob) <= 1e-6
-        assert abs(found.ngrams[ngram][1] - log10_backoff) <= 2e-6
-
-
-def test_all_the_weight_on_one_model_gives_that_model(tmp_path: Path) -> None:
-    """On its n-grams and, the others backing off as it does, on all."""
-    both = [read(m, tmp_path / f"{i}.arpa") for i, m in enumerate(CASES["words of their own"])]
-    union = unite([columns for columns, _ in both])
-    for chosen in (0, 1):
-        weights = [float(i == chosen) for i in range(2)]
-        found = merged_file(merge_models(union, weights), tmp_path / "merged.arpa")
-        oracle = both[chosen][1]
-        for ngram, (log10_prob, _) in oracle.ngrams.items():
-            here = tuple(found.vocabulary.id_of(w) for w in spelled(oracle, ngram))
-            assert abs(found.ngrams[here][0] - log10_prob) <= 1e-6
-        for ngram, (log10_prob, _) in found.ngrams.items():
-            words = spelled(found, ngram)
-            if words[-1] not in oracle.vocabulary and words[-1] != b"<unk>":
-                assert log10_prob == -99
-
-
-def test_perplexity_is_that_of_the_dynamic_mixture_where_the_ngrams_are_listed(
-    tmp_path: Path,
-) -> None:
-    """Sentences along listed n-grams score alike; others back off by weights of their own."""
-    models = [normalised_model(s, WORDS[s - 20 :], contexts=1.0) for s in (20, 21)]
-    both = [read(model, tmp_path / f"{i}.arpa") for i, model in enumerate(models)]
-    weights = [0.4, 0.6]
-    union = unite([columns for columns, _ in both])
-    found = merged_file(merge_models(union, weights), tmp_path / "merged.arpa")
-    rng = random.Random(1)
-    begin, end = found.vocabulary.begin_id, found.vocabulary.end_id
-    listed: list[bytes] = []
-    while len(listed) < 20:
-        sentence = [begin]
-        while sentence[-1] not in (end, UNK_ID):
-            context = tuple(sentence[-(found.order - 1) :])
-            following = sorted(n[-1] for n in found.ngrams if n[:-1] == context)
-            sentence.append(rng.choice(following or [UNK_ID]))
-        if sentence[-1] == end:
-            listed.append(b" ".join(found.vocabulary.words[i] for i in sentence[1:-1]))
-
-    def perplexities(lines: list[bytes]) -> tuple[float, float]:
-        dynamic = read_heldout(union, [b"\n".join(lines)]).of_mixture(weights).perplexity
-        scores = [s.log10_prob for line in lines for s in found.score_sentence(line.split())]
-        return dynamic, 10.0 ** -float(np.mean(np.array(scores, np.float64)))
-
-    dynamic, static = perplexities(listed)
-    assert math.isclose(dynamic, static, rel_tol=1e-6)
-    dynamic, static = perplexities([b"w1 w2 w3 w4 w5 w6 w7 w8", b"w8 w7 w6 w5 w4 w3 w2 w1"])
-    assert not math.isclose(dynamic, static, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -46,28 +46,6 @@ def test_two_weights_are_where_bisection_of_the_slope_finds_the_maximum(seed: in
     assert best - 1e-9 <= mean_ln(heldout, list(tuned.weights)) <= best + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_point_of_a_grid_is_better_by_more_than_the_gap(seed: int) -> None:
-    """Three models: all weights in steps of 1/100; stopped early, the bound that is told holds."""
-    heldout = heldout_of(np.random.default_rng(seed).random((3, 300)) ** 2)
-    grid = [(i / 100, j / 100, (100 - i - j) / 100) for i in range(101) for j in range(101 - i)]
-    best = max(mean_ln(heldout, list(point)) for point in grid)
-    for iterations in (0, 1, 5, 10_000):
-        tuned = tune(heldout, gap=1e-8, max_iterations=iterations)
-        assert tuned.iterations <= iterations
-        assert best <= mean_ln(heldout, list(tuned.weights)) + tuned.gap + 1e-12
-    assert tuned.gap <= 1e-8
-    assert math.isclose(sum(tuned.weights), 1)
-
-
-def test_a_model_that_is_better_everywhere_takes_all() -> None:
-    """The maximum at the border, which EM nears and the gap bounds."""
-    prob = np.random.default_rng(1).random((2, 200))
-    prob[1] = prob[0] / 2
-    tuned = tune(heldout_of(prob))
-    assert tuned.weights[0] > 1 - 1e-5
-
-
 def test_each_token_has_the_probability_that_the_plain_recursion_gives(tmp_path: Path) -> None:
     """Words of one model, of both, of none; contexts with each; missing suffixes."""
     models = [normalised_model(31, WORDS[:6], order=4), normalised_model(32, WORDS[3:], unk=False)]

@@ -17,7 +17,6 @@ from dlm.estimate.pipeline import estimate
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.arpa.writer import OutputFile
-from estimate import oracle
 from estimate.corpora import Case, case
 from estimate.lmplz import Values, lmplz, needs_lmplz, parsed
 from estimate.test_oracle import plainly, values_of
@@ -134,34 +133,6 @@ def test_text_that_repeats_itself_is_sorted_in_small_memory(tmp_path: Path) -> N
     assert not isinstance(small, str)
     assert not isinstance(model, str)
     assert_alike(small[0], values_of(model), "repeats")
-
-
-def test_sums_over_the_vocabulary_are_one_in_every_context(tmp_path: Path) -> None:
-    """As the file has the numbers, without <s>."""
-    one = long_case(4, (0, 1, 1, 2), sentences=400)
-    assert not isinstance(made(tmp_path, one), str)
-    with ArpaReader(tmp_path / "model.arpa") as reader:
-        sections = [
-            (b.ids.copy(), b.log10_prob.astype(float), b.log10_backoff.astype(float))
-            for b in reader.batches()
-        ]
-        vocabulary = reader.vocabulary
-    probs = {
-        tuple(ids): 10**p for s in sections for ids, p in zip(s[0].tolist(), s[1], strict=True)
-    }
-    weights = {
-        tuple(ids): 10**b for s in sections for ids, b in zip(s[0].tolist(), s[2], strict=True)
-    }
-
-    def probability(context: tuple[int, ...], word: int) -> float:
-        if (*context, word) in probs:
-            return float(probs[(*context, word)])
-        return float(weights.get(context, 1.0)) * probability(context[1:], word)
-
-    words = [w for w in range(len(vocabulary)) if w != vocabulary.begin_id]
-    contexts = [c for c in weights if len(c) < 4 and c[-1] != vocabulary.end_id]
-    for context in [(), *contexts[:: max(1, len(contexts) // 60)]]:
-        assert sum(probability(context, word) for word in words) == pytest.approx(1, abs=1e-6)
 
 
 def test_the_header_says_where_the_model_comes_from(tmp_path: Path) -> None:
@@ -286,14 +257,3 @@ def test_real_sized_models_are_those_of_lmplz(tmp_path: Path) -> None:
         assert ours[0].keys() == theirs.keys()
         for ngram, values in theirs.items():
             assert ours[0][ngram] == pytest.approx(values, abs=2e-5), ngram
-
-
-def test_order_one_and_the_unknown_word(tmp_path: Path) -> None:
-    """The unknown word gets its share of what is spared, as every word does."""
-    one = case(3)
-    one = Case(one.lines, 1, (), None, (0.5, 1.0, 1.5))
-    ours = made(tmp_path, one)
-    assert not isinstance(ours, str)
-    assert ours[0][b"<unk>",][0] < 0
-    assert ours[0][b"<s>",][0] == 0
-    assert oracle.UNK == 0

@@ -17,7 +17,6 @@ from normalised import (
     contexts_of,
     divergence,
     ln_history,
-    log10_prob,
     normalised_model,
     read_plain,
     sum_over_words,
@@ -138,23 +137,6 @@ def test_every_context_of_a_pruned_model_sums_to_one(kind: str, seed: int, tmp_p
             assert len(ngram) == 1 or ngram[:-1] in after.ngrams
         words = {n for n in plain.ngrams if len(n) == 1}
         assert words <= set(after.ngrams)
-
-
-@pytest.mark.parametrize(("kind", "seed"), CASES)
-def test_a_pruned_model_says_what_its_columns_say(kind: str, seed: int, tmp_path: Path) -> None:
-    """log10_probs of the columns against the plain recursion, over all words of some contexts."""
-    _, model = made(kind, seed, tmp_path)
-    result = prune(model, Goal(threshold=1e-3)).model
-    result.write(tmp_path / "p.arpa")
-    after = read_plain(tmp_path / "p.arpa")
-    words = [w.decode() for w in model.vocabulary.words]
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, len(words), (200, model.order + 1), dtype=np.uint32)
-    found = result.log10_probs(ids)
-    for row, value in zip(ids.tolist(), found.tolist(), strict=True):
-        *context, word = (words[i] for i in row)
-        context = context[len(context) - (result.order - 1) :]
-        assert value == pytest.approx(log10_prob(after, tuple(context), word), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["random", "normalised", *HAND_MADE])

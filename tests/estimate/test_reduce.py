@@ -12,7 +12,7 @@ from dlm.estimate.reduce import needed_bytes, reduce_arpa
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, random_model
-from normalised import contexts_of, log10_prob, normalised_model, read_plain, sum_over_words
+from normalised import read_plain
 
 MODELS = {
     **HAND_MADE,
@@ -43,20 +43,6 @@ def test_a_reduced_model_scores_as_the_whole_does_after_short_contexts(
             assert before.matched_order == after.matched_order
         with ArpaReader(tmp_path / "r.arpa") as reader:
             assert reader.comments[-1] == "reduced"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_context_of_a_reduced_model_sums_to_one(seed: int, tmp_path: Path) -> None:
-    """At every order, where it did before."""
-    plain = normalised_model(seed, order=4, words=5)
-    path = plain.write(tmp_path / "m.arpa")
-    for order in (1, 2, 3):
-        reduce_arpa(path, order, tmp_path / "r.arpa")
-        after = read_plain(tmp_path / "r.arpa")
-        for context in contexts_of(after):
-            assert sum_over_words(after, context) == pytest.approx(1, abs=1e-6)
-        words = [n[0] for n in plain.ngrams if len(n) == 1]
-        assert log10_prob(after, (), words[0]) == plain.ngrams[(words[0],)][0]
 
 
 def test_what_lies_above_the_order_is_not_read(tmp_path: Path) -> None:

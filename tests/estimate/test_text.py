@@ -195,19 +195,3 @@ def test_bytes_alone_are_words_of_text_that_is_scored(tmp_path: Path) -> None:
     reader = Reader([str(tmp_path / "text")], scored=True, skip=True)
     assert lines_of(reader) == lines[1:]
     assert reader.totals.skipped == {LineFault.NOT_UTF8: 1}
-
-
-def test_lines_left_out_have_their_place_in_a_block(tmp_path: Path) -> None:
-    """After so many lines of it; wherever blocks end, every line is there or left out."""
-    text = b"a\n\0\n\0\nb\nc\n" + b"y" * 500 + b"\nd\n\0"
-    (tmp_path / "text").write_bytes(text)
-    for size in (1, 5, 64, 1 << 20):
-        found: list[bytes | LineFault] = []
-        reader = Reader([str(tmp_path / "text")], skip=True, block_bytes=size, max_line_bytes=100)
-        for block in reader.read():
-            lines: list[bytes | LineFault] = list(block.lines.split(b"\n")) if block.size else []
-            for after, fault in reversed(block.left_out):
-                lines.insert(after, fault)
-            found += lines
-        nul = LineFault.NUL
-        assert found == [b"a", nul, nul, b"b", b"c", LineFault.LONG_LINE, b"d", nul]

@@ -8,8 +8,6 @@ families, calls end in time, and full service comes back by itself. Run with -s 
 from __future__ import annotations
 
 import os
-import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,17 +18,10 @@ import pytest
 from client.scripted import Clients
 from client.test_bigram_fallback import shard_of
 from cluster import Cluster, ModelFiles, ProcessServer, build
-from dlm.client import Client, ClientConfig
-from dlm.client.api.core import Core
-from dlm.client.config.cluster_file import Endpoint, FixedEndpoints
-from dlm.client.config.credentials import Metadata
+from dlm.client import Client
 from dlm.client.config.settings import FailoverConfig, HeartbeatConfig
-from dlm.client.deliver.transport import GrpcConnection, Reply
-from dlm.client.health.cascade import BeatReply
 from dlm.client.health.modes import Mode
-from dlm.errors import DeadlineExceeded
 from dlm.ngram.query import BIGRAM_FALLBACK, FULL, LOCAL_FALLBACK
-from dlm.wire._pb import shard_pb2 as pb
 from faults.decoders import Decoders
 from loadtest.run.chaos import Command, random_faults
 from loadtest.run.proxy import Proxies
@@ -62,20 +53,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     """The small one, with other words and ids."""
     model = random_model(24, order=3, words=40, per_order=100)
     return build(model, tmp_path_factory.mktemp("local_fallback"), 1)
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A model that nobody asked for, of the same size."""
-    model = random_model(25, order=4, words=50, per_order=400)
-    return build(model, tmp_path_factory.mktemp("stranger"), 2)
-
-
-@pytest.fixture(scope="module")
-def strangers(stranger: ModelFiles) -> Iterator[Cluster]:
-    """Its servers."""
-    with Cluster(stranger, kind=ProcessServer) as running:
-        yield running
 
 
 class World:
@@ -149,11 +126,6 @@ def world(servers: World) -> Iterator[World]:
     yield servers
     servers.heal()
     servers.clients.close()
-
-
-def in_mode(client: Client, mode: Mode) -> Callable[[], bool]:
-    """Whether the client's new utterances go there."""
-    return lambda: client.cascade.mode is mode
 
 
 @contextmanager
@@ -276,161 +248,6 @@ def test_connections_that_went_silent_are_given_up_though_nobody_reset_them(
     client = world.connect(small)
     with decoding(client, [files, small], "half-open"):
         assert world.proxies.half_open(0) > 0
-
-
-class Lossy:
-    """Connections that lose messages: whoever waits for one learns it at its deadline.
-
-    share  of the messages and heartbeats that is lost
-    """
-
-    def __init__(self) -> None:
-        self.share = 0.0
-        self.lost = 0
-        self.chance = random.Random(SEED).random
-
-    def connect(self, address: str) -> GrpcConnection:
-        """See `topology.Connect`."""
-        return _LossyConnection(address, self)
-
-    def loses(self) -> bool:
-        """Whether this one is lost."""
-        lost = self.chance() < self.share
-        self.lost += lost
-        return lost
-
-
-class _LossyConnection(GrpcConnection):
-    def __init__(self, address: str, loss: Lossy) -> None:
-        super().__init__(address, 4)
-        self._loss = loss
-
-    def score(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        if self._loss.loses():
-            late = DeadlineExceeded(f"{self.address} did not answer before the deadline")
-            timer = threading.Timer(timeout_s, reply, (None, late))
-            timer.daemon = True
-            timer.start()
-        else:
-            super().score(request, timeout_s, reply, metadata)
-
-    def heartbeat_later(
-        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
-    ) -> None:
-        if not self._loss.loses():
-            super().heartbeat_later(request, timeout_s, reply)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.01, 0.5])
-def test_messages_that_are_lost_cost_no_right_score(
-    world: World, files, small, cache_dir, share: float
-) -> None:
-    """1 % and 50 % of them, each known by its deadline alone."""
-    loss = Lossy()
-    settings = ClientConfig(
-        cache_dir=cache_dir,
-        local_fallback=small.directory,
-        heartbeat_config=HEARTBEATS,
-        failover_config=FAILOVER,
-    )
-    endpoints = FixedEndpoints([Endpoint(address) for address in world.proxies.addresses])
-    with Client(Core(endpoints, settings, connect=loss.connect)) as client:
-        client._connect()
-        with decoding(client, [files, small], f"{share:.0%} of messages lost") as decoders:
-            loss.share = share
-            decoders.for_s(2.5)
-            decoders.wait(lambda: loss.lost > 0)
-            loss.share = 0.0
-
-
-@pytest.mark.slow
-def test_a_way_ten_times_as_long_is_left_and_taken_again(world: World, files, small) -> None:
-    """By its delay alone: no message fails. Twice is at the edge of the rule: either is right."""
-    heartbeat_config = HeartbeatConfig(interval_s=0.05, timeout_s=2.0, slow_floor_s=0.01)
-    failover_config = FailoverConfig(
-        wait_s=0.1, max_wait_s=0.5, probe_s=0.05, slow_s=0.3, stable_s=0.0
-    )
-    for at in range(2):
-        world.proxies.set(at, delay_s=0.01)
-    client = world.connect(
-        small, heartbeat_config=heartbeat_config, failover_config=failover_config
-    )
-    with decoding(client, [files, small], "delay 2x, then 10x") as decoders:
-        decoders.wait(lambda: all((s.delay_s or 0) >= 0.02 for s in client.cascade.servers))
-        world.proxies.set(0, delay_s=0.02)
-        decoders.for_s(1.0)
-        world.proxies.set(0, delay_s=0.1)
-        decoders.wait(in_mode(client, Mode.LOCAL_FALLBACK))
-        assert client.cascade.switches[Mode.LOCAL_FALLBACK, "delay"] >= 1
-        world.proxies.set(0, delay_s=0.01)
-        decoders.wait(in_mode(client, Mode.FULL))
-
-
-# -- servers that should not be there ------------------------------------------------------------
-
-
-def test_a_server_of_another_model_at_a_shards_address_gives_no_score(
-    world: World, files, small, strangers: Cluster
-) -> None:
-    """Its answers would be plausible; none is taken."""
-    client = world.connect(small)
-    with decoding(client, [files, small], "another model") as decoders:
-        broken = time.monotonic()
-        world.proxies.redirect(0, strangers.addresses[0])
-        decoders.wait(lambda: decoders.first(broken, "local_fallback") is not None)
-        entered = time.monotonic()
-        decoders.wait(lambda: decoders.each(entered, 2))
-        world.heal()
-
-
-def test_a_server_of_another_slot_table_gives_no_score_of_what_it_lacks(
-    world: World, files, small
-) -> None:
-    """The same model, cut in another way."""
-    client = world.connect(small)
-    other = ProcessServer(files.again(2, seed=9).directory, 0).ready()
-    try:
-        with decoding(client, [files, small], "another slot table") as decoders:
-            since = time.monotonic()
-            world.proxies.redirect(0, other.address)
-            decoders.wait(lambda: decoders.each(since, 4))
-            world.heal()
-    finally:
-        other.end()
-
-
-def test_when_all_servers_go_over_to_another_model_so_do_new_utterances(
-    world: World, files, small, stranger, strangers: Cluster
-) -> None:
-    """Those that are under way end on their own model's low orders."""
-    client = world.connect(small)
-    models = [files, small, stranger]
-    with decoding(client, models, "all to another model and back") as decoders:
-        for at, address in enumerate(strangers.addresses):
-            world.proxies.redirect(at, address)
-        since = time.monotonic()
-        decoders.wait(lambda: decoders.each(since, 2, full=True))
-        assert client.manifest.model == stranger.manifest.model
-        world.heal()
-    assert client.manifest.model == files.manifest.model
-
-
-# -- all of them ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_servers_that_come_and_go_every_second(world: World, files, small) -> None:
-    """In turns, so that never is everything well."""
-    client = world.connect(small)
-    with decoding(client, [files, small], "flapping") as decoders:
-        for turn in range(4):
-            world.proxies.set(turn % 2, drop=1.0)
-            decoders.for_s(1.0)
-            world.proxies.heal(turn % 2)
-        world.heal()
 
 
 # -- the floors ----------------------------------------------------------------------------------

@@ -36,6 +36,18 @@ def linear_map(mechanism: Mechanism) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
+def distance(rows: NDArray[np.float64], covariance: NDArray[np.float64]) -> float:
+    """How far samples are from a covariance that is claimed for them: the worst, in sigmas.
+
+    They are whitened by what is claimed; then squares of rounds are chi-squared and products of
+    rounds uncorrelated, and each mean is compared with its spread.
+    """
+    rounds, size = rows.shape
+    white = np.linalg.solve(np.linalg.cholesky(covariance), rows)
+    found = white @ white.T / size - np.eye(rounds)
+    return float(np.abs(found / np.sqrt((1 + np.eye(rounds)) / size)).max())
+
+
 def dense_toeplitz(coefs: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
     """C from its first column."""
     full = np.zeros(rounds)

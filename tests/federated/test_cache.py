@@ -91,12 +91,3 @@ def test_a_folder_that_cannot_be_written_costs_only_time(
     assert cached(SETTINGS, 1, make)["loss"] == 1.25
     assert cached(SETTINGS, 1, make)["loss"] == 1.25
     assert make.calls == 2
-
-
-def test_the_folder_is_in_the_cache_of_dlm(tmp_path: Path) -> None:
-    """As that of all else that dlm keeps: named, or below the user's cache folder."""
-    named, below = str(tmp_path / "named"), str(tmp_path / "below")
-    both = {"DLM_CACHE_DIR": named, "XDG_CACHE_HOME": below}
-    assert folder(both) == tmp_path / "named" / "mechanisms"
-    assert folder({**both, "DLM_CACHE_DIR": ""}) == tmp_path / "below" / "dlm" / "mechanisms"
-    assert folder({}) == Path.home() / ".cache" / "dlm" / "mechanisms"

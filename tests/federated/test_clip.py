@@ -12,7 +12,6 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError, PrivacyError  # noqa: E402
-from dlm.federated.account.zcdp import split_noise  # noqa: E402
 from dlm.federated.training import clip  # noqa: E402
 from dlm.federated.training.clip import AdaptiveClip, ClippedDenominator, FixedDenominator  # noqa: E402
 from federated import oracle  # noqa: E402
@@ -167,36 +166,6 @@ def test_estimators_are_lemma_1s() -> None:
         for bad in (0.0, -1.0, math.inf, math.nan):
             with pytest.raises(PrivacyError, match="denominator"):
                 kind(bad)
-
-
-def test_the_noise_is_split_as_theorem_1_says() -> None:
-    """One user's part of both releases, in units of their noises, is that of z alone."""
-    for z, count_stddev in ((7.0, 325.0), (1.0, 2.0), (0.54, 25.0)):
-        of_update = split_noise(z, count_stddev)
-        assert of_update > z
-        together = (1.0 / of_update) ** 2 + (0.5 / count_stddev) ** 2
-        assert together == pytest.approx(1.0 / z**2, rel=1e-12)
-    # m = 6500: the paper's noise on the count hardly costs the updates anything.
-    assert split_noise(7.0, 6500 / 20) == pytest.approx(7.0004, abs=5e-5)
-
-
-@pytest.mark.parametrize(("z", "users"), [(7.0, 50), (7.0, 70), (1.0, 10)])
-def test_a_split_without_a_solution_is_refused(z: float, users: int) -> None:
-    """sigma_b = m / 20 must be above z / 2: m = 50 is too few for z = 7, and m = 70 just so."""
-    with pytest.raises(PrivacyError, match=f"above {10 * z:g};"):
-        split_noise(z, users / 20)
-    assert split_noise(z, (10 * z + 1) / 20) > z
-
-
-def test_the_tracked_norm_goes_to_the_quantile() -> None:
-    """Without noise, over norms that do not change."""
-    adaptive = AdaptiveClip(quantile=0.8, count_stddev=1.0)
-    norms = np.random.default_rng(0).lognormal(1.0, 0.5, 200)
-    ln_norm = jnp.float32(math.log(0.01))
-    for _ in range(120):
-        centred = float((norms <= math.exp(float(ln_norm))).sum()) - 0.5 * len(norms)
-        ln_norm = clip.tracked_norm(ln_norm, jnp.float32(centred), len(norms), adaptive)
-    assert math.exp(float(ln_norm)) == pytest.approx(np.quantile(norms, 0.8), rel=0.05)
 
 
 def test_restarts_are_the_papers() -> None:

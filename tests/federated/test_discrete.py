@@ -21,10 +21,8 @@ from dlm.federated.noise import make_mechanism
 from dlm.federated.noise.banded import BandMF
 from dlm.federated.noise.blt import Blt, BltParameters
 from dlm.federated.noise.discrete import (
-    BandedNoise,
     BltNoise,
     DiscreteNoise,
-    FullTreeNoise,
     WeightedNoise,
     discrete,
 )
@@ -309,13 +307,6 @@ def test_what_is_too_large_for_the_bound_is_refused() -> None:
         tree.step(tree.init(Key.from_seed(0), 1), [(1, 2.0**46)])
     with pytest.raises(PrivacyError, match="lower the noise multiplier"):
         whole_deviation(2.0**60)
-
-
-def test_each_family_has_its_form() -> None:
-    """The names that runs may take all have one."""
-    full = discrete(TreeAggFull(4))
-    assert isinstance(full, FullTreeNoise)
-    assert isinstance(discrete(make_mechanism("bandfhu", rounds=3, bands=2)), BandedNoise)
 
 
 @pytest.mark.parametrize("q", [0.01, 0.2, 0.7])

@@ -172,18 +172,6 @@ def test_the_words_are_those_of_the_cipher() -> None:
     assert found == cipher.update(bytes(64))
 
 
-def test_draws_hang_on_the_key_alone() -> None:
-    """The same numbers for the same key; other numbers for any other."""
-    key = Key.from_seed(5)
-    assert np.array_equal(
-        draw_discrete(key, [(99, 7), (1, 2)]), draw_discrete(key, [(99, 7), (1, 2)])
-    )
-    assert not np.array_equal(
-        draw_discrete(key, [(99, 48)]), draw_discrete(key.fold(1), [(99, 48)])
-    )
-    assert len(draw_discrete(key, [])) == 0
-
-
 def test_a_deviation_is_rounded_up_to_whole_strips() -> None:
     """Never less than was asked for."""
     assert whole_deviation(1.0) == 16

@@ -155,34 +155,6 @@ def test_a_device_that_overflowed_once_hands_in_zeros(clip_after: Any) -> None:
     assert float(got.norm) == np.inf
 
 
-@pytest.mark.parametrize("name", ["fedavg, clipped once"])
-def test_filling_up_changes_nothing(name: str) -> None:
-    """The same user alone, with many empty batches behind, and in a block of others."""
-    config = VARIANTS[name]
-    users = cohort(config)
-    first = users[0].batches
-    alone = one_update(BASE, first, 0.3)
-    filled = np.concatenate([first, np.full_like(first, -1)])
-    more = one_update(BASE, filled, 0.3, used=len(first))
-    empty = one_update(BASE, filled, 0.3)  # goes through the empty batches, which move nothing
-    rest = sums(config, users[1:], 0.3).update
-    whole = sums(config, users, 0.3).update
-    mine = jax.tree.map(lambda a, b: a - b, whole, rest)
-    found = (alone.update, more.update, empty.update, mine)
-    for a, b, c, d in zip(*map(jax.tree.leaves, found), strict=True):
-        assert np.array_equal(a, b)
-        np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(a, d, rtol=1e-3, atol=1e-6)
-
-
-def test_an_empty_cohort_adds_up_to_nothing() -> None:
-    """Zeros of the model's shapes."""
-    got = sums(BASE, [], 1.0)
-    assert norm(got.update) == 0.0
-    assert jax.tree.structure(got.update) == jax.tree.structure(params())
-    assert [float(x) for x in got[1:]] == [0.0] * 7
-
-
 def test_a_user_whose_text_has_no_tokens_hands_in_zeros() -> None:
     """And the round goes on: whether it does must not tell what somebody wrote."""
     config = LocalConfig(0.5, batch_size=2, unroll=4, example_cap=9.0)
@@ -204,34 +176,6 @@ def test_the_count_below_the_tracked_norm_is_centred() -> None:
     middle = float(np.median(norms)) * 1.0001
     got = sums(BASE, users, 0.1, middle)
     assert float(got.below) == sum(n <= middle for n in norms) - 0.5 * len(users) == 0.5
-
-
-def test_fedsgd_takes_one_batch_and_one_gradient() -> None:
-    """Which batch is drawn; the update is -learning_rate times its gradient."""
-    config = VARIANTS["fedsgd, weighted"]
-    rng = np.random.default_rng(5)
-    text = [rng.integers(3, MODEL.vocab_size, 30).astype(np.int32) for _ in range(4)]
-    drawn = [work_of(text, config, np.random.default_rng(seed)) for seed in range(6)]
-    assert all(len(work.batches) == 1 for work in drawn)
-    assert len({work.batches.tobytes() for work in drawn}) > 1
-    got = one_update(config, drawn[0].batches, 1e6)
-    state = rnn.initial_state(MODEL, 3)
-    slope, _ = oracle._gradient(MODEL)(params(), state, drawn[0].batches[0])
-    for a, b in zip(*map(jax.tree.leaves, (got.update, slope)), strict=True):
-        np.testing.assert_allclose(a, -0.7 * b, rtol=1e-3, atol=1e-6)
-
-
-def test_a_streams_state_is_carried_and_an_utterances_is_not() -> None:
-    """The second batch sees the first one's state, or it does not."""
-    nothing = [-1] * 5
-    first, second = [1, 5, 6, 7, 8], [9, 10, 11, 12, 13]
-    work = np.asarray([[first, nothing, nothing], [second, nothing, nothing]], np.int32)
-    slopes = {}
-    for packing in ("stream", "utterances"):
-        config = dataclasses.replace(BASE, packing=packing)
-        slopes[packing] = one_update(config, work, 1e6).update
-    difference = jax.tree.map(lambda a, b: a - b, slopes["stream"], slopes["utterances"])
-    assert norm(difference) > 1e-3 * norm(slopes["stream"])
 
 
 class Listing:

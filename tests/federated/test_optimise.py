@@ -1,4 +1,4 @@
-"""Optimised mechanisms: slopes, known optima, and jax-privacy's own formulas on the same matrix."""
+"""Optimised mechanisms: slopes and known optima."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
-import jax
 from scipy.optimize import approx_fprime
 
 from dlm.errors import ConfigError
@@ -144,39 +143,3 @@ def test_the_slope_of_toeplitz_coefficients_is_that_of_their_loss() -> None:
     _, slope = toeplitz_log_loss(coefs, 30)
     by_differences = approx_fprime(coefs, lambda y: toeplitz_log_loss(y, 30)[0], 1e-7)
     np.testing.assert_allclose(slope, by_differences, atol=2e-6)
-
-
-def test_jax_privacy_says_the_same_of_a_blt() -> None:
-    """Its coefficients, inverse, sensitivity and error, and its stream."""
-    buffered = pytest.importorskip(
-        "jax_privacy.matrix_factorization.buffered_toeplitz", reason="a peer to compare with"
-    )
-    ours = Blt(300, PRODUCTION[100])
-    with jax.enable_x64(True):
-        theirs = buffered.BufferedToeplitz.build(ours.parameters.decay, ours.parameters.scale)
-        np.testing.assert_allclose(
-            theirs.toeplitz_coefs(300), ours.parameters.coefs(300), rtol=1e-12
-        )
-        np.testing.assert_allclose(
-            theirs.inverse().toeplitz_coefs(300), ours.parameters.inverse_coefs(300), atol=1e-12
-        )
-        for error, loss in (("max", ours.max_loss), ("mean", ours.rms_loss)):
-            squared = buffered.LossFn.build_min_sep(
-                n=300, error=error, min_sep=60, max_participations=5
-            ).loss(theirs)
-            assert np.sqrt(float(squared)) == pytest.approx(
-                loss(gap=60, max_participations=5), rel=1e-9
-            )
-
-
-def test_jax_privacy_finds_no_better_toeplitz_bands() -> None:
-    """Its optimiser on the same problem."""
-    toeplitz = pytest.importorskip(
-        "jax_privacy.matrix_factorization.toeplitz", reason="a peer to compare with"
-    )
-    with jax.enable_x64(True):
-        coefs = np.asarray(toeplitz.optimize_banded_toeplitz(40, 6))
-        squared = float(toeplitz.loss(strategy_coef=coefs, n=40))
-    ours = band_toep(40, 6)
-    np.testing.assert_allclose(ours.coefs, coefs, atol=1e-3)
-    assert ours.rms_loss(gap=6, max_participations=1) == pytest.approx(np.sqrt(squared), rel=1e-6)

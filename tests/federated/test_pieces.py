@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from dlm.federated.pieces.inventory import (
     scaled,
     seed_pieces,
 )
+from dlm.federated.words import record_of
 
 STEMS = [
     "walk",
@@ -106,33 +106,6 @@ def test_a_word_takes_the_segmentation_of_highest_probability(inventory: Invento
         assert taken == pytest.approx(best(SPACE + word), rel=1e-5)
 
 
-def test_what_users_say_often_is_one_piece_although_it_is_short(inventory: Inventory) -> None:
-    """Seeds that ignore counts lose it: that is why they are collected here."""
-    import sentencepiece
-
-    frequent = ["i", "am", "on"]
-    assert [len(inventory.encode_word(word)) for word in frequent] == [1, 1, 1]
-    counts = distribution()
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(counts.words),  # each word once, as its own seeds take them
-        model_writer=model,
-        model_type="unigram",
-        vocab_size=60,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        minloglevel=2,
-    )
-    plain = Inventory(model.getvalue(), GOOD)
-    weights = scaled(counts.counts)
-
-    def used(by: Inventory) -> int:
-        lengths = [len(by.encode_word(word)) for word in counts.words]
-        return int((weights * np.array(lengths)).sum())
-
-    assert used(inventory) < used(plain)
-
-
 @pytest.mark.parametrize("size", [500, 1000, 2000])
 def test_frequent_words_are_pieces_where_most_words_could_be(size: int) -> None:
     """With every word among the seeds, a frequent word of two letters took three pieces."""
@@ -206,6 +179,30 @@ def test_an_inventory_inherits_what_protects_its_counts(tmp_path: Path) -> None:
     (tmp_path / "good.model").write_bytes(b"no model")
     with pytest.raises(FormatError, match="not a SentencePiece model"):
         Inventory.load(tmp_path / "good.model")
+
+
+def test_what_is_not_shown_to_be_of_its_record_has_none() -> None:
+    """Objects that look like wordpieces, and wordpieces in memory with the record of others."""
+    known, other = build_inventory(distribution(), 60), build_inventory(distribution(), 50)
+    assert record_of(known.encode) == known.provenance
+
+    class Derived(Inventory):
+        """Says that it is one."""
+
+    class Lookalike:
+        """Has all that wordpieces have."""
+
+        provenance, model = known.provenance, known.model
+
+        def encode(self, words: list[str]) -> Any:
+            """Ids."""
+            return known.encode(words)
+
+    for owner in (Derived(known.model, known.provenance), Lookalike()):
+        assert "nothing says whose text" in record_of(owner.encode).reasons[0]
+    for record in (other.provenance, GOOD):
+        changed = dataclasses.replace(known, provenance=record)
+        assert "is of other wordpieces" in record_of(changed.encode).reasons[0]
 
 
 def test_the_same_counts_give_the_same_inventory() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dlm import checkpoint
 from dlm.checkpoint import CHECKPOINT
-from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.run.run_files import METRICS, check_history
 from dlm.federated.run.run_folder import RunBinding, RunFolder, RunState
 from dlm.record.ledger import ParticipationLedger
@@ -140,37 +140,6 @@ def test_a_journal_without_lines_of_the_last_round_gets_them_from_the_checkpoint
     (folder / METRICS).write_text("".join(lines[:-1]))
     loaded(folder, released=True)
     assert rounds_of(folder) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (RunBinding({"rounds": 8}, BINDING.private, BINDING.vocabulary), "rounds was 9 and is 8"),
-        (RunBinding(BINDING.public, {"users": "those"}, BINDING.vocabulary), "users was 'these'"),
-        (RunBinding(BINDING.public, BINDING.private, b"beta\nalpha\n"), "vocabulary was"),
-        (RunBinding(BINDING.public, BINDING.private, None), "vocabulary was"),
-    ],
-)
-def test_another_run_is_refused_by_what_differs(
-    tmp_path: Path, other: RunBinding, message: str
-) -> None:
-    """Settings, users, and a vocabulary of the same size."""
-    kept(tmp_path, 1, released=True)
-    with pytest.raises(ConfigError, match=message):
-        loaded(tmp_path, other, released=True)
-
-
-def test_a_private_part_of_another_time_is_refused(tmp_path: Path) -> None:
-    """Missing, or with another clock."""
-    kept(tmp_path, 2, released=False)
-    part = tmp_path / "private-2.state"
-    content = part.read_bytes()
-    part.write_bytes(content[:-1] + b"x")
-    with pytest.raises(PrivacyError, match="not the one of this checkpoint"):
-        loaded(tmp_path, released=False)
-    part.unlink()
-    with pytest.raises(FormatError, match="is missing"):
-        loaded(tmp_path, released=False)
 
 
 def test_a_folder_is_one_owners(tmp_path: Path) -> None:

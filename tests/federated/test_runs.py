@@ -75,40 +75,6 @@ def test_figures_of_simulations_stay_figures() -> None:
     assert found.provenance.simulated.rho == pytest.approx(rho(3, 4))
 
 
-def test_sampled_stages_are_composed_as_they_are_accounted_for() -> None:
-    """Amplified, with what is not: more than either, less than without sampling."""
-    stage = StageRecord(
-        "network", "gaussian", 1.0, 50, 1, 50, sampling="poisson", sampling_rate=0.1
-    )
-    record = Provenance(
-        report(3.0).provenance.guarantee, stages=(dataclasses.asdict(stage),), ledgers=("0" * 64,)
-    )
-    sampled = ReportedRun("sampled", record, DELTA)
-    alone = compose_runs([sampled]).provenance.guarantee
-    both = compose_runs([sampled, run(3.0)]).provenance.guarantee
-    assert alone is not None and both is not None
-    plain = zcdp_epsilon(rho(3), DELTA)
-    assert max(alone.epsilon, plain) < both.epsilon < alone.epsilon + plain + 1
-    assert both.epsilon < zcdp_epsilon(rho(3) + rho_of(math.sqrt(50), 1.0), DELTA)
-
-
-def test_a_stage_that_two_runs_inherit_counts_once_where_its_ledger_tells() -> None:
-    """Counts of words that both begin with. Without a ledger nobody knows: it counts twice."""
-
-    def begun(noise: float, **extras: str) -> ReportedRun:
-        words = StageRecord("unigrams", "gaussian", 6.0, 4, 2, 2, extras=extras)
-        record = run(noise).record
-        stages = (dataclasses.asdict(words), *record.stages)
-        return ReportedRun(f"run {noise}", dataclasses.replace(record, stages=stages), DELTA)
-
-    def composed(**extras: str) -> float | None:
-        found = compose_runs([begun(3.0, **extras), begun(4.0, **extras)]).provenance.guarantee
-        return None if found is None else found.rho
-
-    assert composed(ledger="abc") == pytest.approx(rho(3, 4, 6))
-    assert composed() == pytest.approx(rho(3, 4, 6, 6))
-
-
 def test_what_does_not_add_up_is_refused() -> None:
     """No run, one twice, other units, deltas that do not agree."""
     one = run(3.0)

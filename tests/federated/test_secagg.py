@@ -86,29 +86,6 @@ def updates(count: int, size: int, norm: float, seed: int = 0) -> np.ndarray:
     return np.asarray(norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
 
-def test_a_sum_comes_back_from_its_encoding() -> None:
-    """Within the rounding: of 50 devices, with a size that is no power of two."""
-    encoding = Encoding(3000, 1.0, 1e5, 50)
-    vectors, signs = updates(50, 3000, 0.9), encoding.signs(KEY)
-    reports = [encoding.encode(v, signs, KEY.fold(i)) for i, v in enumerate(vectors)]
-    assert all(r.min() >= 0 and r.max() <= 2 * encoding.max_coordinate for r in reports)
-    total = encoding.decode(modular_sum(reports, encoding.modulus), 50, signs)
-    # Each rounding moves a number by less than 1 / s, with a variance of at most 1 / 4 s^2.
-    assert np.abs(total - vectors.sum(axis=0)).max() < 6 * math.sqrt(50 / 4) / 1e5
-
-
-def test_devices_that_drop_out_are_not_unshifted() -> None:
-    """The sum of those who reported; any number of them up to the goal, none among them."""
-    encoding = Encoding(100, 1.0, 1e6, 10)
-    vectors, signs = updates(10, 100, 0.5), encoding.signs(KEY)
-    reports = [encoding.encode(v, signs, KEY.fold(i)) for i, v in enumerate(vectors)]
-    for alive in (1, 7, 10):
-        total = encoding.decode(modular_sum(reports[:alive], encoding.modulus), alive, signs)
-        np.testing.assert_allclose(total, vectors[:alive].sum(axis=0), atol=1e-4)
-    wrong = encoding.decode(modular_sum(reports[:7], encoding.modulus), 8, signs)
-    assert np.abs(wrong - vectors[:7].sum(axis=0)).max() > 0.01
-
-
 def test_the_largest_updates_of_all_devices_do_not_wrap() -> None:
     """Each coordinate at its bound, in both directions; one report more would wrap."""
     encoding = Encoding(4, 1.0, 10.0, 3)

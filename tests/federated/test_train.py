@@ -315,30 +315,6 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert report.provenance.stages[0]["extras"]["released"]
 
 
-def test_a_poisson_run_is_accounted_for_by_whole_orders(
-    folder: Path, users: UserDataset, tmp_path: Path
-) -> None:
-    """Not by privacy loss distributions, which are of the continuous Gaussian."""
-    tables: dict[str, Any] = {
-        "run": {"seed": -1, "stop_after": 2, "evaluate_every": 0},
-        "sampling": {"kind": "poisson", "q": 0.2},
-        "privacy": {
-            "mechanism": "gaussian",
-            "gap": 1,
-            "max_participations": 0,
-            "noise_multiplier": 2.0,
-        },
-    }
-    with Training(settings(folder, **tables), users, tmp_path) as training:
-        list(training.run())
-        report = training.report()
-    assert report.numbers is not None
-    assert set(report.numbers["epsilons"]) == {"rdp", "zcdp"}
-    assert report.numbers["epsilon"] == report.numbers["epsilons"]["rdp"]
-    assert recheck(report.provenance).follows
-    assert "Renyi divergences of whole orders" in report.markdown()
-
-
 def test_a_grid_that_is_too_coarse_is_refused_before_the_first_round(
     folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -875,13 +851,16 @@ def test_the_record_of_another_checkpoint_is_refused(
 
     def written(**facts: Any) -> Path:
         place = tmp_path / "forged.dlmfed"
-        checkpoint.save(
-            place, poor.arrays, poor.settings, facts=facts, attachments=poor.attachments
-        )
+        checkpoint.save(place, poor.arrays, poor.settings, facts=facts, attachments=attachments)
         return place
 
+    attachments = poor.attachments
     with pytest.raises(PrivacyError, match="is of other parameters"):
         load_model(written(**{**poor.facts, "record": good.facts["record"]}))
+    attachments = {**attachments, "vocabulary": b"others\n"}
+    with pytest.raises(PrivacyError, match="or another vocabulary"):
+        load_model(written(**poor.facts))
+    attachments = poor.attachments
     bare = {name: value for name, value in poor.facts.items() if name != "record"}
     assert load_model(written(**bare)).record.reasons == (
         "the checkpoint carries no privacy record",

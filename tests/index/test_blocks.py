@@ -14,7 +14,7 @@ from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.query import BIGRAM_FALLBACK, Answers
-from models import HAND_MADE, PlainModel, build, random_model
+from models import PlainModel, build, random_model
 
 
 def contexts_of(oracle: DictModel, count: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -71,17 +71,6 @@ def compare(model: PlainModel, folder: Path, shards: int, count: int, **options:
         some = every[::3][::-1]
         assert_oracles(block.score(np.array(some, np.uint32)), oracle, context, some)
     return stored
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"encoding": "compact", "bits": 8}], ids=["exact", "8 bits"]
-)
-@pytest.mark.parametrize("name", HAND_MADE)
-def test_blocks_of_models_made_by_hand_have_the_bits_of_the_oracle(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """Each model holds something that real models seldom do."""
-    compare(HAND_MADE[name], tmp_path, 2, 60, **options)
 
 
 @pytest.mark.parametrize(

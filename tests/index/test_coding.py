@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from dlm.errors import ConfigError
 from dlm.index import coding
-from dlm.index.check.decode import decode_tables
 from dlm.index.coding import coding_of, coding_of_set
 from dlm.index.making import build_shard_set
 from dlm.index.ngrams import NgramTables
-from dlm.index.search.shard import ShardSet
 from dlm.index.settings import ShardSettings
 from dlm.ngram.partition import MAX_SHARDS
 from index.oracle import quantise, quantised, read_tables
@@ -102,17 +100,6 @@ def test_many_values_alike_do_not_leave_codes_unused() -> None:
     assert error(values, found) < 0.1 * error(values, by_equal_counts(values, 4))
 
 
-def test_a_codebook_uses_every_code() -> None:
-    """Each has one value at least, in order."""
-    rng = np.random.default_rng(3)
-    for count in (8, 9, 40, 1000):
-        distinct = np.unique(rng.normal(size=count))
-        book, code = coding.codebook(distinct, rng.integers(1, 1000, len(distinct)), 8)
-        assert np.unique(code).tolist() == list(range(8))
-        assert (np.diff(code) >= 0).all()
-        assert (np.diff(book) > 0).all()
-
-
 def tables(path: Path) -> NgramTables:
     return read_tables(path)[0]
 
@@ -169,15 +156,3 @@ def test_codings_are_what_was_asked_for() -> None:
     assert coding_of("compact", 16).bits == 16
     assert coding_of("compact", 32) == coding_of_set("compact")
     assert coding_of("compact", 32).bits is None
-
-
-def test_a_compact_set_holds_the_quantised_model(tmp_path: Path) -> None:
-    """Value for value, and smaller than the exact one."""
-    arpa = random_model(5, per_order=3000, words=60).write(tmp_path / "m.arpa")
-    compact = build_shard_set(arpa, tmp_path / "compact", 2, encoding="compact", bits=4)
-    exact = build_shard_set(arpa, tmp_path / "exact", 2)
-    wanted = quantised(tables(arpa), 4)
-    found = decode_tables(ShardSet.open(tmp_path / "compact")).model
-    assert found.model_id() == wanted.model_id() == compact.model != exact.model
-    sizes = [sum(entry.bytes for entry in m.files[1:]) for m in (compact, exact)]
-    assert sizes[0] < 0.7 * sizes[1]

@@ -15,8 +15,6 @@ from dlm.index import layout
 from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
 from dlm.index.packed import kernels, low, tree
-from dlm.index.search.local import LocalModel
-from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import hash_pairs, slots_of
 
 SHARDS = Path(__file__).parents[2] / "shards"
@@ -141,50 +139,3 @@ def test_building_a_set_of_this_repository_again_gives_the_same(
             for entry in content["files"]:
                 del entry["bytes"], entry["xxh3_128"]
     assert ours == theirs
-
-
-# context, word, the numbers of the ARPA file that make its score, matched order, length, state
-EXPECTED: list[tuple[bytes, bytes, list[float], int, int, int]] = [
-    (b"", b"a", [-1.0], 1, 1, 1),
-    (b"a", b"b", [-0.5], 2, 2, 2),
-    (b"b", b"c", [-0.375, -1.25], 1, 2, 2),
-    (b"a b", b"c", [-0.25], 3, 3, 3),
-    (b"<s> a", b"b", [-0.28125], 3, 3, 3),
-    (b"<s> a b", b"c", [-0.03125, -0.25], 3, 3, 3),
-    (b"<s> a b", b"b", [-0.03125, -0.125, -0.375, -1.125], 1, 1, 1),
-    (b"a b c", b"caf\xe9", [-0.1875], 4, 4, 2),
-    (b"b c", b"caf\xe9", [-0.625], 2, 3, 2),
-    (b"a b c", b"b", [-0.75, -0.0625, -1.125], 1, 1, 1),
-    (b"c caf\xe9", b"</s>", [-0.4375], 3, 3, 0),
-    (b"b c caf\xe9", b"</s>", [-0.4375], 3, 3, 0),
-    (b"caf\xe9", b"</s>", [-0.3125], 2, 2, 0),
-    (b"a", b"nowhere", [-0.5, -2.0], 1, 1, 0),
-    (b"nowhere", b"a", [-1.0], 1, 1, 1),
-]
-
-
-@pytest.mark.parametrize(("context", "word", "parts", "matched", "length", "state"), EXPECTED)
-def test_the_golden_set_scores_as_summed_by_hand(
-    context: bytes, word: bytes, parts: list[float], matched: int, length: int, state: int
-) -> None:
-    """The shards and the oracle both; the sums are exact in binary."""
-    local = LocalModel.open(SET)
-    words = local.vocabulary.ids_of(context.split())
-    asked = np.zeros((1, 3), np.uint32)
-    asked[0, 3 - len(words) :] = words
-    target = local.vocabulary.ids_of([word])
-    answers = local.score(asked, np.array([len(words)], np.uint8), target)
-    expected = np.float32(sum(parts)), matched, length, state
-    assert (
-        answers.log10_prob[0],
-        answers.matched_order[0],
-        answers.ngram_length[0],
-        answers.state_length[0],
-    ) == expected
-    score = DictModel.from_arpa(ARPA).score(words.tolist(), int(target[0]))
-    assert (
-        score.log10_prob,
-        score.matched_order,
-        score.ngram_length,
-        score.state_length,
-    ) == expected

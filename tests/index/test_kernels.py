@@ -6,13 +6,10 @@ Of models made by hand, and of quantised ones, see `test_everything.py`.
 from __future__ import annotations
 
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dlm.index.check.decode import export_arpa
 from dlm.index.making import build_shard_set
@@ -42,33 +39,6 @@ def compare(model: PlainModel, folder: Path, shards: int, count: int, **options:
         again = LocalModel.open(folder / "exact")
         assert again.manifest.model == local.manifest.model
         assert_equals_oracle(again.score(*asked), oracle, *asked)
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10_000),
-    order=st.integers(1, 7),
-    per_order=st.integers(0, 60),
-    shards=st.integers(1, 9),
-    unk=st.booleans(),
-    missing_suffixes=st.booleans(),
-    options=st.sampled_from(LOSSLESS),
-)
-def test_kernel_gives_the_bits_of_the_oracle_on_random_models(
-    seed: int,
-    order: int,
-    per_order: int,
-    shards: int,
-    unk: bool,
-    missing_suffixes: bool,
-    options: dict[str, Any],
-) -> None:
-    """Suffixes missing, weights zero or positive, the unknown word absent."""
-    model = random_model(
-        seed, order=order, per_order=per_order, unk=unk, missing_suffixes=missing_suffixes
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        compare(model, Path(folder), shards, 200, **options)
 
 
 @pytest.mark.parametrize("options", [*LOSSLESS, {"encoding": "compact", "bits": 3}], ids=repr)

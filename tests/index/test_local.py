@@ -17,7 +17,7 @@ from dlm.index.search.shard import Shard, run_kernel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
-from models import HAND_MADE, assert_equals_oracle, build, changed, queries, random_model
+from models import assert_equals_oracle, build, changed, queries, random_model
 
 SHARDS = 4
 
@@ -53,17 +53,6 @@ def test_a_query_needs_no_shard_but_the_owner_of_its_last_two_words(folder: Path
         assert_equals_oracle(alone.score(*asked), oracle, *asked)
 
 
-def test_a_short_context_needs_no_shard(folder: Path) -> None:
-    """With fewer than two words of context the low orders hold the whole answer."""
-    local = dataclasses.replace(LocalModel.open(folder / "set"), shards=[])
-    oracle = DictModel.from_arpa(folder / "model.arpa")
-    contexts, lengths, words = queries(oracle, 2000)
-    short = lengths < 2
-    asked = contexts[short], lengths[short], words[short]
-    assert short.sum() > 100
-    assert_equals_oracle(local.score(*asked), oracle, *asked)
-
-
 def test_where_the_bit_says_nothing_is_stored_the_low_orders_answer_exactly(folder: Path) -> None:
     """And it says so for some queries and not for others."""
     local = LocalModel.open(folder / "set")
@@ -91,17 +80,6 @@ def test_a_bit_taken_away_is_seen_as_a_wrong_score(folder: Path, tmp_path: Path)
     asked = queries(oracle, 500)
     with pytest.raises(AssertionError):
         assert_equals_oracle(local.score(*asked), oracle, *asked)
-
-
-def test_a_weight_that_no_ngram_follows_is_counted(tmp_path: Path) -> None:
-    """gamma(a b c) is added even where nothing begins with b c: the pair still needs its shard."""
-    local = LocalModel.open(build(HAND_MADE["weight_without_continuation"], tmp_path))
-    a, b, c = local.vocabulary.ids_of(["a", "b", "c"])
-    answer = local.score(
-        np.array([[a, b, c]], np.uint32), np.array([3], np.uint8), np.array([b], np.uint32)
-    )
-    # gamma(a b c) + gamma(b c) + gamma(c) + P(b), in float32
-    assert answer.log10_prob[0] == np.float32(-0.75 + 0.0 - 0.0625 - 1.125)
 
 
 @pytest.mark.parametrize("shards", [1, SHARDS])
@@ -147,21 +125,6 @@ def test_groups_that_no_model_could_answer_are_refused(folder: Path) -> None:
     ):
         with pytest.raises(QueryError):
             local.score_groups(bad)
-
-
-def test_no_queries_have_no_answers(folder: Path) -> None:
-    """An empty batch is a batch."""
-    local = LocalModel.open(folder / "set")
-    none = np.zeros((0, 4), np.uint32), np.zeros(0, np.uint8), np.zeros(0, np.uint32)
-    assert len(local.score(*none)) == 0
-
-
-def test_open_gives_order_words_and_manifest(folder: Path) -> None:
-    """What a caller needs to ask."""
-    local = LocalModel.open(folder / "set", verify=False)
-    assert local.order == 5
-    assert local.vocabulary == DictModel.from_arpa(folder / "model.arpa").vocabulary
-    assert local.manifest.shards == SHARDS == len(local.shards)
 
 
 GOOD = np.zeros((2, 4), np.uint32), np.zeros(2, np.uint8), np.zeros(2, np.uint32)

@@ -179,32 +179,11 @@ def test_a_malformed_model_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["model.arpa"]
 
 
-def test_an_ngram_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
-    """The error names the second of the two."""
-    text = HAND_MADE["missing_suffixes"].arpa()
-    text = text.replace("ngram 3=2", "ngram 3=3").replace(
-        "\n\n\\4-grams", "\n-1\ta b c\n\n\\4-grams"
-    )
-    (tmp_path / "model.arpa").write_text(text)
-    with pytest.raises(ArpaError, match="twice") as caught:
-        build_shard_set(tmp_path / "model.arpa", tmp_path / "set", 1)
-    line = text.splitlines().index("-1\ta b c") + 1
-    assert (caught.value.order, caught.value.line) == (3, line)
-
-
 @pytest.mark.promise("bounds_of_models")
 def test_an_order_that_no_state_length_can_say_is_refused(tmp_path: Path) -> None:
     """Sixteen does not fit four bits."""
     with pytest.raises(ArpaError, match=r"order 16; .*order 15"):
         build(random_model(1, order=16, per_order=2), tmp_path)
-
-
-def test_a_missing_prefix_is_refused_with_advice(tmp_path: Path) -> None:
-    """As KenLM does; the message says what repairs it."""
-    with pytest.raises(ArpaError, match="--repair") as caught:
-        build(MISSING_PREFIX, tmp_path)
-    assert caught.value.order == 3
-    assert "'d c b'" in str(caught.value)
 
 
 @pytest.mark.promise("malformed_arpa")

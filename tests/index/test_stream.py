@@ -11,15 +11,14 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index import making
-from dlm.index.coding import DistinctValues, Quantiser, ValueHistogram
-from dlm.index.layout import COLUMNS, Manifest
+from dlm.index.coding import DistinctValues
+from dlm.index.layout import Manifest
 from dlm.index.making.budget import Budget
-from dlm.index.making.files import write_parts
 from dlm.index.making.pack import BitStream, stream_offsets
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
 from dlm.spill.column import Column
-from index.oracle import build_whole, pack_offsets, quantise, write_columns
+from index.oracle import build_whole, pack_offsets
 from models import HAND_MADE, MISSING_PREFIX, PlainModel, random_model
 
 MIB = 1 << 20
@@ -92,16 +91,6 @@ def test_the_bytes_are_the_same_when_everything_spills(
     for i, coding in enumerate(CODINGS_OF[shards]):
         (tmp_path / str(i)).mkdir()
         check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
-
-
-@pytest.mark.usefixtures("spilling")
-def test_the_place_of_the_spill_does_not_matter(tmp_path: Path) -> None:
-    """Another folder for it, which is empty afterwards."""
-    path = random_model(3, per_order=200).write(tmp_path / "m.arpa")
-    build_whole(path, tmp_path / "plain", 2)
-    making.build_shard_set(path, tmp_path / "stream", 2, spill=tmp_path / "spill")
-    assert contents(tmp_path / "stream") == contents(tmp_path / "plain")
-    assert list((tmp_path / "spill").iterdir()) == []
 
 
 REPAIRED = {
@@ -216,48 +205,6 @@ def test_fields_packed_in_pieces_are_those_packed_whole(width: int) -> None:
         stream.fields(values[i : i + 43], width)
     column = stream.close()
     assert column.read(0, len(column)).tolist() == pack_fields(values, width).tolist()
-
-
-def test_a_file_in_parts_is_the_file_as_a_whole(tmp_path: Path) -> None:
-    """Columns of several parts, of one, and empty ones."""
-    parts: dict[str, list[np.ndarray | Column]] = {}
-    rng = np.random.default_rng(1)
-    for i, (name, dtypes) in enumerate(COLUMNS["shard"].items()):
-        arrays = [rng.integers(0, 99, n).astype(dtypes[0]) for n in (0, 3, 1000 * i)[: i % 4]]
-        column = Column(dtypes[0], path=tmp_path / name)
-        for array in arrays:
-            column.append(array)
-        finished = column.finish()
-        parts[name] = [finished] if i % 2 else list(arrays)
-    whole = {
-        name: np.concatenate(
-            [
-                np.zeros(0, COLUMNS["shard"][name][0]),
-                *(p.read(0, len(p)) if isinstance(p, Column) else p for p in some),
-            ]
-        )
-        for name, some in parts.items()
-    }
-    expected = write_columns(tmp_path / "whole", "shard", whole)
-    columns = {name: (COLUMNS["shard"][name][0], some) for name, some in parts.items()}
-    assert write_parts(tmp_path / "parts", "shard", columns) == expected
-    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
-
-
-def test_counted_values_are_quantised_like_values() -> None:
-    """`coding.quantise` over all of them is the oracle; 0 and -inf keep codes of their own."""
-    rng = np.random.default_rng(3)
-    values = rng.normal(size=5000).round(2).astype(np.float32)
-    values[rng.integers(0, 5000, 300)] = 0
-    values[7] = -np.inf
-    values += np.float32(0)
-    histogram = ValueHistogram()
-    for piece in np.array_split(values, 17):
-        histogram.add(piece)
-    histogram.merge()
-    for bits in (3, 5, 8, 16):
-        book = Quantiser(histogram.values, histogram.counts, bits)
-        assert book(values).tobytes() == quantise(values, bits).tobytes()
 
 
 def test_a_table_is_given_up_where_it_is_too_large() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -114,29 +115,21 @@ def test_one_thing_without_a_guarantee_or_a_record_leaves_the_whole_without() ->
     assert whole.numbers is None
 
 
-def test_a_stage_of_one_run_counts_once_and_of_two_runs_twice() -> None:
-    """By the ledger that it names; where none is named, twice."""
-    stage = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
-
-    def of(ledger: str) -> Provenance:
-        named = {**stage, "extras": {"ledger": ledger}} if ledger else stage
-        return Provenance(GOOD.guarantee, stages=(named,), ledgers=(ledger,) if ledger else ())
-
-    def stages(*records: Provenance) -> int:
-        return len(inherited({f"input {n}": r for n, r in enumerate(records)}).stages)
-
-    one, other, unnamed = of("a" * 64), of("b" * 64), of("")
-    assert stages(one, one.derive("pieces")) == 1
-    assert stages(one, other) == 2
-    assert stages(unnamed, unnamed) == 2
-    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
-    for given, rho in (((one, one.derive("pieces")), 0.125), ((one, other), 0.25)):
-        inputs = {f"input {n}": record for n, record in enumerate(given)}
-        made = compose_records(inputs, delta=1e-6, step="fit", content={"arpa": "c" * 64})
-        assert made.provenance.guarantee is not None
-        assert made.provenance.guarantee.rho == pytest.approx(rho)
-        assert made.provenance.derived[-1] == "fit"
-        assert made.provenance.speaks_of(arpa="c" * 64)
+@pytest.mark.parametrize(
+    ("comments", "reason"),
+    [
+        ({"one": [GOOD.line], "other": []}, "nothing says whose text other is"),
+        ({"one": [GOOD.line, RAW.line]}, "without noise"),
+        ({"one": [RAW.line, GOOD.line]}, "without noise"),
+    ],
+)
+def test_a_model_made_of_several_has_the_worst_of_their_records(
+    comments: dict[str, list[str]], reason: str
+) -> None:
+    """Also where one of them has two: nobody knows which of them is true."""
+    (line,) = merged_record(comments, [], "")
+    record = Provenance.from_json(line)
+    assert record.guarantee is None and reason in record.reasons[0]
 
 
 def test_what_is_public_is_so_by_somebodys_word_and_stays_named() -> None:
@@ -166,6 +159,7 @@ def test_what_was_read_is_unverified_and_so_is_what_is_made_from_it() -> None:
     assert read == GOOD
     assert "Unverified" not in GOOD.statement()
     assert "Unverified: this record was not verified with a trusted key." in read.statement()
+    assert pickle.loads(pickle.dumps(read)).standing == read.standing == "unverified"
     made = "Unverified: the record of what pieces is made of was not verified with a trusted key."
     assert made in read.derive("pieces").statement()
     assert made in read.derive("pieces").verified("0123").statement()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
-jnp = jax.numpy
 
 from dlm.federated.counting.settings import UnigramConfig  # noqa: E402
 from dlm.federated.counting.unigrams import steps_per_count  # noqa: E402
@@ -24,7 +23,6 @@ from dlm.federated.devices.encoding import SecureAggregator  # noqa: E402
 from dlm.federated.devices.engine import (  # noqa: E402
     DeviceCohort,
     DeviceRounds,
-    DevicesEngine,
     RoundOutcome,
 )
 from dlm.federated.devices.messages import from_bytes, to_bytes  # noqa: E402
@@ -46,7 +44,7 @@ from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.training import rnn  # noqa: E402
 from dlm.federated.training.local import LocalConfig  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
-from federated.devices.toy_device import rounding, signer_of  # noqa: E402
+from federated.devices.toy_device import signer_of  # noqa: E402
 
 NUMBERS = range(1, 5)
 KEYS = {number: signer_of(number).public for number in NUMBERS}
@@ -298,76 +296,6 @@ def test_a_server_that_renames_its_runs_gets_a_device_seldom_and_never_for_good(
         month = [one for one in taken if end_s - 30 * DAY_S < one <= end_s]
         assert len(month) <= OwnerLimits.max_participations
     assert taken[-1] > 30 * DAY_S
-
-
-@dataclass
-class Lying:
-    """A network to devices, the last of which adds a number to what it hands in."""
-
-    fleet: Fleet
-    shift: int
-
-    def ask(
-        self,
-        requests: Mapping[str, bytes],
-        hear: Callable[[str, bytes], bool],
-        timeout_s: float,
-        most_bytes: int,
-    ) -> None:
-        for name, data in requests.items():
-            device = self.fleet.devices[int(name)]
-            answer, request = device.answer(data), from_bytes(Request, data)
-            if request.step == "delivery" and int(name) == NUMBERS[-1]:
-                honest = from_bytes(DeviceAnswer, answer)
-                content = self._shifted(honest.content)
-                signature = device._signature(request.step, content)
-                answer = to_bytes(DeviceAnswer("", content, signature))
-            hear(name, answer)
-
-    def _shifted(self, content: bytes) -> bytes:
-        sent, (segment, _) = from_bytes(MaskedInput, content), training().segments
-        numbers = np.frombuffer(sent.segments[0], segment.dtype).astype(np.int64) + self.shift
-        first = np.mod(numbers, segment.modulus).astype(segment.dtype).tobytes()
-        return to_bytes(MaskedInput((first, *sent.segments[1:])))
-
-
-def update_of(folder: Path, *, silent: tuple[int, ...], shift: int) -> np.ndarray:
-    """The sum of a round in which these users wrote nothing, and each device rounds as ever."""
-    folder.mkdir()
-    outcomes: list[RoundOutcome] = []
-    engine = DevicesEngine(
-        MODEL,
-        replace(LOCAL, learning_rate=0.5),
-        aggregator(),
-        Lying(Fleet(folder, silent=silent, rounding=rounding), shift),
-        keys={str(number): key for number, key in KEYS.items()},
-        vocabulary=vocabulary(WORDS),
-        text={"tokenizer": "whitespace", "max_tokens": 100},
-        gap=1,
-        most=100,
-        step_s=60.0,
-        on_outcome=outcomes.append,
-    )
-    params, bound = rnn.init(jax.random.key(1), MODEL), jnp.float32(1.0)
-    cohort = DeviceCohort("run", 0, list(map(str, NUMBERS)))
-    found = engine.sums(params, cohort, bound, jnp.float32(0.5), Key.from_seed(3))
-    assert [one.survivors for one in outcomes] == [len(NUMBERS)]
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.update)])
-
-
-@pytest.mark.parametrize("lies", [False, True])
-def test_the_guarantee_of_a_sum_needs_all_its_devices_to_follow_the_protocol(
-    tmp_path: Path, lies: bool
-) -> None:
-    """One that puts the sum at the edge of its modulus, where each update wraps it around: another
-    user's presence then moves it by many clip norms, and the noise covers one."""
-    encoding = aggregator().encoding(rnn.network_size(MODEL))
-    shift = len(NUMBERS) * encoding.max_coordinate * lies
-    there = update_of(tmp_path / "there", silent=(), shift=shift)
-    gone = update_of(tmp_path / "gone", silent=(1,), shift=shift)
-    moved = float(np.linalg.norm(there - gone))
-    assert (moved > 10) == lies
-    assert (moved <= encoding.sensitivity_factor) == (not lies)
 
 
 def test_a_server_does_not_know_how_a_device_rounds(tmp_path: Path) -> None:

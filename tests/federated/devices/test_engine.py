@@ -156,23 +156,6 @@ def same(one: RoundSums, two: RoundSums) -> None:
 
 
 @pytest.mark.slow
-def test_rounds_on_devices_equal_rounds_on_this_machine(processes: Processes) -> None:
-    """Bit for bit; and a device that is asked too soon refuses."""
-    outcomes: list[RoundOutcome] = []
-    engine = engine_of(processes, outcomes)
-    params = rnn.init(jax.random.key(1), MODEL)
-    for index in (0, 2):
-        key = KEY.fold("aggregation", index)
-        found = engine.sums(params, asked(index), jnp.float32(1.0), jnp.float32(0.5), key)
-        assert outcomes[-1] == RoundOutcome(DEVICES, DEVICES, {})
-        same(found, plain_sum(params, key, list(range(DEVICES))))
-        params = jax.tree.map(lambda p, u: p + np.float32(u / DEVICES), params, found.update)
-    assert engine.ready("run", 3, asked(3).names, 60.0) == dict.fromkeys(asked(3).names, False)
-    engine.sums(params, asked(3), jnp.float32(1.0), jnp.float32(0.5), KEY.fold(3))
-    assert outcomes[-1].survivors == 0 and len(outcomes[-1].faults) == DEVICES
-
-
-@pytest.mark.slow
 @pytest.mark.promise("devices_sum")
 @pytest.mark.parametrize("step", ["task", "roster", "delivery", "survivors", "consents"])
 def test_a_device_killed_in_a_step_leaves_the_sum_of_the_others(

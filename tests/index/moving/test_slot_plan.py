@@ -98,24 +98,6 @@ def test_the_plan_is_that_of_the_plain_form(monkeypatch: pytest.MonkeyPatch, dat
     assert sorted([*kept.tolist(), *gone]) == list(range(before))
 
 
-@pytest.mark.parametrize(("shards", "moved"), [(3, 0), (4, 964), (2, 1365)])
-def test_a_balanced_set_moves_what_it_must(shards: int, moved: int) -> None:
-    """Of 4,096 like slots on three shards: none, a little less than a quarter, or a third."""
-    weight = np.full(SLOTS, 1000)
-    found = plan_slots(balanced_slot_table(weight, 3), weight, shards)
-    assert 0 <= len(found.moved) - moved <= 44
-    assert balance_of(loads_of(found.after, weight, shards)) <= BOUND
-
-
-def test_a_removed_shard_gives_its_number_to_the_last_one() -> None:
-    """So only its slots move: the host of the last shard keeps its file."""
-    weight = np.full(SLOTS, 1000)
-    found = plan_slots(balanced_slot_table(weight, 4), weight, 3, removed=[1])
-    assert found.origin.tolist() == [0, 3, 2]
-    assert (found.before[found.moved] == 1).all()
-    assert len(found.moved) == SLOTS // 4
-
-
 @pytest.mark.promise("memory_and_reshard")
 @pytest.mark.parametrize("shards", [4, 128])
 def test_a_slot_with_a_fifth_of_all_queries_gets_the_others_out_of_its_way(shards: int) -> None:

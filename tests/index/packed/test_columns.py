@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
-    bits_of,
     code_values,
     pack_fields,
     unpack_fields,
@@ -58,25 +57,6 @@ def test_offsets_come_back(steps: list[int]) -> None:
     assert len(packed.words) == (bits + 63) // 64 + 1
 
 
-def test_a_block_that_is_wide_stands_whole_among_the_exceptions() -> None:
-    """One jump in a thousand equal steps does not widen the other blocks."""
-    steps = np.full(1000, 3)
-    steps[500] = 1 << 30
-    offsets = np.concatenate([[0], np.cumsum(steps)])
-    packed = pack_offsets(offsets)
-    assert packed.delta_bits == bits_of(3 * 15)
-    assert len(packed.exceptions) == (OFFSET_BLOCK * packed.base_bits + 63) // 64 + 1
-    assert unpack_offsets(packed, len(offsets)).tolist() == offsets.tolist()
-
-
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 32, 33])
-@pytest.mark.parametrize("step", [0, 1, 1 << 30])
-def test_offsets_at_the_edges_of_a_block_come_back(count: int, step: int) -> None:
-    """A last block of one, of all sixteen, and offsets that are all 0."""
-    offsets = np.arange(count) * step
-    assert unpack_offsets(pack_offsets(offsets), count).tolist() == offsets.tolist()
-
-
 def as_bits(values: np.ndarray) -> list[int]:
     """What tells 0 from -0.0."""
     return np.asarray(values, np.float32).view(np.uint32).tolist()
@@ -108,20 +88,3 @@ def test_values_come_back_by_table_and_without(
     assert not len(array) or int(coded.codes.max()) < 1 << coded.bits
     assert coded.bits <= bits
     assert kind is PROBS or (coded.bits == bits) == (len(coded.table) == 0)
-
-
-def test_a_table_of_one_entry_takes_no_bits_for_its_codes() -> None:
-    """All weights are often 0."""
-    coded = code_values(np.zeros(100, np.float32), BACKOFF_BITS, 1 << 16)
-    assert (coded.bits, coded.table.tolist()) == (0, [0.0])
-    assert as_bits(values_of(coded.codes, coded.table, BACKOFF_BITS)) == [0] * 100
-
-
-def test_a_table_that_would_take_more_bits_is_not_made() -> None:
-    """Each of its entries takes 32; a value alone, or all different, stays as it is."""
-    different = np.arange(1, 100, dtype=np.float32)
-    assert code_values(different, BACKOFF_BITS, 1 << 31).bits == BACKOFF_BITS
-    assert code_values(different[:1], BACKOFF_BITS, 1 << 31).bits == BACKOFF_BITS
-    twice = np.concatenate([different, different])
-    assert code_values(twice, BACKOFF_BITS, 1 << 31).bits == bits_of(98)
-    assert code_values(twice, BACKOFF_BITS, 98).bits == BACKOFF_BITS

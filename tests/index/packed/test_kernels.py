@@ -112,21 +112,6 @@ def test_a_list_of_any_size_comes_back(entries: int, spread: str) -> None:
     assert fault == (-1, 0)
 
 
-@njit
-def compiled_directory_bits(entries):  # type: ignore[no-untyped-def]
-    """`directory_bits` of a list."""
-    return kernels.directory_bits(entries)
-
-
-def test_a_directory_has_a_bucket_for_some_four_to_eight_keys() -> None:
-    """And lists of up to eight have none."""
-    for entries in range(2000):
-        leading = compiled_directory_bits(np.int64(entries))
-        assert (leading > 0) == (entries > kernels.DIRECT)
-        if leading:
-            assert 4 <= entries / (1 << leading) < 8
-
-
 def test_the_hash_of_ngrams_depends_on_every_word_and_value_and_not_on_their_order() -> None:
     """It names the model."""
     rng = np.random.default_rng(1)

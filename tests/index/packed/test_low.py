@@ -90,19 +90,3 @@ def test_keys_and_ids_are_inverse_at_every_width(key_bits: int) -> None:
     assert keys_of(ids_of(ids, key_bits), key_bits).tolist() == ids.tolist()
     assert multiplier_of(key_bits) % 2 == 1
     assert multiplier_of(key_bits) < top
-
-
-@pytest.mark.parametrize(
-    ("words", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (1 << 20, 20), ((1 << 20) + 1, 21)]
-)
-def test_a_key_has_the_bits_that_the_largest_id_needs(words: int, bits: int) -> None:
-    """One at least."""
-    assert key_bits_of(words) == bits
-
-
-def test_keys_of_neighbouring_ids_are_spread_evenly() -> None:
-    """No eighth of all keys holds far more of the first thousand ids than another."""
-    keys = keys_of(np.arange(1000), 20)
-    held = np.bincount(keys >> 17, minlength=8)
-    assert held.min() > 110
-    assert held.max() < 140

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.index.packed import kernels
 from dlm.index.packed.tree import (
-    LEVEL_SHAPE,
-    TREE_SHAPE,
     LevelPlain,
-    root_key_bits_of,
     tree_shape,
     unpack_tree,
 )
@@ -105,32 +101,3 @@ def test_a_shape_of_another_length_is_refused(numbers: list[int]) -> None:
     """The first number says how many levels there are."""
     with pytest.raises(ValueError, match="shape has"):
         tree_shape(np.array(numbers, np.uint64))
-
-
-def test_a_shape_is_read_by_name() -> None:
-    """The numbers of the tree, then of each level."""
-    numbers = np.arange(len(TREE_SHAPE) + 2 * len(LEVEL_SHAPE), dtype=np.uint64) + 2
-    numbers[0] = 2
-    shape = tree_shape(numbers)
-    assert (shape.levels, shape.pairs, shape.root_bucket_bits) == (2, 3, 7)
-    assert shape.level[0]["nodes"] == 8
-    assert shape.level[1][LEVEL_SHAPE[-1]] == int(numbers[-1])
-
-
-@pytest.mark.parametrize(
-    ("pairs", "roots", "bits"), [(0, 0, 0), (100, 0, 0), (8, 8, 3), (100, 1, 9), (1000, 999, 3)]
-)
-def test_buckets_hold_eight_roots_or_fewer_where_they_are_spread_evenly(
-    pairs: int, roots: int, bits: int
-) -> None:
-    """The low bits of a pair that its root keeps."""
-    assert root_key_bits_of(pairs, roots) == bits
-    assert roots * (1 << bits) <= 8 * max(pairs, 1)
-
-
-def test_the_key_of_a_root_is_never_wider_than_a_key() -> None:
-    """One root among all the 2-grams that there can be."""
-    assert root_key_bits_of((1 << 32) - 1, 1) == 32
-    assert root_key_bits_of(1 << 30, 1) == 32
-    assert root_key_bits_of(1 << 20, 1 << 20) == 3
-    assert len(kernels.LANES) == len(kernels.DIVIDE) == 33
