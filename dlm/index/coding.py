@@ -9,10 +9,12 @@ disappears: states and the tree stay those of the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.index.packed.columns import BY_TABLE
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
 ANY = 1 << 31  # entries of a table, where only its size counts
@@ -157,22 +159,44 @@ class Quantiser:
         return out
 
 
-class DistinctValues:
-    """Which bit patterns occur, until they are more than the `most` that a table may have."""
+class ValueCode(NamedTuple):
+    """How values become codes, from `bits_of` them: by their place in a table of what occurs, or,
+    where that is empty, by how far they lie above the base."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    bits: int
+    base: int
+    table: Bits
+
+    def codes(self, values: Bits) -> NDArray[np.uint64]:
+        if len(self.table):
+            return np.searchsorted(self.table, values).astype(np.uint64)
+        return values - np.uint64(self.base)
+
+
+class DistinctValues:
+    """Which values occur, until they are more than the `most` that a table may have.
+
+    Args  raw_bits  of a code without a table; None: as many as the values need above the smallest
+    """
+
+    def __init__(self, most: int, raw_bits: int | None = None) -> None:
+        self._most, self._raw_bits = most, raw_bits
         self._found = np.zeros(0, np.uint32)
         self._pending: list[Bits] = []
         self._waiting = 0
         self._count = 0
         self._too_many = most == 0
+        self._least, self._largest = 1 << 32, 0
 
-    def add(self, bits: Bits) -> None:
-        self._count += len(bits)
-        if self._too_many or not len(bits):
+    def add(self, values: Bits) -> None:
+        self._count += len(values)
+        if not len(values):
             return
-        new = np.unique(bits)
+        self._least = min(self._least, int(values.min()))
+        self._largest = max(self._largest, int(values.max()))
+        if self._too_many:
+            return
+        new = np.unique(values)
         self._pending.append(new)
         self._waiting += len(new)
         if self._waiting > len(self._found) + (1 << 16):
@@ -184,13 +208,15 @@ class DistinctValues:
         if len(self._found) > self._most:
             self._too_many, self._found = True, np.zeros(0, np.uint32)
 
-    def table(self, raw_bits: int) -> Bits | None:
-        """The values in rising order, or None where they stay as they are: `code_values`."""
+    def code(self) -> ValueCode:
+        """By a table where that takes fewer bits and is not larger than allowed."""
         if not self._too_many:
             self._merge()
-        if self._too_many:
-            return None
+        base, bits = 0, self._raw_bits
+        if bits is None:
+            base = self._least if self._count else 0
+            bits = (self._largest - base).bit_length()
         width = max(len(self._found) - 1, 0).bit_length()
-        if self._count * width + len(self._found) * 32 < self._count * raw_bits:
-            return self._found
-        return None
+        if self._too_many or self._count * width + len(self._found) * 32 >= self._count * bits:
+            return ValueCode(bits, base, np.zeros(0, np.uint32))
+        return ValueCode(width, BY_TABLE, self._found)

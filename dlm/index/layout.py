@@ -29,7 +29,7 @@ from dlm.memory_options import MAPPED, MemoryOptions, hold
 from dlm.ngram.partition import MAX_SHARDS, SLOTS
 
 FORMAT_NAME = "dlm shard set"  # DO NOT CHANGE: on disk
-FORMAT_VERSION = 2  # DO NOT CHANGE: FORMAT.md says when this number grows
+FORMAT_VERSION = 3  # DO NOT CHANGE: FORMAT.md says when this number grows
 FEATURES: frozenset[str] = frozenset()  # feature flags that this version can read
 ENCODINGS = frozenset({"exact", "compact"})
 MANIFEST = "manifest.json"

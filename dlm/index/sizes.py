@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.coding import Coding, coding_of, weight_bits
-from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
+from dlm.index.coding import Coding, DistinctValues, coding_of, weight_bits
+from dlm.index.packed.columns import BACKOFF_BITS, magnitudes_of
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from dlm.index.packed.low import PAIR_FLAG_BITS, key_bits_of
 from dlm.kenlm.open import open_ngrams
@@ -29,6 +29,7 @@ class ModelStatistics:
 
     contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
     rank_bits    of a 3-gram, mean;  key_bits  of a 2-gram with its share of the directory, mean
+    prob_bits    by order: bits of an exact probability above the smallest
     weight_bits  by order: bits that tell the weights of a sample apart
     """
 
@@ -37,6 +38,7 @@ class ModelStatistics:
     word_bytes: int
     rank_bits: float
     key_bits: float
+    prob_bits: tuple[int, ...]
     weight_bits: tuple[int, ...]
 
 
@@ -47,11 +49,13 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
         contexts = [0] * order
         weights: list[list[NDArray[np.float32]]] = [[] for _ in range(order)]
         kept = [0] * order
+        spans = [DistinctValues(0) for _ in range(order)]
         sizes = np.zeros(0, np.int64)
         rank_sum = 0.0
         for batch in reader.batches():
             k = batch.order
             contexts[k - 1] += int(np.count_nonzero(batch.log10_backoff))
+            spans[k - 1].add(magnitudes_of(batch.log10_prob))
             if kept[k - 1] < SAMPLE:
                 weights[k - 1].append(np.unique(batch.log10_backoff))
                 kept[k - 1] += len(batch)
@@ -78,6 +82,7 @@ def measure(arpa: str | os.PathLike[str], *, progress: Tell = lambda line: None)
         word_bytes=sum(map(len, words)),
         rank_bits=rank_sum / max(counts[2] if order > 2 else 0, 1),
         key_bits=float((key * listed).sum()) / pairs,
+        prob_bits=tuple(span.code().bits for span in spans),
         weight_bits=tuple(max(n - 1, 0).bit_length() for n in distinct),
     )
 
@@ -130,9 +135,9 @@ def estimate_sizes(
     weight = _weight_bits(m, coding, 1)
     pairs = m.counts[1] if order > 1 else 0
     offset = pairs.bit_length() + (60 * pairs).bit_length()
-    low = words * (1 + PROB_BITS + offset + weight)
+    low = words * (1 + m.prob_bits[0] + offset + weight)
     if order > 1:
-        entry = PAIR_FLAG_BITS + _prob_bits(coding) + _weight_bits(m, coding, 2) + m.key_bits
+        entry = PAIR_FLAG_BITS + _prob_bits(m, coding, 2) + _weight_bits(m, coding, 2) + m.key_bits
         low += int(pairs * entry)
     trees = 0
     previous = m.rank_bits
@@ -145,7 +150,7 @@ def estimate_sizes(
             rank = previous / 2
         previous = rank
         head = 1.5 * nodes
-        value = _prob_bits(coding) + (k < order)
+        value = _prob_bits(m, coding, k) + (k < order)
         trees += int(grams * (value + rank) + head)
         span = (value + rank) * max(grams, 1) / max(nodes, 1) * OFFSET_BLOCK
         trees += int(nodes * (2 + np.log2(2 * span + 2)))
@@ -164,8 +169,8 @@ def estimate_sizes(
     )
 
 
-def _prob_bits(coding: Coding) -> int:
-    return PROB_BITS if coding.bits is None else coding.bits
+def _prob_bits(m: ModelStatistics, coding: Coding, order: int) -> int:
+    return m.prob_bits[order - 1] if coding.bits is None else coding.bits
 
 
 def _weight_bits(m: ModelStatistics, coding: Coding, order: int) -> int:

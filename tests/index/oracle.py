@@ -46,11 +46,8 @@ from dlm.index.ngrams import (
 )
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
-    BACKOFF_BITS,
-    PROB_BITS,
     Offsets,
     bits_of,
-    code_values,
     pack_fields,
     room,
 )
@@ -537,6 +534,55 @@ def pack_offsets(offsets: NDArray[Any]) -> Offsets:
     return Offsets(words, pack_fields(rows[wide].reshape(-1), base_bits), base_bits, delta_bits)
 
 
+@dataclass(frozen=True)
+class Coded:
+    """float32 values as codes, by a table or above a base."""
+
+    codes: NDArray[np.uint64]
+    bits: int
+    base: int
+    table: NDArray[np.float32]
+
+
+def coded(
+    bits: NDArray[np.uint32], largest_table: int, *, is_prob: bool, none: NDArray[np.bool_]
+) -> Coded:
+    """Codes of values by their bits, those of probabilities without a sign; of `none`, whose
+    values are 0, the code 0, and otherwise one that breaks a rule."""
+    there = bits[~none]
+    distinct = np.unique(there)
+    base, raw = 0, 32
+    if is_prob:
+        base = int(distinct[0]) if len(distinct) else 0
+        raw = bits_of(int(distinct[-1]) - base) if len(distinct) else 0
+    width = bits_of(max(len(distinct) - 1, 0))
+    by_table = len(there) * width + len(distinct) * 32 < len(there) * raw
+    if by_table and len(distinct) <= largest_table:
+        codes = np.searchsorted(distinct, bits).astype(np.uint64)
+        signs = np.uint32(1 << 31) * (distinct != 0) if is_prob else np.uint32(0)
+        found = Coded(codes, width, 1 << 31, (distinct | signs).astype(np.uint32).view(np.float32))
+    else:
+        found = Coded(bits - np.uint64(base), raw, base, np.zeros(0, np.float32))
+    found.codes[none] = bits[none] != 0
+    return found
+
+
+def coded_probs(
+    values: NDArray[np.float32], largest_table: int, blank: NDArray[np.bool_] | None = None
+) -> Coded:
+    """Of log10 probabilities, of which some may be blanks'."""
+    none = np.zeros(len(values), np.bool_) if blank is None else blank
+    bits = np.abs(values).astype(np.float32).view(np.uint32)
+    return coded(bits, largest_table, is_prob=True, none=none)
+
+
+def coded_weights(values: NDArray[np.float32], largest_table: int) -> Coded:
+    """Of weights."""
+    none = np.zeros(len(values), np.bool_)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return coded(bits, largest_table, is_prob=False, none=none)
+
+
 def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
     """The columns of `low_orders`.
 
@@ -545,10 +591,10 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
     """
     size = len(low.log10_prob)
     b = key_bits_of(size)
-    word_prob = code_values(low.log10_prob, PROB_BITS, prob_table)
-    word_backoff = code_values(low.log10_backoff, BACKOFF_BITS, backoff_table)
-    prob = code_values(low.pair_log10_prob, PROB_BITS, prob_table)
-    backoff = code_values(low.pair_log10_backoff, BACKOFF_BITS, backoff_table)
+    word_prob = coded_probs(low.log10_prob, prob_table)
+    word_backoff = coded_weights(low.log10_backoff, backoff_table)
+    prob = coded_probs(low.pair_log10_prob, prob_table, low.pair_flags & BLANK != 0)
+    backoff = coded_weights(low.pair_log10_backoff, backoff_table)
     value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
     place = np.empty(size + 1, np.int64)
     kernels.key_list_bits(low.begin, b, value_bits, place)
@@ -582,6 +628,8 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
         backoff.bits,
         begin_bits,
         place_bits,
+        word_prob.base,
+        prob.base,
     )
     return {
         "shape": np.array(shape, np.uint64),
@@ -611,7 +659,7 @@ def pack_tree(
 
     for depth, level in enumerate(levels):
         deepest = depth + 1 == len(levels)
-        prob = code_values(level.log10_prob, PROB_BITS, prob_table)
+        prob = coded_probs(level.log10_prob, prob_table, level.blank)
         flag_bits = int(not deepest) + int(level.blank.any())
         flags = np.zeros(len(level.rank), np.uint64)
         if not deepest:
@@ -631,7 +679,7 @@ def pack_tree(
         places = pack_offsets(place)
         children = pack_offsets(level.child)
         weights = level.log10_backoff if depth else np.zeros(0, np.float32)
-        backoff = code_values(weights, BACKOFF_BITS, backoff_table)
+        backoff = coded_weights(weights, backoff_table)
         begins = (
             add("node_key", pack_fields(level.key, key_bits) if depth else room(0)),
             add("node_backoff", pack_fields(backoff.codes, backoff.bits)),
@@ -648,6 +696,7 @@ def pack_tree(
             len(level.rank),
             flag_bits,
             prob.bits,
+            prob.base,
             backoff.bits,
             children.base_bits if not deepest else 0,
             children.delta_bits if not deepest else 0,

@@ -101,7 +101,7 @@ def test_the_constants_of_the_document_are_those_of_the_code() -> None:
         assert word in text
     assert (low.STATE_LENGTH, low.STORED, low.BLANK, low.PAIR_FLAG_BITS) == (3, 4, 8, 4)
     assert (kernels.OFFSET_BLOCK, kernels.DIRECT, tree.ROOTS_A_BUCKET) == (16, 8, 8)
-    assert (layout.FORMAT_VERSION, layout.MAX_ORDER) == (2, 15)
+    assert (layout.FORMAT_VERSION, layout.MAX_ORDER) == (3, 15)
 
 
 def test_the_golden_set_keeps_every_rule() -> None:

@@ -209,16 +209,14 @@ def test_fields_packed_in_pieces_are_those_packed_whole(width: int) -> None:
 
 def test_a_table_is_given_up_where_it_is_too_large() -> None:
     """Or where it saves nothing."""
-    some = DistinctValues(4)
+    some = DistinctValues(4, 32)
     some.add(np.array([5, 9] * 100, np.uint32))
-    table = some.table(32)
-    assert table is not None
-    assert table.tolist() == [5, 9]
+    assert some.code().table.tolist() == [5, 9]
     some.add(np.arange(3, dtype=np.uint32))
-    assert some.table(32) is None
-    few = DistinctValues(100)
+    assert (some.code().bits, some.code().table.tolist()) == (32, [])
+    few = DistinctValues(100, 32)
     few.add(np.arange(5, dtype=np.uint32))
-    assert few.table(32) is None
+    assert few.code().table.tolist() == []
 
 
 @pytest.mark.parametrize(

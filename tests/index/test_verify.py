@@ -510,8 +510,8 @@ def test_the_same_ngrams_in_two_shards_are_told(good: Path, tmp_path: Path) -> N
     ("field", "value"),
     [
         ("format", "another"),
-        ("format_version", 1),
-        ("format_version", 3),
+        ("format_version", 2),
+        ("format_version", 4),
         ("format_version", True),
         ("features", ["shared_slots"]),
         ("features", [["nested"]]),

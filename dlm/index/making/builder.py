@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dlm.files import scratch_folder, sync_folder
 from dlm.index import layout
-from dlm.index.coding import Coding, DistinctValues
+from dlm.index.coding import Coding, DistinctValues, ValueCode
 from dlm.index.layout import FileEntry
 from dlm.index.making import stages
 from dlm.index.making.budget import Budget, credible_counts
@@ -34,10 +34,10 @@ from dlm.index.making.work import Journal, RowReader, Work
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
-    PROB_BITS,
     bits_of,
-    code_values,
+    magnitudes_of,
     pack_fields,
+    probs_of,
     room,
 )
 from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_of
@@ -299,23 +299,20 @@ def low_columns(c: Context) -> dict[str, Any]:
     prob1, backoff1 = np.ascontiguousarray(values[:, 0]), np.ascontiguousarray(values[:, 1])
     extended = work.array("word-extended")
     prob_most, backoff_most = c.coding.prob_table, c.coding.backoff_table
-    word_prob = code_values(prob1, PROB_BITS, prob_most)
-    word_backoff = code_values(backoff1, BACKOFF_BITS, backoff_most)
+    magnitude1, bits1 = magnitudes_of(prob1), backoff1.view(U32)
+    word_prob = _code_of(magnitude1, prob_most)
+    word_backoff = _code_of(bits1, backoff_most, BACKOFF_BITS)
     pairs = work.columns["pairs"] if c.order > 1 else Column(U32, 4)
     begin = np.zeros(c.words + 1, I64)
     if c.order > 1:
         np.cumsum(work.array("pair-sizes"), out=begin[1:])
 
-    prob, backoff = DistinctValues(prob_most), DistinctValues(backoff_most)
+    probs, backoffs = DistinctValues(prob_most), DistinctValues(backoff_most, BACKOFF_BITS)
     for chunk in pairs.chunks(rows):
-        prob.add(np.ascontiguousarray(chunk[:, 1]))
-        backoff.add(np.ascontiguousarray(chunk[:, 2]))
-    prob_table, backoff_table = prob.table(PROB_BITS), backoff.table(BACKOFF_BITS)
-    prob_bits, backoff_bits = (
-        raw if table is None else bits_of(max(len(table) - 1, 0))
-        for raw, table in ((PROB_BITS, prob_table), (BACKOFF_BITS, backoff_table))
-    )
-    value_bits = PAIR_FLAG_BITS + prob_bits + backoff_bits
+        probs.add(chunk[chunk[:, 3] & U32(4) == 0, 1] & U32(0x7FFFFFFF))
+        backoffs.add(np.ascontiguousarray(chunk[:, 2]))
+    prob, backoff = probs.code(), backoffs.code()
+    value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
     place = np.empty(c.words + 1, I64)
     packed.key_list_bits(begin, c.key_bits, value_bits, place)
     lists = BitStream(Column(np.uint64, path=work.file("low-list.part")))
@@ -325,18 +322,15 @@ def low_columns(c: Context) -> dict[str, Any]:
         last = min(max(after, first + 1), c.words)
         chunk = pairs.read(int(begin[first]), int(begin[last]))
         key = np.ascontiguousarray(chunk[:, 0])
-        code = np.ascontiguousarray(chunk[:, 1])
-        near = (code & U32(0x7FFFFFFF) if prob_table is None else _codes(prob_table, code)).astype(
-            U64
-        )
-        far = chunk[:, 2] if backoff_table is None else _codes(backoff_table, chunk[:, 2])
+        near = prob.codes(chunk[:, 1] & U32(0x7FFFFFFF))
+        near[chunk[:, 3] & U32(4) != 0] = 0
         near = (near << U64(PAIR_FLAG_BITS)) | _pair_flags(c, key, chunk[:, 3], extended)
         bits = int(place[last] - place[first])
         words, offset = lists.room(bits)
         packed.put_key_lists(
             words, place[first : last + 1] - place[first] + offset,
             begin[first : last + 1] - begin[first], c.key_bits, value_bits,
-            PAIR_FLAG_BITS + prob_bits, key, near, far.astype(U64),
+            PAIR_FLAG_BITS + prob.bits, key, near, backoff.codes(chunk[:, 2]),
         )  # fmt: skip
         lists.put(words, bits)
         first = last
@@ -346,38 +340,41 @@ def low_columns(c: Context) -> dict[str, Any]:
     entries = room((c.words + 1) * stride)
     at = 0
     for column, bits in (
-        (begin, begin_bits), (place, place_bits), (word_backoff.codes, word_backoff.bits),
+        (begin, begin_bits), (place, place_bits), (word_backoff.codes(bits1), word_backoff.bits),
     ):  # fmt: skip
         packed.put_all(entries, at, stride, bits, np.ascontiguousarray(column, U64))
         at += bits
-    near1 = (word_prob.codes << U64(1)) | extended.astype(U64)
+    near1 = (word_prob.codes(magnitude1) << U64(1)) | extended.astype(U64)
     shape = {
         "words": c.words,
         "pairs": len(pairs),
         "key_bits": c.key_bits,
         "word_prob_bits": word_prob.bits,
         "word_backoff_bits": word_backoff.bits,
-        "pair_prob_bits": prob_bits,
-        "pair_backoff_bits": backoff_bits,
+        "pair_prob_bits": prob.bits,
+        "pair_backoff_bits": backoff.bits,
         "begin_bits": begin_bits,
         "place_bits": place_bits,
+        "word_prob_base": word_prob.base,
+        "pair_prob_base": prob.base,
     }
-    none = np.zeros(0, F32)
     columns: dict[str, NDArray[Any] | Column] = {
         "shape": np.array([shape[name] for name in LOW_SHAPE], np.uint64),
         "word_value": pack_fields(near1, word_prob.bits + 1),
         "word_entry": entries,
         "list": lists.close(),
-        "word_prob_table": word_prob.table,
-        "word_backoff_table": word_backoff.table,
-        "pair_prob_table": none if prob_table is None else prob_table.view(F32),
-        "pair_backoff_table": none if backoff_table is None else backoff_table.view(F32),
+        "word_prob_table": probs_of(word_prob.table),
+        "word_backoff_table": word_backoff.table.view(F32),
+        "pair_prob_table": probs_of(prob.table),
+        "pair_backoff_table": backoff.table.view(F32),
     }
     return {name: (part.dtype, [part]) for name, part in columns.items()}
 
 
-def _codes(table: NDArray[np.uint32], bits: NDArray[np.uint32]) -> NDArray[np.int64]:
-    return np.searchsorted(table, bits)
+def _code_of(values: NDArray[np.uint32], most: int, raw_bits: int | None = None) -> ValueCode:
+    found = DistinctValues(most, raw_bits)
+    found.add(values)
+    return found.code()
 
 
 def _pair_flags(

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.coding import DistinctValues
+from dlm.index.coding import DistinctValues, ValueCode
 from dlm.index.making.kernels import BLANK_CODE
 from dlm.index.making.work import Work
 from dlm.index.packed import kernels
-from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS, bits_of, room
+from dlm.index.packed.columns import BACKOFF_BITS, bits_of, probs_of, room
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from dlm.index.packed.tree import LEVEL_COLUMNS, LEVEL_SHAPE, TABLES, TREE_SHAPE, root_key_bits_of
 from dlm.spill.column import Column
@@ -131,18 +131,6 @@ def stream_offsets(
     return base_bits, delta_bits
 
 
-def prob_bits_of(values: Rows) -> NDArray[np.uint32]:
-    """Bits of the probability of each value that `kernels.join` makes; 0 for a blank."""
-    code = values >> np.uint32(1)
-    code[code == BLANK_CODE] = 0
-    return code
-
-
-def signed(code: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The bits of a float32 of 0 or less, with the sign that `code` leaves out."""
-    return np.where(code != 0, code | np.uint32(1 << 31), np.uint32(0)).astype(np.uint32)
-
-
 @dataclass
 class LevelParts:
     """A packed level: its numbers but where its parts begin, and its parts by column."""
@@ -200,34 +188,27 @@ class LevelPacker:
 
     def pack(self) -> LevelParts:
         s = self._shape
-        prob = DistinctValues(s.prob_table)
-        if s.prob_table:
-            for chunk in self._entries.chunks(self._rows):
-                prob.add(signed(prob_bits_of(chunk[:, 2])))
-        prob_table = prob.table(PROB_BITS)
-        prob_bits = PROB_BITS if prob_table is None else bits_of(max(len(prob_table) - 1, 0))
-        weight = DistinctValues(s.backoff_table)
+        probs = DistinctValues(s.prob_table)
+        for chunk in self._entries.chunks(self._rows):
+            magnitude = chunk[:, 2] >> np.uint32(1)  # as `kernels.join` makes them
+            probs.add(magnitude[magnitude != BLANK_CODE])
+        prob = probs.code()
+        weights = DistinctValues(s.backoff_table, BACKOFF_BITS)
         if not s.root:
             for chunk in self._nodes.chunks(self._rows):
-                weight.add(chunk[:, 2])
-        weight_table = weight.table(BACKOFF_BITS)
-        weight_bits = (
-            BACKOFF_BITS if weight_table is None else bits_of(max(len(weight_table) - 1, 0))
-        )
+                weights.add(chunk[:, 2])
+        weight = weights.code()
         flag_bits = int(not s.deepest) + int(s.any_blank)
-        value_bits = prob_bits + flag_bits
+        value_bits = prob.bits + flag_bits
 
         lists = self._stream("list")
         key, backoff = self._stream("node_key"), self._stream("node_backoff")
         at = 0
         for nodes in self._nodes.chunks(self._rows):
-            at = self._put_lists(lists, nodes, at, prob_table, flag_bits, value_bits)
+            at = self._put_lists(lists, nodes, at, prob, flag_bits, value_bits)
             if not s.root:
                 key.fields(nodes[:, 1], s.key_bits)
-                codes = nodes[:, 2]
-                if weight_table is not None:
-                    codes = np.searchsorted(weight_table, codes)
-                backoff.fields(codes, weight_bits)
+                backoff.fields(weight.codes(nodes[:, 2]), weight.bits)
         list_bits = lists._bits
         place, place_wide = self._stream("place"), self._stream("place_wide")
         place_widths = stream_offsets(
@@ -240,13 +221,13 @@ class LevelPacker:
             child_widths = stream_offsets(
                 lambda: self._cumulated(3), len(self._nodes) + 1, last, child, child_wide
             )
-        none = np.zeros(0, np.float32)
         numbers = {
             "nodes": len(self._nodes),
             "grams": len(self._entries),
             "flag_bits": flag_bits,
-            "prob_bits": prob_bits,
-            "backoff_bits": weight_bits,
+            "prob_bits": prob.bits,
+            "prob_base": prob.base,
+            "backoff_bits": weight.bits,
             "child_base_bits": child_widths[0],
             "child_delta_bits": child_widths[1],
             "place_base_bits": place_widths[0],
@@ -260,8 +241,8 @@ class LevelPacker:
             "place": place.close(),
             "place_wide": place_wide.close(),
             "list": lists.close(),
-            "prob_table": none if prob_table is None else prob_table.view(np.float32),
-            "backoff_table": none if weight_table is None else weight_table.view(np.float32),
+            "prob_table": probs_of(prob.table),
+            "backoff_table": weight.table.view(np.float32),
         }
         out = LevelParts(numbers, parts)
         if s.root:
@@ -269,8 +250,8 @@ class LevelPacker:
         return out
 
     def _put_lists(
-        self, lists: BitStream, nodes: Rows, at: int, prob_table: NDArray[np.uint32] | None,
-        flag_bits: int, value_bits: int,
+        self, lists: BitStream, nodes: Rows, at: int, prob: ValueCode, flag_bits: int,
+        value_bits: int,
     ) -> int:  # fmt: skip
         """Packs the lists of some nodes, whose entries begin at `at`; returns where they end."""
         ends = np.cumsum(nodes[:, 4], dtype=I64)
@@ -283,18 +264,16 @@ class LevelPacker:
             begin, place = _list_places(some, value_bits)
             count = int(begin[-1])
             entries = self._entries.read(at, at + count)
-            code = prob_bits_of(entries[:, 2])
-            if prob_table is None:
-                values = code.astype(np.uint64)
-            else:
-                values = np.searchsorted(prob_table, signed(code)).astype(np.uint64)
+            magnitude = entries[:, 2] >> np.uint32(1)
+            blank = magnitude == BLANK_CODE
+            values = prob.codes(magnitude)
+            values[blank] = 0
             if flag_bits:
                 values <<= U64(flag_bits)
                 if not self._shape.deepest:
                     values |= entries[:, 2] & np.uint32(1)
                 if self._shape.any_blank:
-                    shift = U64(flag_bits - 1)
-                    values |= (entries[:, 2] >> np.uint32(1) == BLANK_CODE).astype(U64) << shift
+                    values |= blank.astype(U64) << U64(flag_bits - 1)
             bits = int(place[-1])
             words, offset = lists.room(bits)
             kernels.put_rank_lists(

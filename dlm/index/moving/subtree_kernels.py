@@ -137,8 +137,10 @@ def take_entries(views, depth, lists, owners, nodes, ranks, values, none, rows):
         for j in range(first, first + n):
             value = np.int64(values[j])
             code = value >> flag_bits
-            if table:
+            if table > 0:
                 code = load32(table + (code << _2)) & np.int64(0x7FFFFFFF)
+            else:
+                code -= table
             if flag_bits == _2 and value & _2:
                 code = np.int64(BLANK_CODE)
                 blanks += 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
+    BY_TABLE,
     PROB_BITS,
     Offsets,
     unpack_fields,
@@ -30,7 +30,14 @@ from dlm.index.packed.low import (
     multiplier_of,
     word_lists,
 )
-from dlm.index.packed.tree import LEVEL_COLUMNS, TABLES, TreeShape, root_key_bits_of, tree_shape
+from dlm.index.packed.tree import (
+    LEVEL_COLUMNS,
+    TABLES,
+    TreeShape,
+    part_of,
+    root_key_bits_of,
+    tree_shape,
+)
 
 _INFINITY = 0x7F800000  # bits of the probability 0; above it, magnitudes are no numbers
 LONGEST_LIST = 1 << 28  # entries; DO NOT CHANGE: the format's limit
@@ -46,16 +53,27 @@ def _words(bits: int) -> int:
     return (bits + 63) // 64 + 1
 
 
-def _limits(bits: int, table: NDArray[np.float32], is_prob: bool, name: str) -> int:
-    """What codes must stay below (`kernels.good_prob`, `kernels.good_backoff`)."""
-    raw = PROB_BITS if is_prob else BACKOFF_BITS
-    if bits == raw and not len(table):
-        return _INFINITY + 1 if is_prob else 0
-    _require(0 < len(table) <= 1 << bits < 1 << raw, f"{name}: a table that its codes fit")
-    if is_prob:
-        _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
-    else:
-        _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
+def _prob_limit(bits: int, base: int, table: NDArray[np.float32], name: str) -> int:
+    """What codes must stay below; see `kernels.good_prob`."""
+    _require(bits <= PROB_BITS, f"{name}: bits")
+    if not len(table):
+        _require(base <= _INFINITY, f"{name}: the base")
+        return _INFINITY + 1 - base
+    _require(base == BY_TABLE, f"{name}: a base beside a table")
+    _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
+    return _table_size(bits, table, name)
+
+
+def _backoff_limit(bits: int, table: NDArray[np.float32], name: str) -> int:
+    """The same of `kernels.good_backoff`."""
+    if bits == BACKOFF_BITS and not len(table):
+        return 0
+    _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
+    return _table_size(bits, table, name)
+
+
+def _table_size(bits: int, table: NDArray[np.float32], name: str) -> int:
+    _require(0 < len(table) <= 1 << bits < 1 << BACKOFF_BITS, f"{name}: a table that its codes fit")
     signed = np.signbit(table) & (table == 0)
     _require(not bool(signed.any()), f"{name}: a value of 0 has no sign")
     return len(table)
@@ -102,31 +120,36 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
         pairs < 1 << 32 and (order > 1 or not pairs),
         "there are fewer than 2**32 2-grams, and none at order 1",
     )
-    _require(
-        s["word_prob_bits"] <= PROB_BITS and s["word_backoff_bits"] <= BACKOFF_BITS, "word bits"
-    )
+    _require(s["word_prob_bits"] <= PROB_BITS, "word_prob_bits")
+    _require(s["word_backoff_bits"] <= BACKOFF_BITS, "word_backoff_bits")
     _require(s["begin_bits"] <= 32 and s["place_bits"] <= 48, "begin_bits, place_bits")
     stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
     _require(len(a["word_entry"]) == _words((words + 1) * stride), "word_entry: length")
     _require(
         len(a["word_value"]) == _words(words * (s["word_prob_bits"] + 1)), "word_value: length"
     )
-    for name, column, shift, width in (
-        ("prob", "word_value", 1, s["word_prob_bits"] + 1),
-        ("backoff", "word_entry", s["begin_bits"] + s["place_bits"], stride),
+    prob_limit = _prob_limit(
+        s["word_prob_bits"], s["word_prob_base"], a["word_prob_table"], "word_prob_table"
+    )
+    backoff_limit = _backoff_limit(
+        s["word_backoff_bits"], a["word_backoff_table"], "word_backoff_table"
+    )
+    for name, column, shift, width, limit in (
+        ("prob", "word_value", 1, s["word_prob_bits"] + 1, prob_limit),
+        ("backoff", "word_entry", s["begin_bits"] + s["place_bits"], stride, backoff_limit),
     ):
         bits = s[f"word_{name}_bits"]
         is_prob = name == "prob"
-        limit = _limits(bits, a[f"word_{name}_table"], is_prob, f"word_{name}_table")
         at = kernels.check_values(a[column].ctypes.data, words, shift, width, bits, limit, is_prob)
         _require(at < 0, f"{column}: the {name} of word {at}")
-    _require(s["pair_prob_bits"] <= PROB_BITS, "pair_prob_bits")
     _require(s["pair_backoff_bits"] <= BACKOFF_BITS, "pair_backoff_bits")
     prob_limit = backoff_limit = 1
     if pairs:
-        prob_limit = _limits(s["pair_prob_bits"], a["pair_prob_table"], True, "pair_prob_table")
-        backoff_limit = _limits(
-            s["pair_backoff_bits"], a["pair_backoff_table"], False, "pair_backoff_table"
+        prob_limit = _prob_limit(
+            s["pair_prob_bits"], s["pair_prob_base"], a["pair_prob_table"], "pair_prob_table"
+        )
+        backoff_limit = _backoff_limit(
+            s["pair_backoff_bits"], a["pair_backoff_table"], "pair_backoff_table"
         )
     begin, place = word_lists(a, s)
     for name, offsets in (("begin", begin), ("place", place)):
@@ -183,16 +206,16 @@ def check_tree(
     for depth, s in enumerate(shape.level):
         where = f"level {depth}"
         _require(len(parent_size) == s["nodes"], f"{where}: the children of the level above")
-        _require(s["flag_bits"] <= 2 and s["prob_bits"] <= PROB_BITS, f"{where}: widths")
+        _require(s["flag_bits"] <= 2, f"{where}: widths")
         _require((s["flag_bits"] == 0) == (depth + 1 == levels), f"{where}: flag_bits")
         _require(s["backoff_bits"] <= BACKOFF_BITS, f"{where}: backoff_bits")
-        table = _part(a, shape, depth, "prob_table")
-        limit = _limits(s["prob_bits"], table, True, f"{where}: prob_table") if s["grams"] else 1
+        table = part_of(a, shape, depth, "prob_table")
+        limit = _prob_limit(s["prob_bits"], s["prob_base"], table, f"{where}: prob_table")
         place = _offsets(
-            _part(a, shape, depth, "place"), _part(a, shape, depth, "place_wide"),
+            part_of(a, shape, depth, "place"), part_of(a, shape, depth, "place_wide"),
             s["place_base_bits"], s["place_delta_bits"], s["nodes"] + 1, None, f"{where}: place",
         )  # fmt: skip
-        lists = _part(a, shape, depth, "list")
+        lists = part_of(a, shape, depth, "list")
         _require(len(lists) == _words(int(place[-1])), f"{where}: list: length")
         sizes = np.zeros(s["nodes"], np.int64)
         at, fault = kernels.check_rank_lists(
@@ -206,12 +229,12 @@ def check_tree(
             _keys_and_weights(a, shape, depth, words, child)
         if depth + 1 < levels:
             child = _offsets(
-                _part(a, shape, depth, "child"), _part(a, shape, depth, "child_wide"),
+                part_of(a, shape, depth, "child"), part_of(a, shape, depth, "child_wide"),
                 s["child_base_bits"], s["child_delta_bits"], s["nodes"] + 1,
                 shape.level[depth + 1]["nodes"], f"{where}: child",
             )  # fmt: skip
             below = shape.level[depth + 1]["nodes"]
-            keys = _part(a, shape, depth + 1, "node_key")
+            keys = part_of(a, shape, depth + 1, "node_key")
             _require(  # before so many are counted out: the number may be anything
                 len(keys) == _words(below * shape.key_bits), f"level {depth + 1}: node_key: length"
             )
@@ -220,12 +243,6 @@ def check_tree(
             widths = (s["child_base_bits"], s["child_delta_bits"])
             _require(widths == (0, 0), f"{where}: child: widths where nothing is below")
     return total
-
-
-def _part(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
-    begin = shape.level[depth][name]
-    end = shape.level[depth + 1][name] if depth + 1 < shape.levels else len(a[name])
-    return a[name][begin:end]
 
 
 def _parts(a: Arrays, shape: TreeShape) -> None:
@@ -244,7 +261,7 @@ def _parts(a: Arrays, shape: TreeShape) -> None:
             empty += ["child", "child_wide"]
         for name in LEVEL_COLUMNS:
             if name not in TABLES:
-                words = len(_part(a, shape, depth, name))
+                words = len(part_of(a, shape, depth, name))
                 _require(words == _words(0) if name in empty else words > 0, f"{name}: length")
 
 
@@ -278,7 +295,7 @@ def _keys_and_weights(
     a: Arrays, shape: TreeShape, depth: int, words: int, child: NDArray[np.int64]
 ) -> None:
     s, where = shape.level[depth], f"level {depth}"
-    key = _part(a, shape, depth, "node_key")
+    key = part_of(a, shape, depth, "node_key")
     _require(len(key) == _words(s["nodes"] * shape.key_bits), f"{where}: node_key: length")
     inverse = pow(multiplier_of(shape.key_bits), -1, 1 << shape.key_bits)
     at = kernels.check_ids(
@@ -286,10 +303,10 @@ def _keys_and_weights(
     )
     _require(at < 0, f"{where}: node_key: the children of node {at} of the level above")
     bits = s["backoff_bits"]
-    weight = _part(a, shape, depth, "node_backoff")
+    weight = part_of(a, shape, depth, "node_backoff")
     _require(len(weight) == _words(s["nodes"] * bits), f"{where}: node_backoff: length")
     if s["nodes"]:
-        table = _part(a, shape, depth, "backoff_table")
-        limit = _limits(bits, table, False, f"{where}: backoff_table")
+        table = part_of(a, shape, depth, "backoff_table")
+        limit = _backoff_limit(bits, table, f"{where}: backoff_table")
         at = kernels.check_values(weight.ctypes.data, s["nodes"], 0, bits, bits, limit, False)
         _require(at < 0, f"{where}: node_backoff: the weight of node {at}")

@@ -18,6 +18,7 @@ Words = NDArray[np.uint64]
 # A probability is never above 0, so its sign is not stored; a weight has both.
 PROB_BITS = 31
 BACKOFF_BITS = 32
+BY_TABLE = 1 << 31  # in place of the base of codes; no base is as large
 
 
 def room(bits: int) -> Words:
@@ -69,37 +70,23 @@ def unpack_offsets(packed: Offsets, count: int) -> NDArray[np.int64]:
     return out
 
 
-@dataclass(frozen=True, eq=False)
-class Values:
-    """float32 values as codes: places in `table`, or the bits themselves where it is empty."""
-
-    codes: NDArray[np.uint64]
-    bits: int
-    table: NDArray[np.float32]
+def magnitudes_of(log10_prob: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """The bits of probabilities, without their sign."""
+    bits: NDArray[np.uint32] = np.ascontiguousarray(log10_prob).view(np.uint32)
+    return bits & np.uint32((1 << PROB_BITS) - 1)
 
 
-def code_values(values: NDArray[np.float32], raw_bits: int, largest_table: int) -> Values:
-    """Codes for `values`: by a table if that takes fewer bits and is not larger than allowed."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    distinct = np.unique(bits)
-    width = bits_of(max(len(distinct) - 1, 0))
-    by_table = len(values) * width + len(distinct) * 32 < len(values) * raw_bits
-    if by_table and len(distinct) <= largest_table:
-        codes = np.searchsorted(distinct, bits).astype(np.uint64)
-        return Values(codes, width, distinct.view(np.float32))
-    return Values(
-        (bits & np.uint32((1 << raw_bits) - 1)).astype(np.uint64),
-        raw_bits,
-        np.zeros(0, np.float32),
-    )
+def probs_of(magnitudes: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """The inverse of `magnitudes_of`."""
+    sign = np.where(magnitudes != 0, np.uint32(1 << PROB_BITS), np.uint32(0))
+    return (magnitudes | sign).view(np.float32)
 
 
-def values_of(
-    codes: NDArray[np.uint64], table: NDArray[np.float32], raw_bits: int
+def decode_probs(
+    codes: NDArray[np.uint64], base: int, table: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    if len(table):
-        return table[codes]
-    bits = codes.astype(np.uint32)
-    if raw_bits == PROB_BITS:
-        bits |= np.where(bits != 0, np.uint32(1 << 31), np.uint32(0))
-    return bits.view(np.float32)
+    return table[codes] if len(table) else probs_of((codes + np.uint64(base)).astype(np.uint32))
+
+
+def decode_backoffs(codes: NDArray[np.uint64], table: NDArray[np.float32]) -> NDArray[np.float32]:
+    return table[codes] if len(table) else codes.astype(np.uint32).view(np.float32)

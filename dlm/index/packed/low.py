@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
-    BACKOFF_BITS,
-    PROB_BITS,
+    decode_backoffs,
+    decode_probs,
     unpack_fields,
-    values_of,
 )
 
 Arrays = dict[str, NDArray[Any]]
@@ -29,6 +28,8 @@ LOW_SHAPE = (
     "pair_backoff_bits",
     "begin_bits",
     "place_bits",
+    "word_prob_base",
+    "pair_prob_base",
 )
 # Bits beside the probability of a pair, the lowest first: two of the state length, then these.
 STATE_LENGTH, STORED, BLANK = 3, 4, 8
@@ -140,13 +141,16 @@ def unpack_low(a: Arrays) -> LowPlain:
     kernels.get_key_lists(
         a["list"].ctypes.data, place, begin, s["key_bits"], value_bits, low_bits, keys, near, far
     )
+    codes = near >> np.uint64(PAIR_FLAG_BITS)
+    pair_prob = decode_probs(codes, s["pair_prob_base"], a["pair_prob_table"])
+    pair_prob[(near & np.uint64(BLANK) != 0) & (codes == 0)] = 0
     return LowPlain(
-        values_of(near1 >> np.uint64(1), a["word_prob_table"], PROB_BITS),
-        values_of(far1, a["word_backoff_table"], BACKOFF_BITS),
+        decode_probs(near1 >> np.uint64(1), s["word_prob_base"], a["word_prob_table"]),
+        decode_backoffs(far1, a["word_backoff_table"]),
         (near1 & np.uint64(1)).astype(np.bool_),
         begin,
         keys,
-        values_of(near >> np.uint64(PAIR_FLAG_BITS), a["pair_prob_table"], PROB_BITS),
-        values_of(far, a["pair_backoff_table"], BACKOFF_BITS),
+        pair_prob,
+        decode_backoffs(far, a["pair_backoff_table"]),
         (near & np.uint64((1 << PAIR_FLAG_BITS) - 1)).astype(np.uint8),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,11 @@ from numpy.typing import NDArray
 
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
-    BACKOFF_BITS,
-    PROB_BITS,
     Offsets,
+    decode_backoffs,
+    decode_probs,
     unpack_fields,
     unpack_offsets,
-    values_of,
 )
 from dlm.index.packed.low import Arrays
 
@@ -27,6 +27,7 @@ LEVEL_SHAPE = (
     "grams",
     "flag_bits",
     "prob_bits",
+    "prob_base",
     "backoff_bits",
     "child_base_bits",
     "child_delta_bits",
@@ -103,6 +104,13 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
     return TreeShape(levels, pairs, roots, key_bits, root_key_bits, root_bucket_bits, named)
 
 
+def part_of(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
+    """What a column has of one level."""
+    begin = shape.level[depth][name]
+    end = shape.level[depth + 1][name] if depth + 1 < shape.levels else len(a[name])
+    return a[name][begin:end]
+
+
 def root_numbers(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
     """The numbers of the 2-grams that are roots, rising."""
     low = unpack_fields(a["root_key"], shape.root_key_bits, shape.roots)
@@ -124,15 +132,12 @@ def unpack_tree(
     for depth, s in enumerate(shape.level):
         nodes = s["nodes"]
 
-        def part(name: str, s: dict[str, int] = s) -> NDArray[Any]:
-            return a[name][s[name] :]
+        part = functools.partial(part_of, a, shape, depth)
 
         if depth:
             key = unpack_fields(part("node_key"), shape.key_bits, nodes).astype(np.uint32)
             codes = unpack_fields(part("node_backoff"), s["backoff_bits"], nodes)
-            table = a["backoff_table"][s["backoff_table"] :]
-            raw = s["backoff_bits"] == BACKOFF_BITS
-            backoff = values_of(codes, table[:0] if raw else table, BACKOFF_BITS)
+            backoff = decode_backoffs(codes, part("backoff_table"))
             parent_size = sizes[parent]
         else:
             numbers = root_numbers(a, shape)
@@ -169,10 +174,8 @@ def unpack_tree(
         blank = np.zeros(len(rank), np.bool_)
         if s["flag_bits"] == 2:
             blank = (values & np.uint64(2)).astype(np.bool_)
-        table = a["prob_table"][s["prob_table"] :]
-        raw = s["prob_bits"] == PROB_BITS
-        prob = values_of(
-            values >> np.uint64(s["flag_bits"]), table[:0] if raw else table, PROB_BITS
-        )
+        codes = values >> np.uint64(s["flag_bits"])
+        prob = decode_probs(codes, s["prob_base"], part("prob_table"))
+        prob[blank & (codes == 0)] = 0
         out.append(LevelPlain(key, backoff, child, begin, parent_size, rank, prob, extended, blank))
     return out

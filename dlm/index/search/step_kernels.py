@@ -133,9 +133,10 @@ def below(level):  # type: ignore[no-untyped-def]
 
 @inlined
 def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
-    if table:
+    """Of the code of a probability; `table` as `view.table_or_base` has it."""
+    if table > 0:
         return load_float32(table + (code << _2))
-    return as_float32(code | _SIGN)
+    return as_float32((code - table) | _SIGN)
 
 
 @inlined

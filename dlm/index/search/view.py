@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
 from dlm.index.packed.low import LOW_SHAPE, Arrays, multiplier_of
-from dlm.index.packed.tree import tree_shape
+from dlm.index.packed.tree import part_of, tree_shape
 
 # Places in a view. The low orders:
 (
@@ -73,15 +72,16 @@ def low_view(a: Arrays) -> NDArray[np.int64]:
     view[WORD_BACKOFF_BITS] = s["word_backoff_bits"]
     view[LIST] = at["list"]
     view[PAIR_PROB_BITS], view[PAIR_BACKOFF_BITS] = s["pair_prob_bits"], s["pair_backoff_bits"]
-    # A place of 0 says that there is no table: codes are the bits of the values.
-    for place, name, bits, raw in (
-        (WORD_PROB_TABLE, "word_prob_table", s["word_prob_bits"], PROB_BITS),
-        (WORD_BACKOFF_TABLE, "word_backoff_table", s["word_backoff_bits"], BACKOFF_BITS),
-        (PAIR_PROB_TABLE, "pair_prob_table", s["pair_prob_bits"], PROB_BITS),
-        (PAIR_BACKOFF_TABLE, "pair_backoff_table", s["pair_backoff_bits"], BACKOFF_BITS),
-    ):
-        view[place] = 0 if bits == raw else at[name]
+    view[WORD_PROB_TABLE] = table_or_base(a["word_prob_table"], s["word_prob_base"])
+    view[WORD_BACKOFF_TABLE] = table_or_base(a["word_backoff_table"])
+    view[PAIR_PROB_TABLE] = table_or_base(a["pair_prob_table"], s["pair_prob_base"])
+    view[PAIR_BACKOFF_TABLE] = table_or_base(a["pair_backoff_table"])
     return view
+
+
+def table_or_base(table: NDArray[np.float32], base: int = 0) -> int:
+    """The address of a table of values; where it is empty, minus the base of the codes."""
+    return table.ctypes.data if len(table) else -base
 
 
 def tree_view(low: NDArray[np.int64], a: Arrays) -> NDArray[np.int64]:
@@ -97,14 +97,12 @@ def tree_view(low: NDArray[np.int64], a: Arrays) -> NDArray[np.int64]:
         def part(name: str, level: dict[str, int] = level) -> int:
             return at[name] + level[name] * a[name].itemsize
 
-        raw = level["backoff_bits"] == BACKOFF_BITS
-        raw_prob = level["prob_bits"] == PROB_BITS
         begin = LEVEL + k * LEVEL_PLACES
         view[begin : begin + LEVEL_PLACES] = (
             part("node_key"),
             part("node_backoff"),
             level["backoff_bits"],
-            0 if raw else part("backoff_table"),
+            table_or_base(part_of(a, s, k, "backoff_table")),
             part("child"),
             level["child_base_bits"],
             level["child_delta_bits"],
@@ -116,7 +114,7 @@ def tree_view(low: NDArray[np.int64], a: Arrays) -> NDArray[np.int64]:
             part("list"),
             level["flag_bits"],
             level["prob_bits"],
-            0 if raw_prob else part("prob_table"),
+            table_or_base(part_of(a, s, k, "prob_table"), level["prob_base"]),
             level["nodes"],
         )
     return view

@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlm.index.coding import DistinctValues
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
-    code_values,
+    decode_backoffs,
+    decode_probs,
+    magnitudes_of,
     pack_fields,
+    probs_of,
     unpack_fields,
     unpack_offsets,
-    values_of,
 )
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from index.oracle import pack_offsets
@@ -73,18 +76,27 @@ WEIGHTS = st.one_of(
 
 
 @few
-@pytest.mark.parametrize(("kind", "bits"), [(PROBS, PROB_BITS), (WEIGHTS, BACKOFF_BITS)])
+@pytest.mark.parametrize("kind", [PROBS, WEIGHTS])
 @given(data=st.data(), repeats=st.integers(1, 40), largest=st.sampled_from([0, 1, 4, 1 << 31]))
-def test_values_come_back_by_table_and_without(
-    kind: st.SearchStrategy[float], bits: int, data: st.DataObject, repeats: int, largest: int
+def test_values_come_back_by_table_and_above_a_base(
+    kind: st.SearchStrategy[float], data: st.DataObject, repeats: int, largest: int
 ) -> None:
-    """Probabilities, 0 and -inf among them, without their sign, always the same; weights with
-    theirs."""
+    """Probabilities, 0 and -inf among them, without their sign; weights with theirs."""
     values = data.draw(st.lists(kind, max_size=80))
     array = np.tile(np.array(values, np.float32), repeats)
-    coded = code_values(array, bits, largest)
-    assert as_bits(values_of(coded.codes, coded.table, bits)) == as_bits(array)
-    assert len(coded.table) <= largest
-    assert not len(array) or int(coded.codes.max()) < 1 << coded.bits
-    assert coded.bits <= bits
-    assert kind is PROBS or (coded.bits == bits) == (len(coded.table) == 0)
+    bits = magnitudes_of(array) if kind is PROBS else array.view(np.uint32)
+    found = DistinctValues(largest, None if kind is PROBS else BACKOFF_BITS)
+    for part in np.array_split(bits, 3):
+        found.add(part)
+    code = found.code()
+    codes = code.codes(bits)
+    assert not len(array) or int(codes.max()).bit_length() <= code.bits
+    assert len(code.table) <= largest
+    if kind is PROBS:
+        back = decode_probs(codes, code.base, probs_of(code.table))
+        assert code.bits <= PROB_BITS
+        assert len(code.table) or code.base == (int(bits.min()) if len(bits) else 0)
+    else:
+        back = decode_backoffs(codes, code.table.view(np.float32))
+        assert (code.bits == BACKOFF_BITS) == (len(code.table) == 0)
+    assert as_bits(back) == as_bits(array)

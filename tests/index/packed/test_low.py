@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlm.index.packed.low import (
+    BLANK,
     LowPlain,
     ids_of,
     key_bits_of,
@@ -35,15 +36,16 @@ def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -
     ids = [rng.choice(words, size, replace=False) for size in sizes]
     keys = [np.sort(keys_of(i, key_bits_of(words))) for i in ids]
     key = np.concatenate([*keys, np.zeros(0, np.uint32)]).astype(np.uint32)
+    flags = rng.integers(0, 16, len(key)).astype(np.uint8)
     return LowPlain(
         values(rng, words, distinct),
         -values(rng, words, distinct),
         rng.random(words) < 0.5,
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         key,
+        np.where(flags & BLANK, np.float32(0), values(rng, len(key), distinct)),
         values(rng, len(key), distinct),
-        values(rng, len(key), distinct),
-        rng.integers(0, 16, len(key)).astype(np.uint8),
+        flags,
     )
 
 

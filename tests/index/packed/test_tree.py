@@ -46,7 +46,7 @@ def random_level(
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         parent_size.astype(np.int64),
         rank,
-        book[rng.integers(0, 9, len(rank))],
+        np.where(blank, np.float32(0), book[rng.integers(0, 9, len(rank))]),
         (rng.random(len(rank)) < 0.5) if not deepest else np.zeros(len(rank), bool),
         blank,
     )
