@@ -43,7 +43,7 @@ Arrays = dict[str, NDArray[Any]]
 Columns = dict[str, tuple[np.dtype[Any], ...]]
 
 # Column -> dtypes it may have, per kind of file; shards/FORMAT.md says what each holds.
-VOCABULARY_COLUMNS: Columns = {"word_begin": (U32, U64), "word_bytes": (U8,)}
+VOCABULARY_COLUMNS: Columns = {"words": (U8,)}
 LOW_ORDER_COLUMNS: Columns = {
     "shape": (U64,),
     "word_value": (U64,),
@@ -73,10 +73,6 @@ COLUMNS = {
     "low_orders": LOW_ORDER_COLUMNS,
     "shard": SHARD_COLUMNS,
 }
-
-
-def offset_dtype(largest: int) -> np.dtype[Any]:
-    return U32 if largest <= 0xFFFFFFFF else U64
 
 
 def file_name(kind: str, index: int | None = None) -> str:
@@ -333,7 +329,7 @@ def _check(m: Manifest) -> None:
     vocabulary, low = m.files[:2]
     words, pairs = sizes[0], sum(sizes[1:2])
     for entry, most in (
-        (vocabulary, _LAYOUT_BYTES + words * (8 + MAX_WORD_BYTES)),
+        (vocabulary, _LAYOUT_BYTES + words * (1 + MAX_WORD_BYTES)),
         (low, _LAYOUT_BYTES + words * _WORD_BYTES + pairs * _PAIR_BYTES),
     ):
         if entry.bytes > most:

@@ -131,7 +131,7 @@ def estimate_sizes(
     """
     coding = coding_of(encoding, bits)
     words, order = m.counts[0], len(m.counts)
-    strings = m.word_bytes + 4 * words
+    strings = m.word_bytes + words
     weight = _weight_bits(m, coding, 1)
     pairs = m.counts[1] if order > 1 else 0
     offset = pairs.bit_length() + (60 * pairs).bit_length()

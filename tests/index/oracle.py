@@ -33,7 +33,6 @@ from dlm.index.layout import (
     FileEntry,
     Manifest,
     file_checksum,
-    offset_dtype,
 )
 from dlm.index.ngrams import (
     NgramTables,
@@ -469,12 +468,7 @@ def shard_arrays(
 
 
 def vocabulary_arrays(model: NgramTables) -> Arrays:
-    words = model.vocabulary.words
-    ends = np.cumsum([0, *map(len, words)], dtype=np.uint64)
-    return {
-        "word_begin": ends.astype(offset_dtype(int(ends[-1]))),
-        "word_bytes": np.frombuffer(b"".join(words), U8),
-    }
+    return {"words": np.frombuffer(b"".join(w + b"\n" for w in model.vocabulary.words), U8)}
 
 
 def write_columns(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, str]:

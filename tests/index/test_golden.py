@@ -62,7 +62,7 @@ def example() -> str:
             dtype = {"u": "u", "f": "f"}[values.dtype.kind] + str(8 * values.dtype.itemsize)
             lines.append(f"  {column:18} {dtype:3}  {shown(column, values)}".rstrip())
     data = (SET / "vocabulary.arrow").read_bytes()
-    at = data.index(b"<unk><s></s>") // 16 * 16
+    at = data.index(b"<unk>\n<s>\n</s>") // 16 * 16
     lines += ["", "vocabulary.arrow, the bytes of its words"]
     lines += [f"  {i:08x}  {data[i : i + 16].hex(' ')}" for i in (at, at + 16)]
     return "\n".join(lines) + "\n"

@@ -278,25 +278,25 @@ def unknown_node_id(content: dict[str, Any], files: Files) -> None:
 
 
 def word_with_space(content: dict[str, Any], files: Files) -> None:
-    words = files[WORDS]
-    words["word_bytes"][int(words["word_begin"][4])] = ord(" ")
+    files[WORDS]["words"][-2] = ord(" ")
 
 
 def word_twice(content: dict[str, Any], files: Files) -> None:
-    files[WORDS]["word_bytes"][:] = ord("w")
+    text = files[WORDS]["words"]
+    files[WORDS]["words"] = np.where(text == ord("\n"), text, np.uint8(ord("w")))
 
 
 def no_sentence_begin(content: dict[str, Any], files: Files) -> None:
-    text = files[WORDS]["word_bytes"].tobytes().replace(b"<s>", b"<r>")
-    files[WORDS]["word_bytes"] = np.frombuffer(text, np.uint8)
+    text = files[WORDS]["words"].tobytes().replace(b"<s>", b"<r>")
+    files[WORDS]["words"] = np.frombuffer(text, np.uint8)
 
 
-def vocabulary_begins_fall(content: dict[str, Any], files: Files) -> None:
-    files[WORDS]["word_begin"][2] = 0xFFFFFFFF
+def word_too_many(content: dict[str, Any], files: Files) -> None:
+    files[WORDS]["words"] = np.append(files[WORDS]["words"], np.uint8(ord("\n")))
 
 
-def wide_offsets(content: dict[str, Any], files: Files) -> None:
-    files[WORDS]["word_begin"] = files[WORDS]["word_begin"].astype(np.uint64)
+def last_word_open(content: dict[str, Any], files: Files) -> None:
+    files[WORDS]["words"][-1] = ord("w")
 
 
 PLANTED: dict[str, tuple[str, Change]] = {
@@ -342,11 +342,11 @@ PLANTED: dict[str, tuple[str, Change]] = {
     "a node for nothing": ("node-useless", useless_node),
     "a node for a context that is none": ("node", foreign_node),
     "slots that moved": ("slot", slot_moved),
-    "offsets wider than needed": ("width", wide_offsets),
     "a word with a space": ("word", word_with_space),
     "a vocabulary without <s>": ("word", no_sentence_begin),
     "a word that stands twice": ("file", word_twice),
-    "words that begin beyond the end": ("file", vocabulary_begins_fall),
+    "a word too many": ("file", word_too_many),
+    "a last word without its end": ("file", last_word_open),
     "words of 2-grams out of order": ("file", unsorted_words),
     "words of 3-grams out of order": ("file", unsorted_ranks),
     "nodes out of order": ("file", unsorted_nodes),

@@ -267,29 +267,26 @@ def finish_words(c: Context) -> None:
 
 def _words_digest(c: Context) -> Any:
     """Hashes every word, each after its length as eight bytes: the start of a model id."""
-    begin = c.work.array("word-begin").astype(I64)
-    data = c.work.columns["word-bytes"]
+    text = c.work.array("words")
+    begin = np.append(0, np.flatnonzero(text == ord("\n")) + 1)
     digest = xxhash.xxh3_128()
     for first in range(0, c.words, c.budget.block_rows):
         ends = begin[first : first + c.budget.block_rows + 1]
-        lengths = np.diff(ends)
+        lengths = np.diff(ends) - 1
         count = len(lengths)
-        out = np.empty(8 * count + int(ends[-1] - ends[0]), np.uint8)
-        heads = ends[:-1] - ends[0] + 8 * np.arange(count)
+        out = np.empty(7 * count + int(ends[-1] - ends[0]), np.uint8)
+        heads = ends[:-1] - ends[0] + 7 * np.arange(count)
         out[heads[:, None] + np.arange(8)] = lengths.astype("<i8").view(np.uint8).reshape(-1, 8)
-        text = data.read(int(ends[0]), int(ends[-1]))
-        out[np.arange(len(text)) + 8 * np.repeat(np.arange(1, count + 1), lengths)] = text
+        words = text[ends[0] : ends[-1]]
+        words = words[words != ord("\n")]
+        out[np.arange(len(words)) + 8 * np.repeat(np.arange(1, count + 1), lengths)] = words
         digest.update(out.data)
     digest.update(bytes([c.order, c.work.info["unk_in_model"]]))
     return digest
 
 
 def vocabulary_columns(c: Context) -> dict[str, Any]:
-    begin = c.work.columns["word-begin"]
-    return {
-        "word_begin": (begin.dtype, [begin]),
-        "word_bytes": (np.uint8, [c.work.columns["word-bytes"]]),
-    }
+    return {"words": (np.uint8, [c.work.columns["words"]])}
 
 
 def low_columns(c: Context) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
 from dlm.index.coding import Coding, Quantiser, ValueHistogram, weight_bits
-from dlm.index.layout import MAX_ORDER, offset_dtype
+from dlm.index.layout import MAX_ORDER
 from dlm.index.making import kernels
 from dlm.index.making.budget import Budget
 from dlm.index.making.work import BlockStream, Journal, Work
@@ -202,11 +202,7 @@ def _unigrams(
     first.clear()
     work.keep("word-prob", prob)
     work.keep("word-backoff", backoff)
-    lengths = np.fromiter(map(len, words), I64, len(words))
-    begin = np.zeros(len(words) + 1, I64)
-    np.cumsum(lengths, out=begin[1:])
-    work.keep("word-begin", begin.astype(offset_dtype(int(begin[-1]))))
-    work.keep("word-bytes", np.frombuffer(b"".join(words), np.uint8))
+    work.keep("words", np.frombuffer(b"".join(word + b"\n" for word in words), np.uint8))
 
 
 def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:

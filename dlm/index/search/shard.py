@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,20 +49,6 @@ KERNELS = (
 
 
 _U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
-
-
-def _require(holds: bool | np.bool_, path: Path, rule: str) -> None:
-    if not holds:
-        raise ShardFormatError(
-            f"{path} breaks the format: {rule}. Fetch it again, or build the shards again"
-        )
-
-
-def _check_begins(begins: NDArray[Any], parents: int, total: int, path: Path, name: str) -> None:
-    _require(len(begins) == parents + 1, path, f"{name} must have {parents + 1} values")
-    _require(begins[0] == 0 or name == "node_child", path, f"{name} must begin with 0")
-    _require(int(begins[-1]) == total, path, f"{name} must end with {total}")
-    _require(bool((begins[1:] >= begins[:-1]).all()), path, f"{name} must never fall")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +105,16 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     entry = manifest.file("vocabulary")
     path = directory / entry.name
     a = map_columns(path, entry, verify=verify)
-    begin = a["word_begin"]
-    _check_begins(begin, manifest.vocabulary_size, len(a["word_bytes"]), path, "word_begin")
-    try:
-        table = WordTable.from_arrays(a["word_bytes"], begin)
+    text = a["words"]
+    is_end = text == ord("\n")
+    ends = np.flatnonzero(is_end)
+    count = manifest.vocabulary_size
+    with _breaks(path):
+        if len(ends) != count or ends[-1] != len(text) - 1:
+            raise ValueError(f"words must have {count} lines")
+        begin = np.append(0, ends - np.arange(count))
+        table = WordTable.from_arrays(text[~is_end], begin)
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
-    except ValueError as exc:
-        raise ShardFormatError(
-            f"{path} breaks the format: {exc}. Fetch it again, or build the shards again"
-        ) from exc
 
 
 @dataclass(frozen=True, eq=False, slots=True)
