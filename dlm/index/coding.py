@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.packed.columns import BY_TABLE
 from dlm.index.settings import LOSSLESS_BITS, ShardSettings
 
 ANY = 1 << 31  # entries of a table, where only its size counts
+BY_TABLE = 1 << 31  # in place of the base of codes; no base is as large
 DEFAULT_BITS = 6
 ROUNDS = 50
 

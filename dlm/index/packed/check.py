@@ -12,10 +12,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.index.coding import BY_TABLE
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
-    BY_TABLE,
     PROB_BITS,
     Offsets,
     unpack_fields,

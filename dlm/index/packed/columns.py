@@ -18,7 +18,6 @@ Words = NDArray[np.uint64]
 # A probability is never above 0, so its sign is not stored; a weight has both.
 PROB_BITS = 31
 BACKOFF_BITS = 32
-BY_TABLE = 1 << 31  # in place of the base of codes; no base is as large
 
 
 def room(bits: int) -> Words:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dlm.index.coding import BY_TABLE
 from dlm.index.layout import LOW_ORDER_COLUMNS, SHARD_COLUMNS
 from dlm.index.packed.check import check_low, check_tree
-from dlm.index.packed.columns import BY_TABLE
 from dlm.index.packed.low import (
     LOW_SHAPE,
     Arrays,
