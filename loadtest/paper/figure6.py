@@ -79,7 +79,7 @@ def run(setup: Setup) -> Result:
             ("workload", "workload", ""),
             ("machines", "cores", ""),
             ("servers", "servers", ""),
-            ("workers", "workers per server", ""),
+            ("workers", "processes per server", ""),
             ("per_minute", "messages per minute", "million"),
             ("per_server", "per server and minute", "million"),
             ("queries", "queries per message", ""),
@@ -165,15 +165,15 @@ def _point(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, layout:
 
 
 def _peak(setup: Setup, costs: Costs, slotted: Slotted, routed: Routed, rows: list[Row]) -> Row:
-    """Workers per server for the paper's peak, on the largest cluster."""
+    """Processes per server for the paper's peak, on the largest cluster."""
     last = next(row for row in reversed(rows) if row["workload"] == "real")
     workers = math.ceil(PEAK_PER_MINUTE / 1e6 / last["per_minute"])
     if setup.quick:
         workers = min(workers, 4)
-    setup.progress.tell(f"figure 6: {routed.servers} servers of {workers} workers, simulated")
+    setup.progress.tell(f"figure 6: {routed.servers} servers of {workers} processes, simulated")
     layout = Layout(1, routed.servers, workers)
     point = _point(setup, costs, slotted, routed, layout)
-    return {"workload": "real, several workers", **point}
+    return {"workload": "real, several processes", **point}
 
 
 def slot_ngrams(setup: Setup) -> NDArray[np.int64]:
