@@ -26,7 +26,7 @@ from dlm.logs import EventLog
 from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
-from dlm.server.process import BEAT_S, Notice, OnReady, Process, Watchdog, keep_objects
+from dlm.server.process import Notice, OnReady, Process, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.signals import stop_signals
 from dlm.wire.certificates import read_certificates
@@ -132,12 +132,6 @@ class Gateway(Life):
 
     def _ended(self, whole: bool) -> None:
         logger.info("gateway.stopped", extra={"whole": whole})
-
-    async def _beat(self) -> None:
-        """Shows that this loop runs."""
-        while True:
-            self.process.watchdog.beat()
-            await asyncio.sleep(BEAT_S)
 
     # -------------------------------------------------------------------- start
 

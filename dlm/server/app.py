@@ -31,17 +31,7 @@ from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector
 from dlm.server.opening import open_listed, open_shard
-from dlm.server.process import (
-    BEAT_S,
-    Heap,
-    Notice,
-    OnReady,
-    PortMates,
-    Process,
-    Ready,
-    Watchdog,
-    keep_objects,
-)
+from dlm.server.process import Notice, OnReady, PortMates, Process, Ready, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.server.service import ShardService
 from dlm.server.sets import POLL_S, FollowedSets, Listed, Sets
@@ -131,7 +121,6 @@ class ShardServer(Life):
             credentials,
         )
         self._following: asyncio.Task[None] | None = None
-        self._heap = Heap(self.process.memory.bytes())
 
     def _serve_shard(self, shard: Shard) -> ShardService:
         return ShardService(shard, self.config, clock=self._clock, process=self.process)
@@ -168,21 +157,6 @@ class ShardServer(Life):
 
     def _ended(self, whole: bool) -> None:
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
-
-    async def _beat(self) -> None:
-        """Shows that this loop runs, and checks for trouble."""
-        was_in_trouble = False
-        while True:
-            self.process.watchdog.beat()
-            self.process.open_files.check()
-            loop = asyncio.get_running_loop()
-            now = loop.time()
-            if self._heap.is_due(self.process.memory.bytes(), now):
-                loop.run_in_executor(None, self._heap.trim, now)
-            if bool(self._trouble()) != was_in_trouble:
-                was_in_trouble = not was_in_trouble
-                await self._announce()
-            await asyncio.sleep(BEAT_S)
 
     # ------------------------------------------------------- the list of shard sets
 

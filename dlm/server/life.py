@@ -20,7 +20,7 @@ from dlm.server.exposition import exposition
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.poller import grpc
-from dlm.server.process import Notice, Process
+from dlm.server.process import BEAT_S, Heap, Notice, Process
 from dlm.server.security import CallCounts, Credentials, Guard, channel_options
 from dlm.wire import pairs
 
@@ -63,6 +63,7 @@ class Life(ABC):
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None  # which `run` raises
         self._drained = False  # whether every message accepted before the first refusal is answered
+        self._heap = Heap(process.memory.bytes())
         self._server: Any = None
 
     # -------------------------------------------------------- what differs
@@ -86,10 +87,6 @@ class Life(ABC):
     @abstractmethod
     def _ready(self) -> Any:
         """What its parent gets to know."""
-
-    @abstractmethod
-    async def _beat(self) -> None:
-        """Reports that this loop runs, if anyone watches, again and again."""
 
     @abstractmethod
     async def _close(self) -> None:
@@ -181,6 +178,23 @@ class Life(ABC):
 
     def _trouble(self) -> str:
         return self.process.open_files.trouble
+
+    async def _beat(self) -> None:
+        """Shows that this loop runs, looks for trouble and gives memory back, again and again."""
+        was_in_trouble = False
+        while True:
+            try:
+                self.process.watchdog.beat()
+                self.process.open_files.check()
+                now = self._loop.time()
+                if self._heap.is_due(self.process.memory.bytes(), now):
+                    self._loop.run_in_executor(None, self._heap.trim, now)
+                if bool(self._trouble()) != was_in_trouble:
+                    was_in_trouble = not was_in_trouble
+                    await self._announce()
+            except Exception as exc:  # noqa: BLE001 - a process whose beats end is ended
+                logger.error("server.beat.failed", exc_info=True, extra={"error": repr(exc)})
+            await asyncio.sleep(BEAT_S)
 
     async def _announce(self) -> None:
         await self._health.announce(self._phase.state, in_trouble=bool(self._trouble()))

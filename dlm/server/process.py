@@ -199,7 +199,7 @@ class Watchdog:
 
     def _notify(self, said: bytes) -> None:
         if self._manager:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
                 line.sendto(said, self._manager.replace("@", "\0", 1))
 
 

@@ -21,7 +21,7 @@ from dlm.server.health import Event
 from dlm.server.opening import open_shard
 from dlm.server.process import Notice, Process, Watchdog
 from dlm.server.service import ShardService
-from dlm.server.sets import FollowedSets, Turn, write_sets
+from dlm.server.sets import FollowedSets, Sets, Turn, write_sets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
@@ -31,13 +31,17 @@ OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch):
-    """Before it is ready, while it serves, and while it drains."""
-    monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
+def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch, caplog):
+    """Before it is ready, while it serves, and while it drains; a beat that fails is logged, and
+    the next one comes."""
+    monkeypatch.setattr("dlm.server.life.BEAT_S", 0.02)
     states: set[str] = set()
 
     class Watched(Watchdog):
         def beat(self) -> None:
+            if not states:
+                states.add("failed")
+                raise OSError("no memory")
             states.add(server.service.state.name)
 
     async def main() -> int:
@@ -62,7 +66,8 @@ def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch):
 
     server: ShardServer
     assert asyncio.run(main()) == 0
-    assert states == {"WARMING", "READY", "DRAINING"}
+    assert states == {"failed", "WARMING", "READY", "DRAINING"}
+    assert caplog.text.count("server.beat.failed") == 1
 
 
 def test_a_set_that_cannot_be_loaded_is_reported_whatever_the_reason(
@@ -93,6 +98,35 @@ def test_a_set_that_cannot_be_loaded_is_reported_whatever_the_reason(
 
     assert asyncio.run(main()) == 0
     assert "no room" in caplog.text
+
+
+def test_a_look_at_the_list_that_fails_is_not_the_last(sharded, other, tmp_path):
+    """As when the system has no room for a thread."""
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    config = ServerConfig(sets=str(path))
+
+    class Fails(FollowedSets):
+        failed = False
+
+        def look(self) -> Sets | None:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("can't start new thread")
+            return super().look()
+
+    async def main() -> int:
+        sets = Fails(config, 0, turn=Turn(f"test-{tmp_path}"))
+        server = ShardServer(config, [Shard.open(sharded.directory, 0)], sets=sets)
+        running = asyncio.create_task(server.run())
+        write_sets(path, [sharded.directory, other.directory])
+        async with asyncio.timeout(WAIT_S):
+            while len(server.models) < 2:
+                await asyncio.sleep(0.001)
+        server.post(Event.STOP)
+        return await running
+
+    assert asyncio.run(main()) == 0
 
 
 def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):
