@@ -31,6 +31,7 @@ from dlm.gateway.calls import CALLS, LARGE, Dispatcher, GatewayTurns, countdown
 from dlm.gateway.metrics import GatewayMetrics
 from dlm.logs import EventLog
 from dlm.server.config import is_loopback
+from dlm.server.health import ServingState
 from dlm.server.http import JSON, Response
 from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
@@ -330,7 +331,8 @@ class _Connection:
         if request is not None and self._http.their_state is h11.SEND_BODY:
             with contextlib.suppress(h11.RemoteProtocolError):
                 self._http.next_event()  # an empty body counts as read
-        goes_on = request is not None and self._http.their_state is h11.DONE
+        drains = self._door._calls.admission.phase.state is ServingState.DRAINING
+        goes_on = request is not None and self._http.their_state is h11.DONE and not drains
         headers = [
             ("Content-Type", answer.content_type),
             ("Content-Length", str(len(answer.body))),

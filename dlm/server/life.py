@@ -192,7 +192,7 @@ class Life(ABC):
                 if bool(self._trouble()) != was_in_trouble:
                     was_in_trouble = not was_in_trouble
                     await self._announce()
-            except Exception as exc:  # noqa: BLE001 - a process whose beats end is ended
+            except Exception as exc:
                 logger.error("server.beat.failed", exc_info=True, extra={"error": repr(exc)})
             await asyncio.sleep(BEAT_S)
 

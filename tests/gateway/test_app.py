@@ -111,7 +111,8 @@ def test_a_client_cannot_fill_the_gateway(opening: Any, tokens: Path) -> None:
 
 @pytest.mark.promise("gateway_private")
 def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -> None:
-    """It is no longer ready at once, but ends only when nobody has asked for a second."""
+    """It is no longer ready at once, but ends only when nobody has asked for a second; who keeps a
+    connection by HTTP is told that it ends."""
     (port,) = free_ports(1)
     gateway = ThreadGateway(opening, metrics_port=port, drain_grace_s=20.0).ready()
     assert got(port, "/readyz") == (200, "ready\n")
@@ -121,8 +122,13 @@ def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -
     serving = health_pb2.HealthCheckResponse(status="SERVING").SerializeToString()
     assert check(asked) == serving
     assert caller("Score", sentences=["a"]).scores
+    kept = Caller(gateway, "json")
+    assert "connection" not in kept.post("Score", b"{}")[1]
     gateway.running.post(Event.STOP)
     until(lambda: got(port, "/readyz") == (503, "draining\n"))
+    status, headers, _ = kept.post("Score", b"{}")
+    assert (status, headers["connection"]) == (200, "close")
+    kept.close()
     assert caller("Score", sentences=["a"]).scores
     assert check(asked) != serving
     assert gateway.end() == 0
