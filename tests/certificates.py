@@ -49,15 +49,17 @@ class Authority:
         self,
         name: str,
         *,
+        subject: str = "",
         host: str = "127.0.0.1",
         expired: bool = False,
         self_signed: bool = False,
     ) -> Pair:
-        """A certificate for `host`, signed by this authority unless `self_signed`."""
+        """A certificate for `host`, signed by this authority unless `self_signed`; `subject`: as
+        RFC 4514 writes it, where that is not its name alone."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        whose = x509.Name.from_rfc4514_string(subject or f"CN={name}")
         certificate = self._build(
-            subject, key, host=host, expired=expired, signer=key if self_signed else None
+            whose, key, host=host, expired=expired, signer=key if self_signed else None
         )
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.cert.write_bytes(_pem(certificate))

@@ -35,6 +35,7 @@ from dlm.server.health import ServingState
 from dlm.server.http import JSON, Response
 from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
+from dlm.wire.certificates import subject_of
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
 
 logger = EventLog(__name__)
@@ -139,12 +140,12 @@ class HttpDoor:
     # ----------------------------------------------------------------- requests
 
     async def answer(
-        self, request: Any, peer: tuple[str, int], body: Body, held: contextlib.ExitStack
+        self, request: Any, caller: tuple[str, str], body: Body, held: contextlib.ExitStack
     ) -> Response:
         """The answer to a request whose body `body()` reads; `held` is closed once it is
         written."""
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in request.headers]
-        bearer = await self._guard.hear(headers, *peer)
+        bearer = await self._guard.hear(headers, *caller)
         fields = dict(headers)
         if self._only_own_names and not _is_own_name(fields.get("host", "")):
             return _plain_error(
@@ -171,7 +172,7 @@ class HttpDoor:
         if fields.get("content-encoding", "identity") != "identity":
             return _plain_error(415, "unimplemented", "expected a body that is not compressed")
         try:
-            held.enter_context(self._guard.http(bearer, *peer))
+            held.enter_context(self._guard.http(bearer, *caller))
             return await self._call(call, kind, headers, body, held)
         except Refusal as refusal:
             return _refused(refusal)
@@ -240,8 +241,9 @@ class _Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._announced = 0  # bytes of the body, if the request says so
         writer.transport.set_write_buffer_limits(0)  # a drain waits until all is written
-        peer = writer.get_extra_info("peername")
-        self._peer = (str(peer[0]), int(peer[1])) if peer else ("", 0)
+        address, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+        subject = subject_of(writer.get_extra_info("peercert"))
+        self._caller = subject or address, f"{address}:{port}"
 
     async def talk(self) -> None:
         wait_s = HEAD_S
@@ -253,7 +255,7 @@ class _Connection:
                 return
             self._announced = int(dict(request.headers).get(b"content-length", b"0"))
             with contextlib.ExitStack() as held:
-                answer = await self._door.answer(request, self._peer, self._body, held)
+                answer = await self._door.answer(request, self._caller, self._body, held)
                 goes_on = await self._write(request, answer)
             if not goes_on:
                 await self._linger()

@@ -339,17 +339,20 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
-    async def hear(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Bearer | None:
+    async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
         """Returns when a request by HTTP may be answered, or refused, whatever it asks; with what
-        `http` takes."""
+        `http` takes.
+
+        Args  who  calls without a token, as `_identity` says;  peer  its address and port
+        """
         known = self._known(headers)
         bearer = known or Bearer()
-        _speaks(ClientUsage(bearer.name or peer), bearer, f"{peer}:{port}")
+        _speaks(ClientUsage(bearer.name or who), bearer, peer)
         await self._turn()
         return known
 
     @contextmanager
-    def http(self, known: Bearer | None, peer: str, port: int) -> Iterator[None]:
+    def http(self, known: Bearer | None, who: str, peer: str) -> Iterator[None]:
         """A call by HTTP, from its turn until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
@@ -357,12 +360,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if known is None:
             self._count_stranger(peer)
             raise Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED)
-        client = self._client(known.name or peer)
+        client = self._client(known.name or who)
         refusal = self._full(client, "")
         if refusal is not None:
             self._count_limit(peer, client, refusal)
             raise refusal
-        _speaks(client, known, f"{peer}:{port}")
+        _speaks(client, known, peer)
         self._enter(client, "", known)
         try:
             yield

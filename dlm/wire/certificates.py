@@ -7,16 +7,33 @@ connects, as a peer that cannot be reached.
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import ConfigError
 from dlm.wire.secret import read_secret, require_file
 
 # Of the authorities, a key and its certificate, in gRPC's order; None if there is no such file.
 Contents = tuple[bytes | None, bytes | None, bytes | None]
+
+# Short names of what a subject says; other kinds keep the name that OpenSSL gives them.
+_SHORT = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "givenName": "GN",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "street",
+    "surname": "SN",
+    "userId": "UID",
+}
 
 
 def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Contents:
@@ -48,6 +65,24 @@ def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Content
             f"{_reason(exc)}"
         ) from exc
     return authorities, secret, chain
+
+
+def subject_of(certificate: Mapping[str, Any] | None) -> str:
+    """The subject of a certificate as `ssl` decodes it, in the form of RFC 2253 that gRPC has, too;
+    "" for none."""
+    said = [
+        "+".join(
+            f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in reversed(together)
+        )
+        for together in (certificate or {}).get("subject", ())
+    ]
+    return ",".join(reversed(said))
+
+
+def _escaped(value: str) -> str:
+    """With a backslash before what has a meaning, and for each byte that is not printable ASCII."""
+    marked = re.sub(r'[,+"\\<>;]|^[# ]| \Z', r"\\\g<0>", value).encode()
+    return "".join(chr(byte) if 32 <= byte < 127 else f"\\{byte:02X}" for byte in marked)
 
 
 def _reason(exc: Exception) -> str:

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
-from certificates import Authority
+from certificates import Authority, Pair
 from cluster import ModelFiles, free_ports, until
 from dlm.client import AsyncClient
 from dlm.errors import ConfigError, ShardFormatError
@@ -233,6 +233,43 @@ def test_an_authority_of_callers_that_was_replaced_is_forgotten(
         trusted.write_bytes(new.ca.read_bytes())
         until(lambda: is_let_in(new))
         assert not is_let_in(old)
+
+
+@pytest.mark.parametrize(
+    "subject", ["CN=decoder", r"2.5.4.5=7,CN=\ #D\, Ü\+1 \"x\"\ ,OU=a+UID=b,O=c\;d,C=DE"]
+)
+def test_a_caller_with_a_certificate_is_the_same_by_both_doors(
+    opening: Any, tmp_path: Path, subject: str
+) -> None:
+    """And another from its address has limits of its own."""
+    authority = Authority(tmp_path)
+    pair, other = authority.server, authority.issue("other")
+    one = authority.issue("one", subject=subject)
+
+    def ask(caller: Pair) -> int:
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        context.load_cert_chain(caller.cert, caller.key)
+        address = f"https://localhost:{gateway.running.http_port}/{SERVICE}/Models"
+        kind = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(address, b"{}", kind)
+        try:
+            with urllib.request.urlopen(asked, context=context) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code
+
+    files = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    more = {"tls_client_ca": str(authority.ca), "client_streams": 1}
+    with ThreadGateway(opening, **files, **more) as gateway:
+        credentials = grpc.ssl_channel_credentials(
+            authority.ca.read_bytes(), one.key.read_bytes(), one.cert.read_bytes()
+        )
+        with grpc.secure_channel(f"localhost:{gateway.running.port}", credentials) as channel:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert next(watch) == b"\x08\x01"
+            assert (ask(one), ask(other)) == (429, 200)
+            watch.cancel()
 
 
 def test_a_call_is_a_span_of_its_caller(opening: Any) -> None:
