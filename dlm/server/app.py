@@ -208,7 +208,7 @@ class ShardServer(Life):
                 await service.admission.idle()
                 while service.metrics.downloads:
                     await asyncio.sleep(LINGER_LOOK_S)
-        await asyncio.to_thread(service.close)
+        service.close()
 
     def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
         def served() -> list[Served]:

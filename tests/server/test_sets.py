@@ -6,15 +6,18 @@ import os
 import shutil
 import signal
 import stat
+import threading
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
-from cluster import WAIT_S, gone, until
+from cluster import WAIT_S, ThreadServer, gone, until
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.index.layout import MANIFEST, read_manifest
+from dlm.index.search.shard import Shard
 from dlm.server.config import ServerConfig
 from dlm.server.sets import (
     GIVE_WAY_S,
@@ -35,8 +38,9 @@ from dlm.server.sets import (
     step,
     write_sets,
 )
+from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import Reason
+from dlm.wire.status import Reason, reason_of
 from server.calls import Caller, Stream, outcome
 
 A, B = Listed("a", "0a"), Listed("b", "0b")
@@ -284,3 +288,37 @@ def test_each_reason_why_a_list_cannot_be_served_is_logged(tmp_path, sharded, ot
     write(other.directory)
     until(lambda: held(caller) == [other.manifest.shard_set], server.process)
     assert server.stop() == 0
+
+
+def test_a_download_of_a_set_that_is_unloaded_ends_with_what_is_tried_again(
+    sharded, other, tmp_path, monkeypatch
+):
+    """It took longer than `shutdown_timeout_s`; the others of the shard may still have the set."""
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 700)
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    shard = Shard.open(sharded.directory, 0)
+    server = ThreadServer(shard, own_loop=True, sets=str(path), shutdown_timeout_s=0.0).ready()
+    caller, entered, gate = Caller(server.address), threading.Event(), threading.Event()
+    downloads = server.server.service.downloads
+    read = downloads.read_chunk
+
+    def waiting(*asked):
+        entered.set()
+        assert gate.wait(WAIT_S)
+        return read(*asked)
+
+    downloads.read_chunk = waiting
+    request = pb.DownloadRequest(
+        shard_set=sharded.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_LOW_ORDERS
+    )
+    chunks = caller.download(request.SerializeToString(), timeout=WAIT_S)
+    assert entered.wait(WAIT_S)
+    write_sets(path, [other.directory])
+    until(lambda: not downloads.files)
+    gate.set()
+    with pytest.raises(grpc.RpcError) as error:
+        list(chunks)
+    assert reason_of(error.value) is Reason.DRAINING
+    caller.close()
+    server.end()
