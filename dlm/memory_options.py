@@ -82,22 +82,28 @@ def _ask_for_huge_pages(held: mmap.mmap) -> None:
 
 
 def _populate(held: mmap.mmap, size: int) -> None:
-    try:
-        held.madvise(_POPULATE_READ)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-        # An older kernel: touch them.
+    number = _call("madvise", held, size, _POPULATE_READ)
+    if number == errno.EINVAL:  # an older kernel: touch them
         int(np.frombuffer(held, np.uint8)[:: mmap.PAGESIZE].sum())
+    elif number:
+        raise OSError(number, os.strerror(number))
 
 
 def _lock(held: mmap.mmap, size: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    if libc.mlock(np.frombuffer(held, np.uint8).ctypes.data, size):
-        why = os.strerror(ctypes.get_errno())
+    if number := _call("mlock", held, size):
         raise ConfigError(
-            f"{size:,} bytes cannot be locked in memory: {why}. Raise the limit "
+            f"{size:,} bytes cannot be locked in memory: {os.strerror(number)}. Raise the limit "
             "(ulimit -l; LimitMEMLOCK= of a systemd unit; IPC_LOCK of a container), or serve "
             "without --mlock"
         )
+
+
+def _call(name: str, held: mmap.mmap, size: int, *more: int) -> int:
+    """The error's number that a function of libc gives for all of `held`, or 0.
+
+    Without the GIL, which `mmap.madvise` keeps: nothing else would run while pages are read.
+    """
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int for _ in more))
+    failed = function(np.frombuffer(held, np.uint8).ctypes.data, size, *more)
+    return ctypes.get_errno() if failed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import ssl
@@ -109,7 +108,6 @@ class Gateway(Life):
         )
         self.http_port = 0
         self._open_client, self._credentials = opening, credentials
-        self._opening: asyncio.Task[None] | None = None
         self._http = HttpDoor(self.calls, self.guard, self.metrics, pages())
         self._client: AsyncClient | None = None
         self._tls: ssl.SSLContext | None = None
@@ -120,12 +118,7 @@ class Gateway(Life):
         if not self.config.share_port:
             await self._listen()
 
-    def _warm(self) -> None:
-        self._opening = asyncio.create_task(self._open())
-
     async def _close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
         await self._http.close()
         if self._client is not None:
             await self._client.close()
@@ -188,23 +181,17 @@ class Gateway(Life):
         collector = GatewayCollector(self.metrics, lambda: self._phase.state, client)
         return collector, lambda: load_page(())  # it has no shards
 
-    async def _open(self) -> None:
+    async def _warm_up(self) -> None:
         """Connects the client and takes every path through its kernels, which may compile them."""
-        try:
-            self._client = client = await self._open_client()
-            utterance = client.utterance()
-            await utterance.score_sentences([b"<unk> <unk> <unk>"])
-            found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
-            with_phrases = utterance.with_phrases(Phrases({"a phrase": 1.0}))
-            await with_phrases.extend([with_phrases.begin()], [0])
-            await with_phrases.score_sentences([b"<unk>"])
-            await utterance.next_words(found.states[0, 0], 1)
-            self.calls.open(client)
-        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
-            self._failure = exc
-            self.post(Event.FAILED)
-            return
-        self.post(Event.WARMED)
+        self._client = client = await self._open_client()
+        utterance = client.utterance()
+        await utterance.score_sentences([b"<unk> <unk> <unk>"])
+        found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
+        with_phrases = utterance.with_phrases(Phrases({"a phrase": 1.0}))
+        await with_phrases.extend([with_phrases.begin()], [0])
+        await with_phrases.score_sentences([b"<unk>"])
+        await utterance.next_words(found.states[0, 0], 1)
+        self.calls.open(client)
 
     # --------------------------------------------------------------------- life
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,16 @@ from dlm.server.health import SHARD_SERVICE, Event, ServingState
 from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector
 from dlm.server.opening import open_listed, open_shard
-from dlm.server.process import Notice, OnReady, PortMates, Process, Ready, Watchdog, keep_objects
+from dlm.server.process import (
+    Notice,
+    OnReady,
+    PortMates,
+    Process,
+    Ready,
+    Watchdog,
+    in_thread,
+    keep_objects,
+)
 from dlm.server.security import Credentials, allow_connections
 from dlm.server.service import ShardService
 from dlm.server.sets import POLL_S, FollowedSets, Listed, Sets
@@ -69,10 +78,13 @@ def serve(
     sets = FollowedSets(config, index) if config.sets else None
     with starting_exposition(config):
         compile_kernels()
-        shards = [
-            open_shard(directory, index, verify=config.verify, memory_options=memory_options)
-            for directory in (sets.folders if sets else directories)
-        ]
+        opening = in_thread(
+            lambda: [
+                open_shard(directory, index, verify=config.verify, memory_options=memory_options)
+                for directory in (sets.folders if sets else directories)
+            ]
+        )
+        shards = opening.result()
     notice, process = Notice(on_ready, ready_file), Process(watchdog=Watchdog(ends=True))
 
     async def main() -> int:
@@ -144,9 +156,6 @@ class ShardServer(Life):
             index = self.service.shard.index.to_bytes(4, "big")
             self.process.mates.show([index, *(service.shard_set for service in self.models)])
 
-    def _warm(self) -> None:
-        threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
-
     async def _close(self) -> None:
         if self._following is not None and self._sets is not None:
             self._following.cancel()
@@ -180,7 +189,9 @@ class ShardServer(Life):
             held = {service.shard_set.hex(): service for service in self.models}
             for one in listed:
                 if one.shard_set not in held:
-                    loaded[one.shard_set] = await asyncio.to_thread(self._load, one)
+                    loaded[one.shard_set] = await asyncio.wrap_future(
+                        in_thread(partial(self._load, one))
+                    )
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
         except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
@@ -198,8 +209,7 @@ class ShardServer(Life):
 
     def _load(self, listed: Listed) -> ShardService:
         service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
-        for data in warm_up_messages(service.shard):
-            service.answerer.warm_up(data)
+        warm_up(service)
         return service
 
     async def _unload(self, service: ShardService) -> None:
@@ -227,23 +237,13 @@ class ShardServer(Life):
 
         return ServerCollector(served, self.process), lambda: load_page(served())
 
-    def _warm_up(self) -> None:
+    async def _warm_up(self) -> None:
         begun = time.monotonic()
-        try:
-            messages = 0
-            for service in self.models:
-                for data in warm_up_messages(service.shard):
-                    service.answerer.warm_up(data)
-                    messages += 1
-        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
-            self._failure = exc
-            self.post(Event.FAILED)
-            return
+        messages = await asyncio.wrap_future(in_thread(lambda: sum(map(warm_up, self.models))))
         logger.info(
             "server.warmed",
             extra={"messages": messages, "duration_s": round(time.monotonic() - begun, 3)},
         )
-        self.post(Event.WARMED)
 
     async def _entered(self, before: ServingState, event: Event) -> None:
         after = self._phase.state
@@ -267,6 +267,14 @@ class ShardServer(Life):
         sets = [service.shard_set.hex() for service in self.models]
         index, host = self.service.shard.index, self.config.host
         return Ready(host, self.port, index, sets[0], os.getpid(), sets)
+
+
+def warm_up(service: ShardService) -> int:
+    """Has it answer `warm_up_messages`; returns how many they were."""
+    messages = warm_up_messages(service.shard)
+    for data in messages:
+        service.answerer.warm_up(data)
+    return len(messages)
 
 
 def warm_up_messages(shard: Shard) -> list[bytes]:

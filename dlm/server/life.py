@@ -73,8 +73,8 @@ class Life(ABC):
         """Makes the server, and mostly listens."""
 
     @abstractmethod
-    def _warm(self) -> None:
-        """Begins the warm-up, which posts WARMED or FAILED."""
+    async def _warm_up(self) -> None:
+        """Takes every path once, before it is ready; what it raises ends the process."""
 
     @abstractmethod
     async def _entered(self, before: ServingState, event: Event) -> None:
@@ -118,7 +118,8 @@ class Life(ABC):
             if (shown := self._show()) is not None:
                 held.push_async_callback(asyncio.to_thread, shown.close)
             held.callback(self._notice.withdraw)
-            self._warm()
+            warming = asyncio.create_task(self._warm())
+            held.callback(warming.cancel)
             with pairs.few_wakes(self._loop):
                 last = await self._live()
             # A message about to be refused is in flight too, but nothing is cut off.
@@ -130,6 +131,15 @@ class Life(ABC):
         if self._failure is not None:
             raise self._failure
         return 0 if whole else 1
+
+    async def _warm(self) -> None:
+        try:
+            await self._warm_up()
+        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
+            self._failure = exc
+            self.post(Event.FAILED)
+        else:
+            self.post(Event.WARMED)
 
     async def _stop(self) -> None:
         self.guard.close()

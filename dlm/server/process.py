@@ -15,10 +15,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -27,6 +28,7 @@ from dlm.logs import EventLog
 
 logger = EventLog(__name__)
 
+T = TypeVar("T")
 
 # Age of the memory figure in a heartbeat, at most about this many seconds.
 MEMORY_AGE_S = 1.0
@@ -62,6 +64,22 @@ def keep_objects() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """What `work` returns, from a thread that neither a signal nor the end of the process waits
+    for."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        result.set_running_or_notify_cancel()
+        try:
+            result.set_result(work())
+        except BaseException as exc:  # noqa: BLE001 - of whoever takes the result
+            result.set_exception(exc)
+
+    threading.Thread(target=run, name="dlm-load", daemon=True).start()
+    return result
 
 
 class MemoryGauge:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster import WAIT_S, ThreadServer, until
+from cluster import ROOT, WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer, serve, warm_up_messages
@@ -194,6 +197,43 @@ def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
             assert len(answers) == 64_000
     assert server.wait() == 0
     caller.close()
+
+
+LOADS_FOR_LONG = """
+import hashlib, sys
+from dlm.server import app
+
+def load(*_, **__):
+    print("loads", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in C, as a page fault
+
+setattr(app, sys.argv.pop(1), load)
+from dlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.promise("sigterm")
+@pytest.mark.parametrize(("work", "status"), [("open_shard", 143), ("open_listed", 0)])
+def test_sigterm_ends_a_server_that_loads(sharded, other, tmp_path, work, status):
+    """At its start, and while it serves: a read of a large file cannot be interrupted."""
+    path, ready = tmp_path / "sets", tmp_path / "ready"
+    write_sets(path, [sharded.directory])
+    line = ["serve", "--sets", path, "--shard", "0", "--ready-file", ready]
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADS_FOR_LONG, work, *line],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    ) as server:
+        if work == "open_listed":
+            until(ready.exists)
+            write_sets(path, [sharded.directory, other.directory])
+        assert server.stdout.readline() == b"loads\n"
+        server.terminate()
+        try:
+            assert server.wait(WAIT_S) == status
+        finally:
+            server.kill()
 
 
 def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gated):
