@@ -101,13 +101,12 @@ class Gateway(Life):
     ) -> None:
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
-        process, credentials = process or Process(), credentials or Credentials(config)
-        serving = self.calls.admission
+        serving, process = self.calls.admission, process or Process()
         super().__init__(
             config, process, serving, SERVICE, lambda: self.metrics, notice, credentials
         )
         self.http_port = 0
-        self._open_client, self._credentials = opening, credentials
+        self._open_client = opening
         self._http = HttpDoor(self.calls, self.guard, self.metrics, pages())
         self._client: AsyncClient | None = None
         self._tls: ssl.SSLContext | None = None
@@ -159,7 +158,7 @@ class Gateway(Life):
             newest[0] = self._load()
 
         first.sni_callback = choose
-        self._credentials.on_certificates = change
+        self.credentials.on_certificates = change
         return first
 
     def _load(self) -> ssl.SSLContext:
@@ -178,7 +177,7 @@ class Gateway(Life):
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731
-        collector = GatewayCollector(self.metrics, lambda: self._phase.state, client)
+        collector = GatewayCollector(self.metrics, lambda: self._phase.state, client, self.process)
         return collector, lambda: load_page(())  # it has no shards
 
     async def _warm_up(self) -> None:

@@ -19,6 +19,7 @@ from dlm.client import AsyncClient
 from dlm.families import Family, family
 from dlm.histogram import SECONDS, Histogram
 from dlm.server.health import ServingState
+from dlm.server.process import Process
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
 
@@ -42,6 +43,9 @@ FAMILIES: dict[str, Family] = {
     "dlm_gateway_in_flight": Family("Calls being answered."),
     "dlm_gateway_connections": Family("Open connections by HTTP."),
     "dlm_gateway_state": Family("1 for the state the gateway is in.", ("state",)),
+    "dlm_gateway_certificate_days": Family(
+        "Days until the gateway's certificate expires, or one that signed it; none without TLS."
+    ),
     "dlm_gateway_info": Family("Always 1.", ("version",)),
 }
 
@@ -87,8 +91,10 @@ class GatewayCollector(Collector):
         metrics: GatewayMetrics,
         state: Callable[[], ServingState],
         client: Callable[[], Collector | None],
+        process: Process,
     ) -> None:
         self._metrics, self._state, self._client = metrics, state, client
+        self._process = process
 
     def collect(self) -> Iterable[Metric]:
         yield from self._own()
@@ -129,7 +135,10 @@ class GatewayCollector(Collector):
         for known in ServingState:
             state.add_metric((known.name.lower(),), known is self._state())
         yield state
-        info = _family("info")
+        certificate, info = _family("certificate_days"), _family("info")
+        if self._process.certificate_days is not None:
+            certificate.add_metric((), self._process.certificate_days())
+        yield certificate
         info.add_metric((__version__,), 1)
         yield info
 

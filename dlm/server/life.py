@@ -54,7 +54,10 @@ class Life(ABC):
         credentials: Credentials | None,
     ) -> None:
         self.config, self.process, self.port = config, process, 0
-        self.guard = Guard(config, metrics, serving.turns.call, credentials)
+        self.credentials = credentials or Credentials(config)
+        if (certificates := self.credentials.certificates) is not None:
+            process.certificate_days = certificates.days_left
+        self.guard = Guard(config, metrics, serving.turns.call, self.credentials)
         self._serving, self._service = serving, service
         self._phase = serving.phase
         self._health = HealthService(serving.phase.state, service)

@@ -53,6 +53,11 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_state": Family(
         "1 for the state the server is in: warming, ready or draining.", (*LABELS, "state")
     ),
+    "dlm_server_default": Family(
+        "1 for the shard set that a call without a name means, 0 for the others: which one a "
+        "roll-out has reached.",
+        LABELS,
+    ),
     "dlm_server_shards": Family(
         "Shards in the shard set, on all servers; each needs a ready server.", LABELS
     ),
@@ -67,6 +72,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_server_sets_rejected": Family(
         "1 while the list of shard sets differs from what is served, since it was rejected.", LABELS
+    ),
+    "dlm_server_certificate_days": Family(
+        "Days until the server's certificate expires, or one that signed it; none without TLS.",
+        LABELS,
     ),
     "dlm_server_info": Family("Always 1.", (*LABELS, "version")),
 }
@@ -237,10 +246,12 @@ class ServerCollector(Collector):
             for known in ServingState:
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
-        shards = _family("shards")
+        shards, default = _family("shards"), _family("default")
         for labels, s in labelled:
             shards.add_metric(labels, s.shards)
+            default.add_metric(labels, s is labelled[0][1])
         yield shards
+        yield default
         yield from self._of_process([labels for labels, _ in labelled[:1]])
 
     def _of_process(self, whose: Sequence[tuple[str, ...]]) -> Iterator[Metric]:
@@ -256,10 +267,14 @@ class ServerCollector(Collector):
                 plain.add_metric(labels, number)
             yield plain
         trouble, info = _family("not_ready"), _family("info")
+        certificate = _family("certificate_days")
         for labels in whose:
+            if process.certificate_days is not None:
+                certificate.add_metric(labels, process.certificate_days())
             info.add_metric((*labels, __version__), 1)
             trouble.add_metric((*labels, "open_files"), bool(process.open_files.trouble))
         yield trouble
+        yield certificate
         yield info
 
 

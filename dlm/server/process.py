@@ -278,6 +278,7 @@ class Process:
     instance  drawn at random: a new number means a new process, whose counters began at 0
     mates     if others may listen on its port
     rejected  whether the list of shard sets differs from what is served, since it was rejected
+    certificate_days  how many are left until its certificate expires, if it has one
     """
 
     # Never 0, which is what an absent field reads as.
@@ -287,6 +288,7 @@ class Process:
     mates: PortMates | None = field(default=None, compare=False, repr=False)
     watchdog: Watchdog = field(default_factory=Watchdog, compare=False, repr=False)
     rejected: bool = False
+    certificate_days: Callable[[], float] | None = None
 
 
 def find_trim() -> Callable[[int], int] | None:

@@ -27,7 +27,7 @@ from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
 from dlm.server.sets import FileWatcher, follow
 from dlm.server.tokens import Tokens, read_tokens
-from dlm.wire.certificates import read_certificates
+from dlm.wire.certificates import expiry_of, read_certificates
 from dlm.wire.ids import is_named
 from dlm.wire.status import Reason
 
@@ -46,6 +46,7 @@ REQUEST_S = 20.0  # for the message of a unary call; it usually comes with the c
 RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
 MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
+DAY_S = 24 * 3600
 LOG_S = 1.0  # refusals are logged at most once per second, however many there are
 
 
@@ -167,13 +168,18 @@ class Certificates:
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         self._files = {"ca": client_ca, "cert": cert, "key": key}
-        self._content = read_certificates(**self._files)
+        self.reload()
         self._fresh = False
 
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
         self._content = read_certificates(**self._files)
+        self._expires = expiry_of(self._content[2] or b"")
         self._fresh = True
+
+    def days_left(self) -> float:
+        """Until the certificate, or one that signed it, expires."""
+        return (self._expires - time.time()) / DAY_S
 
     def credentials(self) -> Any:
         """The credentials to bind a gRPC port with; handshakes follow every `reload`."""
@@ -261,12 +267,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         config: Access,
         metrics: Callable[[], CallCounts],
         turn: Callable[[], Awaitable[None]],
-        credentials: Credentials | None = None,
+        credentials: Credentials,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._turn, self._now = config, turn, now
         self._metrics = metrics
-        self._credentials = credentials or Credentials(config)
+        self._credentials = credentials
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
         self._open = 0  # includes those answered but not read yet

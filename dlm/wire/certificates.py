@@ -6,11 +6,14 @@ connects, as a peer that cannot be reached.
 
 from __future__ import annotations
 
+import base64
+import math
 import os
 import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from dlm.wire.secret import read_secret, require_file
 # Of the authorities, a key and its certificate, in gRPC's order; None if there is no such file.
 Contents = tuple[bytes | None, bytes | None, bytes | None]
 
+_VERSION = 0xA0  # its tag
 # Short names of what a subject says; other kinds keep the name that OpenSSL gives them.
 _SHORT = {
     "commonName": "CN",
@@ -65,6 +69,35 @@ def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Content
             f"{_reason(exc)}"
         ) from exc
     return authorities, secret, chain
+
+
+def expiry_of(chain: bytes) -> float:
+    """Seconds since 1970 at which the first of these PEM certificates to expire does."""
+    blocks = re.findall(
+        rb"BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", chain, re.DOTALL
+    )
+    return min((_not_after(base64.b64decode(block)) for block in blocks), default=math.inf)
+
+
+def _not_after(der: bytes) -> float:
+    """RFC 5280, 4.1: a certificate is a sequence, whose first part is one of a version, which may
+    be left out, number, algorithm, issuer and validity, from and until."""
+    at = _content(der, _content(der, 0)[0])[0]
+    for _ in range(3 + (der[at] == _VERSION)):
+        at = _content(der, at)[1]
+    begun = _content(der, at)[0]
+    at, end = _content(der, _content(der, begun)[1])
+    form = "%y%m%d%H%M%S%z" if end - at == len("yymmddHHMMSSZ") else "%Y%m%d%H%M%S%z"
+    return datetime.strptime(der[at:end].decode(), form).timestamp()
+
+
+def _content(der: bytes, at: int) -> tuple[int, int]:
+    """Where the content of the value at `at` begins and ends."""
+    begin, size = at + 2, der[at + 1]
+    if size > 127:  # the number of bytes that say it
+        begin += size - 128
+        size = int.from_bytes(der[at + 2 : begin])
+    return begin, begin + size
 
 
 def subject_of(certificate: Mapping[str, Any] | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -140,6 +141,7 @@ def test_metrics_are_the_families_of_the_page(opening: Any, tokens: Path) -> Non
     """And the client's; no label has what was asked."""
     (port,) = free_ports(1)
     with ThreadGateway(opening, metrics_port=port, tokens=str(tokens)) as gateway:
+        gateway.running.process.certificate_days = lambda: 20.0
         caller = Caller(gateway, "json", "a" * 32)
         caller("Score", sentences=["very private"])
         with pytest.raises(Refused):
@@ -189,8 +191,11 @@ def test_nothing_that_was_asked_is_logged(opening: Any, caplog: pytest.LogCaptur
 def test_tls_is_the_same_by_both_doors(opening: Any, tmp_path: Path) -> None:
     """A certificate of an authority that the caller trusts; a replaced one is used."""
     authority = Authority(tmp_path)
-    pair = authority.server
-    with ThreadGateway(opening, tls_cert=str(pair.cert), tls_key=str(pair.key)) as gateway:
+    pair, (port,) = authority.server, free_ports(1)
+    files = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    with ThreadGateway(opening, **files, metrics_port=port) as gateway:
+        found = re.search(r"^dlm_gateway_certificate_days (.+)$", got(port, "/metrics")[1], re.M)
+        assert found and 19 < float(found[1]) <= 20
         trusted = ssl.create_default_context(cafile=str(authority.ca))
         address = f"https://localhost:{gateway.running.http_port}/openapi.json"
         with urllib.request.urlopen(address, context=trusted) as answer:

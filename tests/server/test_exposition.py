@@ -220,7 +220,8 @@ def shown() -> Iterator[tuple[HttpServer, ServerMetrics]]:
     """An endpoint over counts that the test changes."""
     metrics = ServerMetrics()
     loop = asyncio.new_event_loop()
-    collector = ServerCollector(lambda: [served(metrics)])
+    process = Process(certificate_days=lambda: 20.0)
+    collector = ServerCollector(lambda: [served(metrics)], process)
     server = exposition(
         tcp_socket("127.0.0.1", 0), collector, lambda: ServingState.READY, loop, clock=lambda: 0.0
     )
@@ -444,6 +445,8 @@ def test_two_models_on_one_port_are_told_apart() -> None:
     ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
     assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
     assert [s.labels["model"] for s in families["dlm_server_memory_bytes"].samples] == ["a" * 12]
+    default = families["dlm_server_default"].samples
+    assert {s.labels["model"]: s.value for s in default} == {"a" * 12: 1, "c" * 12: 0}
 
 
 def test_a_connection_that_no_memory_is_left_for_is_accepted_later_and_costs_no_core():
