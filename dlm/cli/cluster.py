@@ -129,6 +129,12 @@ def cluster(
             return written is not None and ClusterToml(cluster_file).servers() == written
         return False
 
+    def is_listed(server: Endpoint) -> bool:
+        with contextlib.suppress(ConfigError):
+            listed = ClusterToml(cluster_file).servers()
+            return any(one.address == server.address for one in listed)
+        return True
+
     def rewrite(servers: list[Server]) -> None:
         """Writes the new process ids; servers that others added to the file stay in it."""
         nonlocal written
@@ -168,7 +174,12 @@ def cluster(
                     facts = _facts(directories, manifests, servers, cluster_file, local_fallback)
                     print_json_line(facts) if as_json else _print(facts)
                 for line in supervise(
-                    servers, lambda: asked_to_stop, restart=restart, changed=rewrite
+                    servers,
+                    lambda: asked_to_stop,
+                    restart=restart,
+                    sets=sets,
+                    is_listed=is_listed,
+                    changed=rewrite,
                 ):
                     print(line, file=sys.stderr)
         finally:
