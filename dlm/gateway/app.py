@@ -28,7 +28,6 @@ from dlm.server.life import Life
 from dlm.server.process import Notice, OnReady, Process, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.signals import stop_signals
-from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
 
@@ -109,7 +108,6 @@ class Gateway(Life):
         self._open_client = opening
         self._http = HttpDoor(self.calls, self.guard, self.metrics, pages())
         self._client: AsyncClient | None = None
-        self._tls: ssl.SSLContext | None = None
 
     async def _start(self) -> None:
         self._make(RpcDoor(self.calls).handlers())
@@ -131,10 +129,9 @@ class Gateway(Life):
         """Raises  ConfigError  a port cannot be bound"""
         config = self.config
         self._bind()
-        self._tls = self._context()
         try:
             self.http_port = await self._http.start(
-                config.host, config.http_port, self._tls, shares_port=config.share_port
+                config.host, config.http_port, self._context(), shares_port=config.share_port
             )
         except OSError as exc:
             raise ConfigError(
@@ -144,36 +141,16 @@ class Gateway(Life):
         await super()._listen()
 
     def _context(self) -> ssl.SSLContext | None:
-        """TLS of the door by HTTP, from the files of the other; read again when they change."""
-        if not self.config.tls_cert:
+        """TLS of the door by HTTP, as of the other: each handshake takes the newest."""
+        certificates = self.credentials.certificates
+        if certificates is None:
             return None
-        first = self._load()
-        newest = [first]
 
-        # A context forgets no authority, so each change makes a new one, for the next handshakes.
         def choose(connection: ssl.SSLObject, *_: object) -> None:
-            connection.context = newest[0]
+            connection.context = certificates.context
 
-        def change() -> None:
-            newest[0] = self._load()
-
-        first.sni_callback = choose
-        self.credentials.on_certificates = change
-        return first
-
-    def _load(self) -> ssl.SSLContext:
-        config = self.config
-        read_certificates(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(config.tls_cert, config.tls_key)
-            if config.tls_client_ca:
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_verify_locations(config.tls_client_ca)
-        except OSError as exc:  # replaced since it was checked, or no descriptor is left
-            raise ConfigError(f"the certificates cannot be read: {exc}") from exc
-        return context
+        certificates.context.sni_callback = choose
+        return certificates.context
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import resource
+import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -164,6 +165,9 @@ class Certificates:
     """What a handshake uses: read and checked once, then again whenever `reload` is called.
 
     A connection keeps what it began with; each new handshake uses what was read last.
+
+    Attributes  context  for handshakes that are not gRPC's; it forgets no authority, so each
+                         `reload` makes a new one
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -173,7 +177,10 @@ class Certificates:
 
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
-        self._content = read_certificates(**self._files)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._content = read_certificates(**self._files, context=context)
+        context.verify_mode = ssl.CERT_REQUIRED if self._files["ca"] else ssl.CERT_NONE
+        self.context = context
         self._expires = expiry_of(self._content[2] or b"")
         self._fresh = True
 
@@ -222,7 +229,6 @@ class Credentials:
     def __init__(self, config: Access) -> None:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
-        self.on_certificates: Callable[[], None] = lambda: None  # after they were read again
         self._path = Path(config.tokens)
         # Each watch before its files are read: changes in between are then read again.
         self.watches: dict[str, FileWatcher] = {}
@@ -240,7 +246,6 @@ class Credentials:
             self.tokens = read_tokens(self._path)
         elif self.certificates is not None:
             self.certificates.reload()
-            self.on_certificates()
 
 
 class CallCounts(Protocol):

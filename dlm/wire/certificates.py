@@ -40,16 +40,19 @@ _SHORT = {
 }
 
 
-def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Contents:
+def read_certificates(
+    *, ca: str = "", cert: str = "", key: str = "", context: ssl.SSLContext | None = None
+) -> Contents:
     """The content of these files, checked.
 
     Args    ca         the authorities that are trusted
             cert, key  a certificate, first in its file, and its key; both or neither
+            context    takes them, too
     Raises  ConfigError  a file is missing or not PEM, the key belongs to another certificate or
                          has a password, or others may read it
     """
     authorities = _read(Path(ca)) if ca else None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if authorities is not None:
         try:
             # As text it may contain only ASCII, but comments may contain anything.

@@ -310,10 +310,14 @@ def test_settings_that_expose_the_model_are_refused(config: dict[str, Any]) -> N
 
 
 def test_what_it_cannot_open_ends_it(tmp_path: Path, files: ModelFiles) -> None:
-    """A folder that is no shard set, and a port that is taken."""
+    """A folder that is no shard set, the key of another certificate, and a port that is taken."""
     with pytest.raises(ShardFormatError):
         ThreadGateway(lambda: AsyncClient.local(tmp_path)).status.result()
     local = lambda: AsyncClient.local(files.directory)  # noqa: E731
+    authority = Authority(tmp_path)
+    unlike = {"tls_cert": str(authority.server.cert), "tls_key": str(authority.client.key)}
+    with pytest.raises(ConfigError, match="KEY_VALUES_MISMATCH"):
+        ThreadGateway(local, **unlike).status.result()
     with ThreadGateway(local) as gateway:
         for name in ("port", "http_port"):
             taken = {name: getattr(gateway.running, name)}

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from cluster import WAIT_S, ThreadServer, gone, until
+from dlm.client.config.cluster_file import Endpoint
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.index.layout import MANIFEST, read_manifest
@@ -288,6 +291,23 @@ def test_each_reason_why_a_list_cannot_be_served_is_logged(tmp_path, sharded, ot
     write(other.directory)
     until(lambda: held(caller) == [other.manifest.shard_set], server.process)
     assert server.stop() == 0
+
+
+def test_status_shows_the_default_first_and_only_what_is_held_now(sharded, other, tmp_path):
+    """As the list says, each time it changes; no row stays as it was."""
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    server = ThreadServer(Shard.open(sharded.directory, 0), own_loop=True, sets=str(path)).ready()
+    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, WAIT_S)
+    for held in ([sharded, other], [other, sharded], [other]):
+        write_sets(path, [one.directory for one in held])
+        names = [one.manifest.shard_set[:12] for one in held]
+        until(lambda names=names: [row.shard_set for row in status.poll().rows] == names)
+        before, after = status.poll().rows, status.poll().rows
+        assert all(a.uptime_s < b.uptime_s for a, b in zip(before, after, strict=True))
+        assert [row.memory_bytes is not None for row in after] == [True, False][: len(held)]
+    status.close()
+    server.end()
 
 
 def test_a_download_of_a_set_that_is_unloaded_ends_with_what_is_tried_again(
