@@ -1,8 +1,9 @@
-"""GET over HTTP/1.1, for probes and scrapers, in a separate thread.
+"""HTTP/1.1, for the pages of a server and the calls of a gateway; bounded in bytes and in time.
 
-Small on purpose: one request per connection, and no body is read. Each connection has `REQUEST_S`
-and `HEAD_BYTES`, and beyond `CONNECTIONS` the oldest is closed, so idle ones cannot keep out a
-probe. Nothing is logged. One descriptor is kept in reserve, for a process that can open no other.
+`Connections` answers connections of its event loop, one request of each at a time, with what
+`answer` returns; `HttpServer` does so for probes and scrapers, in a separate thread. Stricter than
+RFC 9112 where readers of HTTP have differed: a request says its length once, in one way, and its
+lines end with CR LF. Nothing is logged but faults.
 """
 
 from __future__ import annotations
@@ -11,25 +12,41 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dlm.errors import ConfigError
 from dlm.files import NO_DESCRIPTOR
 from dlm.logs import EventLog
+from dlm.wire.certificates import subject_of
 
 logger = EventLog(__name__)
 
-CONNECTIONS = 32
-HEAD_BYTES = 8192
-REQUEST_S = 5.0
+CONNECTIONS = 32  # of probes and scrapers
+HEAD_BYTES = 16 << 10
+HEAD_S = 5.0  # for the head of a request, from its first byte or from connecting
+IDLE_S = 75.0  # between two requests of one connection
+BODY_S = 20.0  # for a body
+WRITE_S = 10.0  # for a client to read its answer
+LINGER_S = 2.0  # for a client to notice that its request was refused unread
+LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
+READ_BYTES = 64 << 10
 RETRY_S = 0.1  # if no descriptor or no memory is left
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
+ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_FIRST_LINE = re.compile(rb"(%s) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
+_FIELD = re.compile(rb"(%s):[ \t]*([^\0-\x08\n-\x1f\x7f]*?)[ \t]*" % _TOKEN)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\0-\x08\n-\x1f\x7f]*)?\r\n")
+_LENGTH = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +57,249 @@ class Response:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Route: TypeAlias = Callable[[], Awaitable[Response]]
-
-
-def text(status: HTTPStatus, line: str) -> Response:
+def text(status: int, line: str) -> Response:
     return Response(status, line.encode() + b"\n")
+
+
+class BadRequest(Exception):
+    """What came is not HTTP/1.1, or more of it than is taken."""
+
+    def __init__(self, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        self.status = status
+
+
+@dataclass(slots=True)
+class Request:
+    """A request whose body is not read yet.
+
+    headers  names in lower case
+    length   bytes of the body; None: it comes in chunks
+    keeps    whether the client would send another one on its connection
+    body     reads the body; None if it is larger than allowed, whether it says so or not;
+             BadRequest if it is cut off, TimeoutError
+    who, peer  the subject of its certificate, or its address; its address with the port
+    """
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    length: int | None
+    keeps: bool
+    body: Callable[[], Awaitable[bytes | None]]
+    who: str = ""
+    peer: str = ""
+
+    def field(self, name: str) -> str:
+        return next((value for known, value in self.headers if known == name), "")
+
+
+Task: TypeAlias = asyncio.Task[Any]
+# The stack is closed once the answer is written.
+Answer: TypeAlias = Callable[[Request, ExitStack], Awaitable[Response]]
+
+
+class Connections:
+    """Those of the running loop.
+
+    Args  answer    to a request; it raises nothing that is not a fault
+          refusal   what a client gets that has not sent a request, by its status
+          most      beyond it, the one that has been idle for longest is closed
+          body_bytes  that a request may have
+          keeps     whether a connection may take another request now
+          fault     the event of an answer that failed
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        refusal: Callable[[int, str], Response],
+        *,
+        most: int,
+        body_bytes: int = 0,
+        keeps: Callable[[], bool] = bool,
+        fault: str = "server.http.failed",
+    ) -> None:
+        self.answer, self.refusal = answer, refusal
+        self.body_bytes, self.keeps, self._most, self._fault = body_bytes, keeps, most, fault
+        # Oldest first, those between requests also in the second.
+        self.open: dict[Task, None] = {}
+        self.idle: dict[Task, None] = {}
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, request after request; what the other end does ends this one alone."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.open[task] = None
+        if len(self.open) > self._most:
+            oldest = next(iter(self.idle or self.open))
+            self.idle.pop(oldest, None)
+            oldest.cancel()
+        try:
+            await _Connection(self, reader, writer, task).talk()
+        except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
+            pass  # it dawdled, went away, or had to make room
+        finally:
+            self.idle.pop(task, None)
+            self.open.pop(task, None)
+            writer.transport.abort()
+
+    async def answered(self, request: Request, held: ExitStack) -> Response:
+        try:
+            return await self.answer(request, held)
+        except Exception as exc:  # noqa: BLE001 - the next request must be answered
+            logger.error(self._fault, extra={"error": type(exc).__name__})
+            return self.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; see the server's log")
+
+    async def close(self) -> None:
+        for task in self.open:
+            task.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+
+
+class _Connection:
+    def __init__(
+        self,
+        all_: Connections,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: Task,
+    ) -> None:
+        self._all, self._reader, self._writer, self._task = all_, reader, writer, task
+        writer.transport.set_write_buffer_limits(0)  # a drain waits until all is written
+        address, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+        subject = subject_of(writer.get_extra_info("peercert"))
+        self._who, self._peer = subject or str(address), f"{address}:{port}"
+
+    async def talk(self) -> None:
+        wait_s, goes_on = HEAD_S, True
+        while goes_on:
+            self._all.idle[self._task] = None
+            try:
+                request = await self._request(wait_s)
+            except BadRequest as exc:
+                said = "this is not an HTTP/1.1 request, or its head is too long"
+                await self._write(self._all.refusal(exc.status, said), goes_on=False)
+                break
+            self._all.idle.pop(self._task, None)
+            with ExitStack() as held:
+                answer = await self._all.answered(request, held)
+                goes_on = request.keeps and request.length == 0 and self._all.keeps()
+                await self._write(answer, goes_on=goes_on, with_body=request.method != "HEAD")
+            wait_s = IDLE_S
+        await self._linger()
+
+    async def _request(self, wait_s: float) -> Request:
+        """The next one. Its first byte must come in `wait_s` seconds, the rest of its head within
+        HEAD_S of it."""
+        async with asyncio.timeout(wait_s):
+            head = await self._reader.readexactly(1)
+        if head <= b" ":
+            raise BadRequest
+        async with asyncio.timeout(HEAD_S):
+            try:
+                head += await self._reader.readuntil(b"\r\n\r\n")
+            except asyncio.LimitOverrunError as exc:
+                raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from exc
+        request = _read_head(head)
+        request.who, request.peer = self._who, self._peer
+        request.body = lambda: self._body(request)
+        return request
+
+    async def _body(self, request: Request) -> bytes | None:
+        if request.length is not None and request.length > self._all.body_bytes:
+            return None
+        if request.field("expect").lower() == "100-continue":
+            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        async with asyncio.timeout(BODY_S):
+            try:
+                if request.length is None:
+                    body = await self._chunks()
+                else:
+                    body = await self._reader.readexactly(request.length)
+            except (EOFError, asyncio.LimitOverrunError) as exc:
+                raise BadRequest from exc
+        if body is not None:
+            request.length = 0  # nothing of it is left unread
+        return body
+
+    async def _chunks(self) -> bytes | None:
+        body = b""
+        while True:
+            found = _CHUNK.fullmatch(await self._reader.readuntil(b"\r\n"))
+            if found is None:
+                raise BadRequest
+            size = int(found[1], 16)
+            if size == 0:
+                break
+            if len(body) + size > self._all.body_bytes:
+                return None
+            body += await self._reader.readexactly(size)
+            if await self._reader.readexactly(2) != b"\r\n":
+                raise BadRequest
+        while await self._reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # trailers say nothing here
+        return body
+
+    async def _write(self, answer: Response, *, goes_on: bool, with_body: bool = True) -> None:
+        headers = (
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            *ALWAYS,
+            *answer.headers,
+            *(() if goes_on else (("Connection", "close"),)),
+        )
+        lines = [f"HTTP/1.1 {int(answer.status)} {HTTPStatus(answer.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        async with asyncio.timeout(WRITE_S):
+            self._writer.write(head + answer.body if with_body else head)
+            await self._writer.drain()
+
+    async def _linger(self) -> None:
+        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        async with asyncio.timeout(LINGER_S):
+            for _ in range(LINGER_READS):
+                if not await self._reader.read(READ_BYTES):
+                    return
+
+
+def _read_head(head: bytes) -> Request:
+    """Raises `BadRequest`."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    begun = _FIRST_LINE.fullmatch(first)
+    fields = [_FIELD.fullmatch(line) for line in lines]
+    if begun is None or None in fields:
+        raise BadRequest
+    headers = [(one[1].decode().lower(), one[2].decode("latin-1")) for one in fields if one]
+    names = [name for name, _ in headers]
+    if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
+        raise BadRequest
+    path = begun[2].split(b"?", 1)[0].decode("latin-1")
+    request = Request(begun[1].decode(), path, headers, 0, begun[3] == b"1", _nothing)
+    request.keeps &= "close" not in re.split(r"[ ,\t]+", request.field("connection").lower())
+    if "transfer-encoding" in names:
+        # What stands in between may go by the other length, and see another next request.
+        is_chunked = request.field("transfer-encoding").lower() == "chunked"
+        if not is_chunked or "content-length" in names or begun[3] == b"0":
+            raise BadRequest
+        request.length = None
+    elif "content-length" in names:
+        if not _LENGTH.fullmatch(request.field("content-length")):
+            raise BadRequest
+        request.length = int(request.field("content-length"))
+    return request
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+# ------------------------------------------------------------------- probes and scrapers
+
+
+Route: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
@@ -60,12 +315,13 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Answers a socket that listens, until closed, on an event loop of its own."""
+    """Answers GET on a socket that listens, until closed, on an event loop of its own: one request
+    per connection. One descriptor is kept in reserve, for a process that can open no other."""
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
         self._socket = listening
         self._routes = routes
-        self._open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self.connections = Connections(self._answer, text, most=CONNECTIONS)
         self._spare: int | None = None
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -91,7 +347,7 @@ class HttpServer:
     async def _serve(self) -> None:
         accepting = asyncio.create_task(self._accept())
         await self._stop.wait()
-        mine = [accepting, *self._open]
+        mine = {accepting, *asyncio.all_tasks()} - {asyncio.current_task()}
         for task in mine:
             task.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
@@ -113,13 +369,7 @@ class HttpServer:
                 elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
                     await asyncio.sleep(RETRY_S)
                 continue  # or it went away
-            if len(self._open) >= CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                oldest.cancel()
-            task = asyncio.create_task(self._answer(connection))
-            self._open[task] = None
-            task.add_done_callback(lambda done: self._open.pop(done, None))
+            self._begin(connection)
 
     async def _comes(self) -> None:
         """Waits for a connection, without using a descriptor for it."""
@@ -137,78 +387,32 @@ class HttpServer:
             connection, _ = self._socket.accept()
         except OSError:  # another thread took the descriptor first
             await asyncio.sleep(RETRY_S)
-            return
-        try:
-            await self._talk(connection)
-        finally:
-            # From connection to spare in one step, so that no other thread can take it.
-            os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
-            self._spare = connection.detach()
+        else:
+            await asyncio.wait([self._begin(connection, becomes_spare=True)])
+
+    def _begin(self, connection: socket.socket, *, becomes_spare: bool = False) -> Task:
+        return self._loop.create_task(self._talk(connection, becomes_spare))
+
+    async def _talk(self, connection: socket.socket, becomes_spare: bool) -> None:
+        with connection:
+            connection.setblocking(False)
+            streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
+            await self.connections.talk(*streams)
+            if becomes_spare and connection.fileno() >= 0:  # else the other end has reset it
+                # In one step, so that no other thread can take it.
+                os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
+                self._spare = connection.detach()
+
+    async def _answer(self, request: Request, _: ExitStack) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
+        route = self._routes.get(request.path)
+        if route is None:
+            known = ", ".join(sorted(self._routes))
+            return text(HTTPStatus.NOT_FOUND, f"unknown path; try {known}")
+        return await route()
 
     def _give_spare(self) -> None:
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
-
-    async def _answer(self, connection: socket.socket) -> None:
-        with connection:
-            await self._talk(connection)
-
-    async def _talk(self, connection: socket.socket) -> None:
-        """Reads a request and answers it; what the other end does ends this connection alone."""
-        connection.setblocking(False)
-        # It went away, or dawdled.
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(REQUEST_S):
-                head = await self._head(connection)
-                if head is not None:
-                    await self._loop.sock_sendall(connection, await self._exchange(head))
-                    await self._end(connection)
-
-    async def _head(self, connection: socket.socket) -> bytes | None:
-        """What comes before the empty line, or more than a head may have; None if it never came."""
-        head = b""
-        while (end := head.find(b"\r\n\r\n")) < 0 and len(head) <= HEAD_BYTES:
-            part = await self._loop.sock_recv(connection, HEAD_BYTES)
-            if not part:
-                return None
-            head += part
-        return head[: end + 4] if end >= 0 else head
-
-    async def _end(self, connection: socket.socket) -> None:
-        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
-        connection.shutdown(socket.SHUT_WR)
-        for _ in range(HEAD_BYTES):
-            if not await self._loop.sock_recv(connection, HEAD_BYTES):
-                return
-
-    async def _exchange(self, head: bytes) -> bytes:
-        if len(head) > HEAD_BYTES:
-            return _bytes(text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
-        parts = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
-            return _bytes(text(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request"))
-        method, path = parts[0], parts[1].split(b"?", 1)[0].decode("latin-1")
-        if method not in (b"GET", b"HEAD"):
-            return _bytes(text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported"))
-        route = self._routes.get(path)
-        if route is None:
-            known = ", ".join(sorted(self._routes))
-            return _bytes(text(HTTPStatus.NOT_FOUND, f"unknown path; try {known}"))
-        try:
-            response = await route()
-        except Exception as exc:  # noqa: BLE001 - the next request must be answered
-            logger.error("server.http.failed", extra={"path": path, "error": type(exc).__name__})
-            response = text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; see the server's log")
-        return _bytes(response, with_body=method == b"GET")
-
-
-def _bytes(response: Response, *, with_body: bool = True) -> bytes:
-    head = (
-        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
-        f"Content-Type: {response.content_type}\r\n"
-        f"Content-Length: {len(response.body)}\r\n"
-        "Cache-Control: no-store\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    return head.encode("latin-1") + (response.body if with_body else b"")

@@ -366,14 +366,14 @@ def test_connections_that_say_nothing_are_bounded(shown) -> None:
     """As many as are held; a probe is answered in the place of the oldest, which is closed."""
     server, _ = shown
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS)]
-    until(lambda: len(server._open) == CONNECTIONS)
+    until(lambda: len(server.connections.open) == CONNECTIONS)
     assert fetch(server.port, "/readyz")[0] == 200
     held[0].settimeout(WAIT_S)
     assert held[0].recv(1) == b""
     held[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         held[1].recv(1)
-    until(lambda: len(server._open) == CONNECTIONS - 1)
+    until(lambda: len(server.connections.open) == CONNECTIONS - 1)
     for connection in held:
         connection.close()
 
