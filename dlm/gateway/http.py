@@ -26,13 +26,16 @@ from google.protobuf import json_format
 from dlm.gateway.answers import SERVICE, Left, T
 from dlm.gateway.calls import CALLS, LARGE, Dispatcher, GatewayTurns, countdown
 from dlm.gateway.metrics import GatewayMetrics
-from dlm.server import http
+from dlm.logs import EventLog
 from dlm.server.config import is_loopback
 from dlm.server.health import ServingState
-from dlm.server.http import JSON, BadRequest, Connections, Request, Response
 from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
+from dlm.wire import http
+from dlm.wire.http import JSON, BadRequest, Connections, Request, Response
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
+
+logger = EventLog(__name__)
 
 DOOR = "http"
 PROTO = "application/proto"
@@ -81,7 +84,9 @@ class HttpDoor:
             most=config.max_connections,
             body_bytes=config.max_message_bytes,
             keeps=lambda: calls.admission.phase.state is not ServingState.DRAINING,
-            fault="gateway.http.failed",
+            fault=lambda exc: logger.error(
+                "gateway.http.failed", extra={"error": type(exc).__name__}
+            ),
         )
         self._server: asyncio.Server | None = None
 

@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
-from dlm.server.exposition import exposition
+from dlm.server.exposition import HttpServer, exposition, tcp_socket
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
-from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.poller import grpc
 from dlm.server.process import BEAT_S, Heap, Notice, Process
 from dlm.server.security import CallCounts, Credentials, Guard, channel_options

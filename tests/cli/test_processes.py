@@ -276,7 +276,6 @@ def test_the_demo_ends_with_every_score_equal(
 @pytest.mark.slow
 def test_the_demo_ends_at_the_page_of_a_gateway(tmp_path: Path, environ: dict[str, str]) -> None:
     """In the user's browser, until Ctrl-C; then it prints what it checked."""
-    pytest.importorskip("h11")
     browser = tmp_path / "browser"
     browser.write_text('#!/bin/sh\necho "$1" > opened\n')
     browser.chmod(0o700)

@@ -306,8 +306,8 @@ def test_a_head_that_never_ends_is_not_waited_for(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor are a body, whose caller is told, and a first byte."""
-    monkeypatch.setattr("dlm.server.http.HEAD_S", 0.05)
-    monkeypatch.setattr("dlm.server.http.BODY_S", 0.05)
+    monkeypatch.setattr("dlm.wire.http.HEAD_S", 0.05)
+    monkeypatch.setattr("dlm.wire.http.BODY_S", 0.05)
     silent, slow = connect(), connect().send(b"GET / HTTP/1.1\r\n")
     body = connect().send(HEAD + b"Content-Length: 9\r\n\r\n{")
     assert body.reply()[0] == 504
@@ -319,7 +319,7 @@ def test_an_answer_that_nobody_reads_ends_its_connection(
     connect: Any, gateway: ThreadGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where more answers are asked for than the system keeps; others are answered."""
-    monkeypatch.setattr("dlm.server.http.WRITE_S", 0.05)
+    monkeypatch.setattr("dlm.wire.http.WRITE_S", 0.05)
     until(lambda: gateway.running.metrics.connections == 0)
     slow = connect()
     slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -28,17 +28,20 @@ from dlm.ngram.partition import SLOTS, slots_of
 from dlm.server.answers import orders_of
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
-from dlm.server.exposition import HEALTHZ, LOAD, METRICS, READYZ, exposition
-from dlm.server.health import Event, ServingState
-from dlm.server.http import (
+from dlm.server.exposition import (
     CONNECTIONS,
-    HEAD_BYTES,
+    HEALTHZ,
+    LOAD,
+    METRICS,
+    READYZ,
     HttpServer,
-    Response,
+    exposition,
     tcp_socket,
 )
+from dlm.server.health import Event, ServingState
 from dlm.server.metrics import FAMILIES, Served, ServerCollector, ServerMetrics
 from dlm.server.process import Process
+from dlm.wire.http import HEAD_BYTES, Response
 from dlm.wire.status import Reason
 from http2 import PREFACE, SETTINGS, frame
 from server.calls import Caller, outcome

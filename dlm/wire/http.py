@@ -1,34 +1,22 @@
 """HTTP/1.1, for the pages of a server and the calls of a gateway; bounded in bytes and in time.
 
 `Connections` answers connections of its event loop, one request of each at a time, with what
-`answer` returns; `HttpServer` does so for probes and scrapers, in a separate thread. Stricter than
-RFC 9112 where readers of HTTP have differed: a request says its length once, in one way, and its
-lines end with CR LF. Nothing is logged but faults.
+`answer` returns. Stricter than RFC 9112 where readers of HTTP have differed: a request says its
+length once, in one way, and its lines end with CR LF.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import os
 import re
-import socket
-import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from dlm.errors import ConfigError
-from dlm.files import NO_DESCRIPTOR
-from dlm.logs import EventLog
 from dlm.wire.certificates import subject_of
 
-logger = EventLog(__name__)
-
-CONNECTIONS = 32  # of probes and scrapers
 HEAD_BYTES = 16 << 10
 HEAD_S = 5.0  # for the head of a request, from its first byte or from connecting
 IDLE_S = 75.0  # between two requests of one connection
@@ -37,7 +25,6 @@ WRITE_S = 10.0  # for a client to read its answer
 LINGER_S = 2.0  # for a client to notice that its request was refused unread
 LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
 READ_BYTES = 64 << 10
-RETRY_S = 0.1  # if no descriptor or no memory is left
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
@@ -106,7 +93,7 @@ class Connections:
           most      beyond it, the one that has been idle for longest is closed
           body_bytes  that a request may have
           keeps     whether a connection may take another request now
-          fault     the event of an answer that failed
+          fault     logs that an answer failed
     """
 
     def __init__(
@@ -117,7 +104,7 @@ class Connections:
         most: int,
         body_bytes: int = 0,
         keeps: Callable[[], bool] = bool,
-        fault: str = "server.http.failed",
+        fault: Callable[[Exception], object],
     ) -> None:
         self.answer, self.refusal = answer, refusal
         self.body_bytes, self.keeps, self._most, self._fault = body_bytes, keeps, most, fault
@@ -147,7 +134,7 @@ class Connections:
         try:
             return await self.answer(request, held)
         except Exception as exc:  # noqa: BLE001 - the next request must be answered
-            logger.error(self._fault, extra={"error": type(exc).__name__})
+            self._fault(exc)
             return self.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; see the server's log")
 
     async def close(self) -> None:
@@ -294,125 +281,3 @@ def _read_head(head: bytes) -> Request:
 
 async def _nothing() -> bytes:
     return b""
-
-
-# ------------------------------------------------------------------- probes and scrapers
-
-
-Route: TypeAlias = Callable[[], Awaitable[Response]]
-
-
-def tcp_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; ConfigError if it cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as exc:
-        raise ConfigError(
-            f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Choose another "
-            "metrics_port (--metrics-port), or 0 for none"
-        ) from exc
-
-
-class HttpServer:
-    """Answers GET on a socket that listens, until closed, on an event loop of its own: one request
-    per connection. One descriptor is kept in reserve, for a process that can open no other."""
-
-    def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
-        self._socket = listening
-        self._routes = routes
-        self.connections = Connections(self._answer, text, most=CONNECTIONS)
-        self._spare: int | None = None
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="dlm-http", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
-
-    def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # closed already
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        accepting = asyncio.create_task(self._accept())
-        await self._stop.wait()
-        mine = {accepting, *asyncio.all_tasks()} - {asyncio.current_task()}
-        for task in mine:
-            task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
-        self._give_spare()
-        self._socket.close()
-
-    async def _accept(self) -> None:
-        self._socket.setblocking(False)
-        while True:
-            if self._spare is None:
-                with contextlib.suppress(OSError):
-                    self._spare = os.dup(self._socket.fileno())
-            await self._comes()
-            try:
-                connection, _ = self._socket.accept()
-            except OSError as exc:
-                if exc.errno in NO_DESCRIPTOR:
-                    await self._accept_in_place_of_spare()
-                elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
-                    await asyncio.sleep(RETRY_S)
-                continue  # or it went away
-            self._begin(connection)
-
-    async def _comes(self) -> None:
-        """Waits for a connection, without using a descriptor for it."""
-        come = asyncio.Event()
-        self._loop.add_reader(self._socket, come.set)
-        try:
-            await come.wait()
-        finally:
-            self._loop.remove_reader(self._socket)
-
-    async def _accept_in_place_of_spare(self) -> None:
-        """One connection from its first byte to its last, when no other file can be opened."""
-        self._give_spare()
-        try:
-            connection, _ = self._socket.accept()
-        except OSError:  # another thread took the descriptor first
-            await asyncio.sleep(RETRY_S)
-        else:
-            await asyncio.wait([self._begin(connection, becomes_spare=True)])
-
-    def _begin(self, connection: socket.socket, *, becomes_spare: bool = False) -> Task:
-        return self._loop.create_task(self._talk(connection, becomes_spare))
-
-    async def _talk(self, connection: socket.socket, becomes_spare: bool) -> None:
-        with connection:
-            connection.setblocking(False)
-            streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
-            await self.connections.talk(*streams)
-            if becomes_spare and connection.fileno() >= 0:  # else the other end has reset it
-                # In one step, so that no other thread can take it.
-                os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
-                self._spare = connection.detach()
-
-    async def _answer(self, request: Request, _: ExitStack) -> Response:
-        if request.method not in ("GET", "HEAD"):
-            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
-        route = self._routes.get(request.path)
-        if route is None:
-            known = ", ".join(sorted(self._routes))
-            return text(HTTPStatus.NOT_FOUND, f"unknown path; try {known}")
-        return await route()
-
-    def _give_spare(self) -> None:
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
