@@ -62,7 +62,7 @@ class Server:
         command = [part for part in words if part != SHARED]
         process = _start(command)
         try:
-            (endpoint,) = _wait_ready([process], [ready], [shard])
+            (endpoint,) = _servers_ready([process], [ready], [shard])
         except BaseException:
             stop([process])
             raise
@@ -194,36 +194,43 @@ def running_servers(
                     commands.append(command)
                     started.append(_start(command))
             of = [at // processes % shards for at in range(len(started))]
-            endpoints = _wait_ready(started, ready, of)
+            endpoints = _servers_ready(started, ready, of)
             servers = [Server(*one) for one in zip(started, endpoints, commands, strict=True)]
             yield servers
         finally:
             stop([server.process for server in servers] or started)
 
 
-def _wait_ready(
+def _servers_ready(
     processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: list[int]
 ) -> list[Endpoint]:
+    said = _wait_ready(processes, ready, [f"a server of shard {shard}" for shard in shards])
+    return [
+        Endpoint(f"127.0.0.1:{one['port']}", shard, process.pid)
+        for one, shard, process in zip(said, shards, processes, strict=True)
+    ]
+
+
+def _wait_ready(
+    processes: list[subprocess.Popen[bytes]], ready: list[Path], names: list[str]
+) -> list[dict[str, Any]]:
+    """What each has written when it was ready."""
     limit = time.monotonic() + START_S
-    endpoints = []
-    for index, (process, path) in enumerate(zip(processes, ready, strict=True)):
+    for path, name in zip(ready, names, strict=True):
         while not path.exists():
-            for other, candidate in enumerate(processes):
+            for other, candidate in zip(names, processes, strict=True):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"a server of shard {shards[other]} "
-                        f"{how_it_ended(candidate.returncode)} before it was ready; its own "
-                        "message is above"
+                        f"{other} {how_it_ended(candidate.returncode)} before it was ready; its "
+                        "own message is above"
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
-                    f"a server of shard {shards[index]} was not ready within {START_S:g} s; start "
-                    "the cluster again when this machine has less to do"
+                    f"{name} was not ready within {START_S:g} s; start the cluster again when this "
+                    "machine has less to do"
                 )
             time.sleep(0.02)
-        port = json.loads(path.read_text())["port"]
-        endpoints.append(Endpoint(f"127.0.0.1:{port}", shards[index], process.pid))
-    return endpoints
+    return [json.loads(path.read_text()) for path in ready]
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -260,20 +267,8 @@ def running_gateway(
         command += ["--port", "0", "--http-port", "0", "--log-level", "warning", *options]
         process = _start(command)
         try:
-            limit = time.monotonic() + START_S
-            while not ready.exists():
-                if process.poll() is not None:
-                    raise ConfigError(
-                        f"the gateway {how_it_ended(process.returncode)} before it was ready; its "
-                        "own message is above"
-                    )
-                if time.monotonic() > limit:
-                    raise ShardDown(
-                        f"the gateway was not ready within {START_S:g} s; start the cluster again "
-                        "when this machine has less to do"
-                    )
-                time.sleep(0.02)
-            yield process, json.loads(ready.read_text())
+            (said,) = _wait_ready([process], [ready], ["the gateway"])
+            yield process, said
         finally:
             stop([process])
 
@@ -390,10 +385,16 @@ def claim(cluster_file: Path) -> Iterator[None]:
         yield
 
 
+def is_ours(cluster_file: Path) -> bool:
+    """Whether `dlm cluster` wrote it, and nobody another one in its place."""
+    text = cluster_file.read_text(encoding="utf-8", errors="replace")
+    return text.startswith(WRITTEN_BY)
+
+
 def check_free(cluster_file: Path) -> None:
     if not cluster_file.exists():
         return
-    if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
+    if not is_ours(cluster_file):
         raise ConfigError(
             f"{cluster_file} exists and was not written by dlm cluster; "
             "choose another --cluster, or remove it first"

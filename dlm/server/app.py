@@ -175,7 +175,7 @@ class ShardServer(Life):
             if self._phase.state is ServingState.READY:
                 try:
                     listed = await asyncio.to_thread(sets.look)
-                    self.process.rejected = bool(sets.state.rejected)
+                    self.process.rejected = bool(sets.rejected)
                     if listed is not None:
                         sets.loaded(await self._change(listed))
                 except Exception as exc:  # noqa: BLE001 - no room for a thread, say: it goes on

@@ -380,6 +380,7 @@ def test_a_server_that_cluster_toml_no_longer_lists_is_retired_when_it_is_stoppe
         until(lambda: "restarted" in process.errors and "retired" in process.errors)
         assert re.search(rf"at {first.address} ended with status 0; it is retired", process.errors)
         until(lambda: len(process.children()) == 3)
+    assert not listed.exists()
 
 
 def test_a_cluster_tells_what_starts_a_server_of_a_shard_that_is_new(
