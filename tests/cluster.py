@@ -62,7 +62,7 @@ logging.basicConfig(stream=sys.stderr, level=logging.INFO)
 directories, index, config, ready_file = json.loads(sys.argv[1])
 sys.exit(serve(
     ServerConfig(**config), [Path(directory) for directory in directories], index,
-    on_ready=lambda ready: print(ready.port, flush=True), ready_file=Path(ready_file),
+    on_ready=lambda ready: print(ready["port"], flush=True), ready_file=Path(ready_file),
 ))
 """
 

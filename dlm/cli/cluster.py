@@ -115,8 +115,7 @@ def cluster(
 
     def is_listed(server: Endpoint) -> bool:
         with contextlib.suppress(ConfigError):
-            listed = ClusterToml(cluster_file).servers()
-            return any(one.address == server.address for one in listed)
+            return server.address in {one.address for one in ClusterToml(cluster_file).servers()}
         return True
 
     def rewrite(servers: list[Server]) -> None:

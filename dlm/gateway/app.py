@@ -7,7 +7,6 @@ import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.client import AsyncClient, Phrases
@@ -25,7 +24,7 @@ from dlm.logs import EventLog
 from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
-from dlm.server.process import Notice, OnReady, Process, Watchdog, keep_objects
+from dlm.server.process import Notice, Process, Ready, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.signals import stop_signals
 
@@ -37,21 +36,10 @@ SWITCH_S = 0.0005
 Opening = Callable[[], Awaitable[AsyncClient]]
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayReady:
-    """What a parent process needs to know about a ready gateway."""
-
-    host: str
-    port: int
-    http_port: int
-    pid: int
-
-
 def serve(
     config: GatewayConfig,
     opening: Opening,
     *,
-    on_ready: OnReady | None = None,
     ready_file: Path | None = None,
 ) -> int:
     """Answers until one of `stop_signals`.
@@ -64,7 +52,7 @@ def serve(
     allow_connections()
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
-    notice = Notice(on_ready, ready_file)
+    notice = Notice(file=ready_file)
     made: list[Gateway] = []
     signalled: list[int] = []
 
@@ -186,5 +174,6 @@ class Gateway(Life):
             },
         )
 
-    def _ready(self) -> GatewayReady:
-        return GatewayReady(self.config.host, self.port, self.http_port, os.getpid())
+    def _ready(self) -> Ready:
+        ports = {"port": self.port, "http_port": self.http_port}
+        return {"host": self.config.host, **ports, "pid": os.getpid()}

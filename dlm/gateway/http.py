@@ -31,8 +31,16 @@ from dlm.server.config import is_loopback
 from dlm.server.health import ServingState
 from dlm.server.refusals import LOAD_REASONS, Refusal
 from dlm.server.security import Guard
-from dlm.wire import http
-from dlm.wire.http import JSON, BadRequest, Connections, Request, Response
+from dlm.wire.http import (
+    BODY_S,
+    HEAD_BYTES,
+    HEAD_S,
+    JSON,
+    BadRequest,
+    Connections,
+    Request,
+    Response,
+)
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
 
 logger = EventLog(__name__)
@@ -50,7 +58,12 @@ STATUS_OF = {
     "unavailable": 503,
     "deadline_exceeded": 504,
 }
-CODE_OF_STATUS = {500: "internal", 501: "unimplemented"}
+CODE_OF_STATUS = {
+    403: "permission_denied",
+    404: "unimplemented",
+    405: "unimplemented",
+    500: "internal",
+}
 
 _BASE64 = re.compile(r"([A-Za-z0-9+/_-]+={0,2})?")
 
@@ -68,8 +81,7 @@ class HttpDoor:
         metrics: GatewayMetrics,
         pages: Mapping[str, Response],
     ) -> None:
-        self._calls, self._guard, self._metrics = calls, guard, metrics
-        self._pages = pages
+        self._calls, self._guard, self._pages = calls, guard, pages
         config = calls.config
         # A page of another site may give its own name the address of this machine, and then reads
         # what it gets from that name.
@@ -78,9 +90,7 @@ class HttpDoor:
         )
         self._connections = Connections(
             self.answer,
-            lambda status, said: _plain_error(
-                status, CODE_OF_STATUS.get(status, "invalid_argument"), said
-            ),
+            _plain_error,
             most=config.max_connections,
             body_bytes=config.max_message_bytes,
             keeps=lambda: calls.admission.phase.state is not ServingState.DRAINING,
@@ -88,6 +98,7 @@ class HttpDoor:
                 "gateway.http.failed", extra={"error": type(exc).__name__}
             ),
         )
+        metrics.connections = self._connections.open
         self._server: asyncio.Server | None = None
 
     async def start(
@@ -96,11 +107,11 @@ class HttpDoor:
         """Listens; returns the port. OSError if it cannot be bound."""
         more: dict[str, Any] = {}
         if tls is not None:
-            more = {"ssl": tls, "ssl_handshake_timeout": http.HEAD_S}
+            more = {"ssl": tls, "ssl_handshake_timeout": HEAD_S}
         if shares_port:
             more["reuse_port"] = True
         self._server = await asyncio.start_server(
-            self._connected, host, port, limit=http.HEAD_BYTES, backlog=1024, **more
+            self._connections.talk, host, port, limit=HEAD_BYTES, backlog=1024, **more
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -109,20 +120,12 @@ class HttpDoor:
             self._server.close()
             await self._connections.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._metrics.connections += 1
-        try:
-            await self._connections.talk(reader, writer)
-        finally:
-            self._metrics.connections -= 1
-
     async def answer(self, request: Request, held: ExitStack) -> Response:
         """The answer to a request; `held` is closed once it is written."""
         bearer = await self._guard.hear(request.headers, request.who, request.peer)
-        if self._only_own_names and not _is_own_name(request.field("host")):
+        if self._only_own_names and not _is_own_name(request.header("host")):
             return _plain_error(
                 403,
-                "permission_denied",
                 "this gateway takes calls from this machine alone, without tokens; expected its "
                 "address or localhost in the header Host. Let a proxy send that, or use --tokens",
             )
@@ -130,18 +133,18 @@ class HttpDoor:
         is_call = service == SERVICE and call in CALLS
         if request.method in ("GET", "HEAD") and not is_call:
             page = self._pages.get(request.path)
-            return page or _plain_error(404, "unimplemented", "unknown path; try /openapi.json")
+            return page or _plain_error(404, "unknown path; try /openapi.json")
         if not is_call:
             known = ", ".join(f"/{SERVICE}/{name}" for name in CALLS)
-            return _plain_error(404, "unimplemented", f"unknown path; expected POST to {known}")
+            return _plain_error(404, f"unknown path; expected POST to {known}")
         if request.method != "POST":
-            answer = _plain_error(405, "unimplemented", "expected the method POST")
+            answer = _plain_error(405, "expected the method POST")
             return replace(answer, headers=(("Allow", "POST"),))
-        kind = request.field("content-type").partition(";")[0].strip().lower()
+        kind = request.header("content-type").partition(";")[0].strip().lower()
         if kind not in (JSON, PROTO):
-            return _plain_error(415, "invalid_argument", f"expected Content-Type: {JSON}")
-        if request.field("content-encoding") not in ("", "identity"):
-            return _plain_error(415, "unimplemented", "expected a body that is not compressed")
+            return _plain_error(415, f"expected Content-Type: {JSON}")
+        if request.header("content-encoding") not in ("", "identity"):
+            return _plain_error(415, "expected a body that is not compressed")
         try:
             held.enter_context(self._guard.http(bearer, request.who, request.peer))
             return await self._call(call, kind, request, held)
@@ -149,7 +152,7 @@ class HttpDoor:
             return _refused(refusal)
 
     async def _call(self, call: str, kind: str, request: Request, held: ExitStack) -> Response:
-        asked_s = _timeout_s(request.field("connect-timeout-ms"))
+        asked_s = _timeout_s(request.header("connect-timeout-ms"))
         left = None if asked_s is None else countdown(asked_s)
         try:
             data = await request.body()
@@ -161,7 +164,7 @@ class HttpDoor:
         except TimeoutError as exc:
             raise Refusal(
                 Reason.LATE,
-                f"the body did not come within {http.BODY_S:g} seconds; send the call again, or a "
+                f"the body did not come within {BODY_S:g} seconds; send the call again, or a "
                 "shorter one",
             ) from exc
         if data is None:
@@ -243,7 +246,8 @@ def _timeout_s(value: str) -> float | None:
     return int(value) / 1000
 
 
-def _plain_error(status: int, code: str, message: str) -> Response:
+def _plain_error(status: int, message: str) -> Response:
+    code = CODE_OF_STATUS.get(status, "invalid_argument")
     body = json.dumps({"code": code, "message": message}).encode()
     return Response(status, body, JSON)
 

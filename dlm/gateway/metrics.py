@@ -6,7 +6,7 @@ No text, word, id or address is ever a label: only the closed sets of calls, doo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from dlm.client import AsyncClient
 from dlm.families import Family, family
 from dlm.histogram import SECONDS, Histogram
 from dlm.server.health import ServingState
+from dlm.server.metrics import CallCounts
 from dlm.server.process import Process
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
@@ -51,13 +52,12 @@ FAMILIES: dict[str, Family] = {
 
 
 @dataclass(slots=True)
-class GatewayMetrics:
-    """Counts since the start; changed only on the event loop, so there is no lock.
+class GatewayMetrics(CallCounts):
+    """Counts of a gateway.
 
     calls    by (call, door, result)
     seconds  of each call that was answered, by (call, door)
     fallbacks  of the queries, those that a fallback answered
-    refusals, unauthenticated, client_limits, clients  see `server.metrics.ServerMetrics`
     connections  open ones by HTTP
     """
 
@@ -65,12 +65,7 @@ class GatewayMetrics:
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
     queries: int = 0
     fallbacks: int = 0
-    refusals: Counter[Reason] = field(default_factory=Counter)
-    unauthenticated: int = 0
-    client_limits: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
-    in_flight: int = 0
-    connections: int = 0
+    connections: Sized = ()
 
     def ended(self, call: str, door: str, result: str, took_s: float) -> None:
         self.calls[call, door, result] += 1
@@ -113,20 +108,14 @@ class GatewayCollector(Collector):
             seconds.add_metric(pair, histogram.cumulative(), histogram.total)
         yield seconds
         refused = _family("refused_total")
-        early = counts.refusals + Counter(
-            {
-                Reason.UNAUTHENTICATED: counts.unauthenticated,
-                Reason.CLIENT_LIMIT: counts.client_limits,
-            }
-        )
         for reason in Reason:
-            refused.add_metric((reason.value,), early[reason])
+            refused.add_metric((reason.value,), counts.refused_for(reason))
         yield refused
         for name, number in (
             ("queries_total", counts.queries),
             ("fallbacks_total", counts.fallbacks),
             ("in_flight", counts.in_flight),
-            ("connections", counts.connections),
+            ("connections", len(counts.connections)),
         ):
             plain = _family(name)
             plain.add_metric((), number)

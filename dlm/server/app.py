@@ -265,8 +265,14 @@ class ShardServer(Life):
 
     def _ready(self) -> Ready:
         sets = [service.shard_set.hex() for service in self.models]
-        index, host = self.service.shard.index, self.config.host
-        return Ready(host, self.port, index, sets[0], os.getpid(), sets)
+        return {
+            "host": self.config.host,
+            "port": self.port,
+            "shard": self.service.shard.index,
+            "shard_set": sets[0],  # which a call that names none means
+            "shard_sets": sets,
+            "pid": os.getpid(),
+        }
 
 
 def warm_up(service: ShardService) -> int:

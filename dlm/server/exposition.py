@@ -13,10 +13,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -27,7 +27,7 @@ from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.metrics import Served
-from dlm.wire.http import HEAD_BYTES, JSON, Connections, Request, Response, Task, text
+from dlm.wire.http import HEAD_BYTES, JSON, Connections, Request, Response, text
 
 METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
@@ -121,7 +121,7 @@ class HttpServer:
                 elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
                     await asyncio.sleep(RETRY_S)
                 continue  # or it went away
-            self._begin(connection)
+            self._loop.create_task(self._talk(connection))
 
     async def _comes(self) -> None:
         """Waits for a connection, without using a descriptor for it."""
@@ -140,12 +140,10 @@ class HttpServer:
         except OSError:  # another thread took the descriptor first
             await asyncio.sleep(RETRY_S)
         else:
-            await asyncio.wait([self._begin(connection, becomes_spare=True)])
+            talking = self._loop.create_task(self._talk(connection, becomes_spare=True))
+            await asyncio.wait([talking])
 
-    def _begin(self, connection: socket.socket, *, becomes_spare: bool = False) -> Task:
-        return self._loop.create_task(self._talk(connection, becomes_spare))
-
-    async def _talk(self, connection: socket.socket, becomes_spare: bool) -> None:
+    async def _talk(self, connection: socket.socket, *, becomes_spare: bool = False) -> None:
         with connection:
             connection.setblocking(False)
             streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
@@ -237,16 +235,15 @@ def starting_exposition(config: Access) -> Iterator[None]:
         yield
         return
 
-    def says(status: HTTPStatus) -> Route:
-        async def route() -> Response:
-            return text(status, "starting")
+    async def lives() -> Response:
+        return text(HTTPStatus.OK, "starting")
 
-        return route
+    async def unready() -> Response:
+        return text(HTTPStatus.SERVICE_UNAVAILABLE, "starting")
 
-    unready = says(HTTPStatus.SERVICE_UNAVAILABLE)
     shown = HttpServer(
         tcp_socket(config.metrics_host, config.metrics_port),
-        {METRICS: unready, LOAD: unready, HEALTHZ: says(HTTPStatus.OK), READYZ: unready},
+        {METRICS: unready, LOAD: unready, HEALTHZ: lives, READYZ: unready},
     )
     try:
         yield
@@ -260,7 +257,7 @@ def load_page(served: Sequence[Served]) -> bytes:
     It has one object per model, whatever the number of slots that were asked, so its size is
     bounded. It names slots, which are hashes of word pairs; no word, no text and no client.
     """
-    return _text(
+    models = [
         {
             "model": one.model,
             "shard_set": one.shard_set,
@@ -269,8 +266,5 @@ def load_page(served: Sequence[Served]) -> bytes:
             "slots": one.metrics.slot_queries.total().tolist(),
         }
         for one in served
-    )
-
-
-def _text(models: Iterable[dict[str, Any]]) -> bytes:
-    return json.dumps({"models": list(models)}, separators=(",", ":")).encode() + b"\n"
+    ]
+    return json.dumps({"models": models}, separators=(",", ":")).encode() + b"\n"

@@ -18,9 +18,10 @@ from dlm.logs import EventLog
 from dlm.server.admission import Admission
 from dlm.server.exposition import HttpServer, exposition, tcp_socket
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
+from dlm.server.metrics import CallCounts
 from dlm.server.poller import grpc
-from dlm.server.process import BEAT_S, Heap, Notice, Process
-from dlm.server.security import CallCounts, Credentials, Guard, channel_options
+from dlm.server.process import BEAT_S, Heap, Notice, Process, Ready
+from dlm.server.security import Credentials, Guard, channel_options
 from dlm.wire import pairs
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Life(ABC):
         """What collects its metrics, and what makes the page /load."""
 
     @abstractmethod
-    def _ready(self) -> Any:
+    def _ready(self) -> Ready:
         """What its parent gets to know."""
 
     @abstractmethod

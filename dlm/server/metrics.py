@@ -114,18 +114,39 @@ class SlotQueries:
 
 
 @dataclass(slots=True)
-class ServerMetrics:
-    """Counts of one shard set since the start of the process.
+class CallCounts:
+    """What a server and a gateway count of their calls, since the start of the process.
 
     Changed only on the event loop, so there is no lock; any thread may read, and sees each number
     whole, and all of them at most one message apart.
 
-    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
-    blocks     contexts answered in ContextBlocks
-    abandoned  requests whose client went away before the answer
     unauthenticated  calls of any method refused because they have no valid token
     client_limits    calls of any method refused because their client had too much open
     clients    calls accepted, by the name of their token; as many as the tokens file names
+    """
+
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    in_flight: int = 0
+    unauthenticated: int = 0
+    client_limits: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
+
+    def refused_for(self, reason: Reason) -> int:
+        """Score requests, and calls not read yet, that were refused for `reason`."""
+        early = {
+            Reason.UNAUTHENTICATED: self.unauthenticated,
+            Reason.CLIENT_LIMIT: self.client_limits,
+        }
+        return self.refusals[reason] + early.get(reason, 0)
+
+
+@dataclass(slots=True)
+class ServerMetrics(CallCounts):
+    """Counts of one shard set.
+
+    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
+    blocks     contexts answered in ContextBlocks
+    abandoned  requests whose client went away before the answer
     matched_orders  (16,)  queries answered by matched order, 1 to 15
     batch_queries   queries per request
     slot_queries    queries answered by slot; counted in the threads that answer
@@ -137,14 +158,9 @@ class ServerMetrics:
     messages: int = 0
     queries: int = 0
     blocks: int = 0
-    refusals: Counter[Reason] = field(default_factory=Counter)
-    in_flight: int = 0
     streams: int = 0
     downloads: int = 0
     abandoned: int = 0
-    unauthenticated: int = 0
-    client_limits: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
     matched_orders: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(MAX_ORDER + 1, np.int64)
     )
@@ -174,14 +190,6 @@ class ServerMetrics:
         self.search_s.add(search_s)
         self.encode_s.add(encode_s)
         self.matched_orders += by_order
-
-    def refused_for(self, reason: Reason) -> int:
-        """Score requests, and calls not read yet, that were refused for `reason`."""
-        early = {
-            Reason.UNAUTHENTICATED: self.unauthenticated,
-            Reason.CLIENT_LIMIT: self.client_limits,
-        }
-        return self.refusals[reason] + early.get(reason, 0)
 
 
 @dataclass(frozen=True)

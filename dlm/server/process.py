@@ -14,12 +14,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import xxhash
 
@@ -315,24 +315,9 @@ class Heap:
         self._trim(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a parent process needs to know about a ready server.
-
-    shard_set   of the first folder, which a call that names none means
-    shard_sets  of every folder
-    pid         of the process that takes signals
-    """
-
-    host: str
-    port: int
-    shard: int
-    shard_set: str
-    pid: int
-    shard_sets: Sequence[str] = ()
-
-
-OnReady = Callable[[Any], object]
+# What a parent process needs to know about a process that is ready: its fields in the ready file.
+Ready: TypeAlias = Mapping[str, Any]
+OnReady = Callable[[Ready], object]
 
 
 class Notice:
@@ -343,10 +328,9 @@ class Notice:
         self._file = file
         self.withdraw()
 
-    def publish(self, ready: Any) -> None:
-        """Args  ready  a dataclass, such as `Ready`"""
+    def publish(self, ready: Ready) -> None:
         if self._file is not None:
-            write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
+            write_whole(self._file, json.dumps(ready).encode() + b"\n")
         if self._on_ready is not None:
             self._on_ready(ready)
 

@@ -11,18 +11,18 @@ import inspect
 import resource
 import ssl
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
+from dlm.server.metrics import CallCounts
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
@@ -173,7 +173,6 @@ class Certificates:
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         self._files = {"ca": client_ca, "cert": cert, "key": key}
         self.reload()
-        self._fresh = False
 
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
@@ -246,16 +245,6 @@ class Credentials:
             self.tokens = read_tokens(self._path)
         elif self.certificates is not None:
             self.certificates.reload()
-
-
-class CallCounts(Protocol):
-    """Where a guard counts; see `ServerMetrics`."""
-
-    in_flight: int
-    unauthenticated: int
-    client_limits: int
-    clients: Counter[str]
-    refusals: Counter[Reason]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -33,7 +33,6 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _FIRST_LINE = re.compile(rb"(%s) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
 _FIELD = re.compile(rb"(%s):[ \t]*([^\0-\x08\n-\x1f\x7f]*?)[ \t]*" % _TOKEN)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\0-\x08\n-\x1f\x7f]*)?\r\n")
-_LENGTH = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,11 @@ class Request:
     headers: list[tuple[str, str]]
     length: int | None
     keeps: bool
-    body: Callable[[], Awaitable[bytes | None]]
+    body: Callable[[], Awaitable[bytes | None]] = field(init=False)
     who: str = ""
     peer: str = ""
 
-    def field(self, name: str) -> str:
+    def header(self, name: str) -> str:
         return next((value for known, value in self.headers if known == name), "")
 
 
@@ -106,8 +105,8 @@ class Connections:
         keeps: Callable[[], bool] = bool,
         fault: Callable[[Exception], object],
     ) -> None:
-        self.answer, self.refusal = answer, refusal
-        self.body_bytes, self.keeps, self._most, self._fault = body_bytes, keeps, most, fault
+        self.answer, self.refusal, self.fault = answer, refusal, fault
+        self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
         # Oldest first, those between requests also in the second.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
@@ -129,13 +128,6 @@ class Connections:
             self.idle.pop(task, None)
             self.open.pop(task, None)
             writer.transport.abort()
-
-    async def answered(self, request: Request, held: ExitStack) -> Response:
-        try:
-            return await self.answer(request, held)
-        except Exception as exc:  # noqa: BLE001 - the next request must be answered
-            self._fault(exc)
-            return self.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; see the server's log")
 
     async def close(self) -> None:
         for task in self.open:
@@ -169,7 +161,12 @@ class _Connection:
                 break
             self._all.idle.pop(self._task, None)
             with ExitStack() as held:
-                answer = await self._all.answered(request, held)
+                try:
+                    answer = await self._all.answer(request, held)
+                except Exception as exc:  # noqa: BLE001 - the next request must be answered
+                    self._all.fault(exc)
+                    said = "failed; see the server's log"
+                    answer = self._all.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said)
                 goes_on = request.keeps and request.length == 0 and self._all.keeps()
                 await self._write(answer, goes_on=goes_on, with_body=request.method != "HEAD")
             wait_s = IDLE_S
@@ -195,7 +192,7 @@ class _Connection:
     async def _body(self, request: Request) -> bytes | None:
         if request.length is not None and request.length > self._all.body_bytes:
             return None
-        if request.field("expect").lower() == "100-continue":
+        if request.header("expect").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         async with asyncio.timeout(BODY_S):
             try:
@@ -264,20 +261,16 @@ def _read_head(head: bytes) -> Request:
     if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
         raise BadRequest
     path = begun[2].split(b"?", 1)[0].decode("latin-1")
-    request = Request(begun[1].decode(), path, headers, 0, begun[3] == b"1", _nothing)
-    request.keeps &= "close" not in re.split(r"[ ,\t]+", request.field("connection").lower())
+    request = Request(begun[1].decode(), path, headers, 0, begun[3] == b"1")
+    request.keeps &= "close" not in re.split(r"[ ,\t]+", request.header("connection").lower())
     if "transfer-encoding" in names:
         # What stands in between may go by the other length, and see another next request.
-        is_chunked = request.field("transfer-encoding").lower() == "chunked"
+        is_chunked = request.header("transfer-encoding").lower() == "chunked"
         if not is_chunked or "content-length" in names or begun[3] == b"0":
             raise BadRequest
         request.length = None
     elif "content-length" in names:
-        if not _LENGTH.fullmatch(request.field("content-length")):
+        if not re.fullmatch("[0-9]{1,15}", request.header("content-length")):
             raise BadRequest
-        request.length = int(request.field("content-length"))
+        request.length = int(request.header("content-length"))
     return request
-
-
-async def _nothing() -> bytes:
-    return b""

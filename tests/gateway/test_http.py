@@ -320,7 +320,7 @@ def test_an_answer_that_nobody_reads_ends_its_connection(
 ) -> None:
     """Where more answers are asked for than the system keeps; others are answered."""
     monkeypatch.setattr("dlm.wire.http.WRITE_S", 0.05)
-    until(lambda: gateway.running.metrics.connections == 0)
+    until(lambda: len(gateway.running.metrics.connections) == 0)
     slow = connect()
     slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     body = json.dumps({"ids": [{"ids": [1] * 16_000}]}).encode()
@@ -333,15 +333,15 @@ def test_an_answer_that_nobody_reads_ends_its_connection(
     asking = threading.Thread(target=ask)
     asking.start()
     asking.join()
-    until(lambda: gateway.running.metrics.connections == 0)
+    until(lambda: len(gateway.running.metrics.connections) == 0)
     assert connect().request().reply()[0] == 200
 
 
 def test_the_longest_idle_connection_makes_room(connect: Any, gateway: ThreadGateway) -> None:
     """Beyond `max_connections`; those that have asked meanwhile stay."""
-    until(lambda: gateway.running.metrics.connections == 0)
+    until(lambda: len(gateway.running.metrics.connections) == 0)
     idle = [connect() for _ in range(16)]
-    until(lambda: gateway.running.metrics.connections == 16)
+    until(lambda: len(gateway.running.metrics.connections) == 16)
     assert idle[0].request().reply()[0] == 200  # so it is idle since now
     assert connect().request().reply()[0] == 200
     assert idle[1].is_closed()
