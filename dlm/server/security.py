@@ -177,7 +177,7 @@ class Certificates:
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._content = read_certificates(**self._files, context=context)
+        self._content = read_certificates(context, **self._files)
         context.verify_mode = ssl.CERT_REQUIRED if self._files["ca"] else ssl.CERT_NONE
         self.context = context
         self._expires = expiry_of(self._content[2] or b"")

@@ -229,8 +229,9 @@ class FollowedSets:
         if self._child is not None and (wrong := self._child.poll()) is not None:
             self._child = None
             if wrong:
-                return self._settle(wrong)
-            self._loading, self.checking = self.checking, None
+                self._settle(wrong)
+            else:
+                self._loading, self.checking = self.checking, None
             return self._loading
         if self._watch.changed():
             return self._read()
@@ -252,6 +253,7 @@ class FollowedSets:
 
     def _read(self) -> Sets | None:
         self._stop_check()
+        self.checking = None
         try:
             found = sets_of(read_sets(self._path), self._index)
             held = {one.shard_set for one in self.serving}
@@ -260,7 +262,8 @@ class FollowedSets:
                 check_memory(new, self._index, self._available)
         except (DlmError, OSError) as exc:
             self._watch.applied()  # not read again until it changes
-            return self._settle(str(exc))
+            self._settle(str(exc))
+            return None
         if new and not self.turn.take():
             return None
         self._watch.applied()
@@ -275,18 +278,15 @@ class FollowedSets:
         return None
 
     def _begin_check(self, *, give_way: bool = True) -> None:
-        if self._child is not None:
-            self._child.end()
+        self._stop_check()
         self._hurries_at = self._clock() + GIVE_WAY_S if give_way else math.inf
         arguments = ["--give-way"] * give_way + [str(self._index), *self._new]
         try:
             self._child = Child("dlm.server.opening", *arguments)
         except OSError as exc:  # no process or no descriptor is left
-            self._child = None
             self._settle(f"no process can read them: {exc}")
 
     def _stop_check(self) -> None:
-        self.checking = None
         if self._child is not None:
             self._child.end()
             self._child = None

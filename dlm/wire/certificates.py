@@ -41,13 +41,13 @@ _SHORT = {
 
 
 def read_certificates(
-    *, ca: str = "", cert: str = "", key: str = "", context: ssl.SSLContext | None = None
+    context: ssl.SSLContext | None = None, /, *, ca: str = "", cert: str = "", key: str = ""
 ) -> Contents:
     """The content of these files, checked.
 
-    Args    ca         the authorities that are trusted
+    Args    context    takes them, too
+            ca         the authorities that are trusted
             cert, key  a certificate, first in its file, and its key; both or neither
-            context    takes them, too
     Raises  ConfigError  a file is missing or not PEM, the key belongs to another certificate or
                          has a password, or others may read it
     """

@@ -207,7 +207,7 @@ class _Connection:
         return body
 
     async def _chunks(self) -> bytes | None:
-        body = b""
+        body = bytearray()
         while True:
             found = _CHUNK.fullmatch(await self._reader.readuntil(b"\r\n"))
             if found is None:
@@ -222,7 +222,7 @@ class _Connection:
                 raise BadRequest
         while await self._reader.readuntil(b"\r\n") != b"\r\n":
             pass  # trailers say nothing here
-        return body
+        return bytes(body)
 
     async def _write(self, answer: Response, *, goes_on: bool, with_body: bool = True) -> None:
         headers = (
