@@ -10,7 +10,6 @@ them to what it reads from disk from then on.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -76,9 +75,8 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
 
 
 def _ask_for_huge_pages(held: mmap.mmap) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            held.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # a kernel may have none all the same
+        _call("madvise", held, len(held), mmap.MADV_HUGEPAGE)
 
 
 def _populate(held: mmap.mmap, size: int) -> None:
@@ -99,11 +97,9 @@ def _lock(held: mmap.mmap, size: int) -> None:
 
 
 def _call(name: str, held: mmap.mmap, size: int, *more: int) -> int:
-    """The error's number that a function of libc gives for all of `held`, or 0.
-
-    Without the GIL, which `mmap.madvise` keeps: nothing else would run while pages are read.
-    """
+    """The error's number that a function of libc gives for all of `held`, or 0; without the GIL,
+    which `mmap.madvise` keeps: nothing else would run while pages are read."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int for _ in more))
-    failed = function(np.frombuffer(held, np.uint8).ctypes.data, size, *more)
-    return ctypes.get_errno() if failed else 0
+    address = np.frombuffer(held, np.uint8).ctypes.data
+    return ctypes.get_errno() if function(address, size, *more) else 0

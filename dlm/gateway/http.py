@@ -38,7 +38,7 @@ from dlm.wire.http import (
     JSON,
     BadRequest,
     Connections,
-    Request,
+    HttpRequest,
     Response,
 )
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason, plain
@@ -120,7 +120,7 @@ class HttpDoor:
             self._server.close()
             await self._connections.close()
 
-    async def answer(self, request: Request, held: ExitStack) -> Response:
+    async def answer(self, request: HttpRequest, held: ExitStack) -> Response:
         """The answer to a request; `held` is closed once it is written."""
         bearer = await self._guard.hear(request.headers, request.who, request.peer)
         if self._only_own_names and not _is_own_name(request.header("host")):
@@ -151,7 +151,7 @@ class HttpDoor:
         except Refusal as refusal:
             return _refused(refusal)
 
-    async def _call(self, call: str, kind: str, request: Request, held: ExitStack) -> Response:
+    async def _call(self, call: str, kind: str, request: HttpRequest, held: ExitStack) -> Response:
         asked_s = _timeout_s(request.header("connect-timeout-ms"))
         left = None if asked_s is None else countdown(asked_s)
         try:

@@ -1,7 +1,4 @@
-"""What a server shows over HTTP: /metrics, /load, /healthz and /readyz. Numbers only, no text.
-
-In a thread and an event loop of its own, so that it answers whatever the other loop does.
-"""
+"""What a server shows over HTTP: /metrics, /load, /healthz and /readyz. Numbers only, no text."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import ServingState
 from dlm.server.metrics import Served
-from dlm.wire.http import HEAD_BYTES, JSON, Connections, Request, Response, text
+from dlm.wire.http import HEAD_BYTES, JSON, Connections, HttpRequest, Response, text
 
 METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
@@ -153,7 +150,7 @@ class HttpServer:
                 os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
                 self._spare = connection.detach()
 
-    async def _answer(self, request: Request, _: ExitStack) -> Response:
+    async def _answer(self, request: HttpRequest, _: ExitStack) -> Response:
         if request.method not in ("GET", "HEAD"):
             return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
         route = self._routes.get(request.path)

@@ -164,10 +164,8 @@ def replies_to(context: Any) -> Replies:
 class Certificates:
     """What a handshake uses: read and checked once, then again whenever `reload` is called.
 
-    A connection keeps what it began with; each new handshake uses what was read last.
-
-    Attributes  context  for handshakes that are not gRPC's; it forgets no authority, so each
-                         `reload` makes a new one
+    A connection keeps what it began with; each new handshake uses what was read last. `context` is
+    for those that are not gRPC's; it forgets no authority, so each `reload` makes a new one.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -341,10 +339,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
         """Returns when a request by HTTP may be answered, or refused, whatever it asks; with what
-        `http` takes.
-
-        Args  who  calls without a token, as `_identity` says;  peer  its address and port
-        """
+        `http` takes. `who` calls if there is no token, as `_identity` says."""
         known = self._known(headers)
         bearer = known or Bearer()
         _speaks(ClientUsage(bearer.name or who), bearer, peer)

@@ -197,8 +197,7 @@ class Turn:
 class FollowedSets:
     """The list that a server follows; one thread at a time uses this.
 
-    Attributes  serving   what is served
-                checking  what is to be served once its files were read, or None
+    Attributes  checking  what is to be served once its files were read, or None
                 rejected  why the file's list is not served, or ""
     """
 

@@ -1,8 +1,7 @@
 """HTTP/1.1, for the pages of a server and the calls of a gateway; bounded in bytes and in time.
 
-`Connections` answers connections of its event loop, one request of each at a time, with what
-`answer` returns. Stricter than RFC 9112 where readers of HTTP have differed: a request says its
-length once, in one way, and its lines end with CR LF.
+Stricter than RFC 9112 where readers of HTTP have differed: a request says its length once, in one
+way, and its lines end with CR LF.
 """
 
 from __future__ import annotations
@@ -55,15 +54,13 @@ class BadRequest(Exception):
 
 
 @dataclass(slots=True)
-class Request:
-    """A request whose body is not read yet.
+class HttpRequest:
+    """A request whose body is not read yet; the names of headers are in lower case.
 
-    headers  names in lower case
-    length   bytes of the body; None: it comes in chunks
+    length   bytes of the body that are unread; None: it comes in chunks
     keeps    whether the client would send another one on its connection
-    body     reads the body; None if it is larger than allowed, whether it says so or not;
-             BadRequest if it is cut off, TimeoutError
-    who, peer  the subject of its certificate, or its address; its address with the port
+    body     reads it; None if it is too large, BadRequest if it is cut off, TimeoutError
+    who      the subject of its certificate, or its address; `peer`: the address with the port
     """
 
     method: str
@@ -81,18 +78,16 @@ class Request:
 
 Task: TypeAlias = asyncio.Task[Any]
 # The stack is closed once the answer is written.
-Answer: TypeAlias = Callable[[Request, ExitStack], Awaitable[Response]]
+Answer: TypeAlias = Callable[[HttpRequest, ExitStack], Awaitable[Response]]
 
 
 class Connections:
-    """Those of the running loop.
+    """Those of the running loop, each of which answers one request at a time.
 
-    Args  answer    to a request; it raises nothing that is not a fault
-          refusal   what a client gets that has not sent a request, by its status
-          most      beyond it, the one that has been idle for longest is closed
-          body_bytes  that a request may have
-          keeps     whether a connection may take another request now
-          fault     logs that an answer failed
+    Args  refusal  what a client gets that has not sent a request, by its status
+          most     beyond it, the one that has been idle for longest is closed
+          keeps    whether a connection may take another request now
+          fault    logs that an answer failed
     """
 
     def __init__(
@@ -172,9 +167,8 @@ class _Connection:
             wait_s = IDLE_S
         await self._linger()
 
-    async def _request(self, wait_s: float) -> Request:
-        """The next one. Its first byte must come in `wait_s` seconds, the rest of its head within
-        HEAD_S of it."""
+    async def _request(self, wait_s: float) -> HttpRequest:
+        """The next one, whose first byte must come in `wait_s` seconds."""
         async with asyncio.timeout(wait_s):
             head = await self._reader.readexactly(1)
         if head <= b" ":
@@ -189,7 +183,7 @@ class _Connection:
         request.body = lambda: self._body(request)
         return request
 
-    async def _body(self, request: Request) -> bytes | None:
+    async def _body(self, request: HttpRequest) -> bytes | None:
         if request.length is not None and request.length > self._all.body_bytes:
             return None
         if request.header("expect").lower() == "100-continue":
@@ -249,7 +243,7 @@ class _Connection:
                     return
 
 
-def _read_head(head: bytes) -> Request:
+def _read_head(head: bytes) -> HttpRequest:
     """Raises `BadRequest`."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     begun = _FIRST_LINE.fullmatch(first)
@@ -261,7 +255,7 @@ def _read_head(head: bytes) -> Request:
     if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
         raise BadRequest
     path = begun[2].split(b"?", 1)[0].decode("latin-1")
-    request = Request(begun[1].decode(), path, headers, 0, begun[3] == b"1")
+    request = HttpRequest(begun[1].decode(), path, headers, 0, begun[3] == b"1")
     request.keeps &= "close" not in re.split(r"[ ,\t]+", request.header("connection").lower())
     if "transfer-encoding" in names:
         # What stands in between may go by the other length, and see another next request.
