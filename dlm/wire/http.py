@@ -30,7 +30,7 @@ ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _FIRST_LINE = re.compile(rb"(%s) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
-_FIELD = re.compile(rb"(%s):[ \t]*([^\0-\x08\n-\x1f\x7f]*?)[ \t]*" % _TOKEN)
+_FIELD = re.compile(rb"(%s):([^\0-\x08\n-\x1f\x7f]*)" % _TOKEN)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\0-\x08\n-\x1f\x7f]*)?\r\n")
 
 
@@ -250,7 +250,9 @@ def _read_head(head: bytes) -> HttpRequest:
     fields = [_FIELD.fullmatch(line) for line in lines]
     if begun is None or None in fields:
         raise BadRequest
-    headers = [(one[1].decode().lower(), one[2].decode("latin-1")) for one in fields if one]
+    headers = [
+        (one[1].decode().lower(), one[2].strip(b" \t").decode("latin-1")) for one in fields if one
+    ]
     names = [name for name, _ in headers]
     if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
         raise BadRequest

@@ -306,6 +306,7 @@ def test_a_large_body_is_refused_unread(connect: Any) -> None:
         b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\n folded\r\n\r\n",
         b"GET / HTTP/1.1\nHost: localhost\n\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA:" + b" " * 16_000 + b"\0\r\n\r\n",
         HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Content-Length: +2\r\n\r\n{}",
         HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
