@@ -70,9 +70,9 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
     """What `work` returns, from a thread that neither a signal nor the end of the process waits
     for."""
     result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # it is not cancelled before it begins, either
 
     def run() -> None:
-        result.set_running_or_notify_cancel()
         try:
             result.set_result(work())
         except BaseException as exc:  # noqa: BLE001 - of whoever takes the result
