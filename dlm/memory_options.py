@@ -10,7 +10,6 @@ them to what it reads from disk from then on.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -76,28 +75,31 @@ def hold(file: IO[bytes], size: int, memory_options: MemoryOptions = MAPPED) -> 
 
 
 def _ask_for_huge_pages(held: mmap.mmap) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            held.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # a kernel may have none all the same
+        _call("madvise", held, len(held), mmap.MADV_HUGEPAGE)
 
 
 def _populate(held: mmap.mmap, size: int) -> None:
-    try:
-        held.madvise(_POPULATE_READ)
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-        # An older kernel: touch them.
+    number = _call("madvise", held, size, _POPULATE_READ)
+    if number == errno.EINVAL:  # an older kernel: touch them
         int(np.frombuffer(held, np.uint8)[:: mmap.PAGESIZE].sum())
+    elif number:
+        raise OSError(number, os.strerror(number))
 
 
 def _lock(held: mmap.mmap, size: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    if libc.mlock(np.frombuffer(held, np.uint8).ctypes.data, size):
-        why = os.strerror(ctypes.get_errno())
+    if number := _call("mlock", held, size):
         raise ConfigError(
-            f"{size:,} bytes cannot be locked in memory: {why}. Raise the limit "
+            f"{size:,} bytes cannot be locked in memory: {os.strerror(number)}. Raise the limit "
             "(ulimit -l; LimitMEMLOCK= of a systemd unit; IPC_LOCK of a container), or serve "
             "without --mlock"
         )
+
+
+def _call(name: str, held: mmap.mmap, size: int, *more: int) -> int:
+    """The error's number that a function of libc gives for all of `held`, or 0; without the GIL,
+    which `mmap.madvise` keeps: nothing else would run while pages are read."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int for _ in more))
+    address = np.frombuffer(held, np.uint8).ctypes.data
+    return ctypes.get_errno() if function(address, size, *more) else 0

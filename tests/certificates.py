@@ -49,15 +49,18 @@ class Authority:
         self,
         name: str,
         *,
+        subject: str = "",
         host: str = "127.0.0.1",
         expired: bool = False,
+        days: int = 20,
         self_signed: bool = False,
     ) -> Pair:
-        """A certificate for `host`, signed by this authority unless `self_signed`."""
+        """A certificate for `host`, signed by this authority unless `self_signed`; `subject`: as
+        RFC 4514 writes it, where that is not its name alone."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        whose = x509.Name.from_rfc4514_string(subject or f"CN={name}")
         certificate = self._build(
-            subject, key, host=host, expired=expired, signer=key if self_signed else None
+            whose, key, host=host, days=-1 if expired else days, signer=key if self_signed else None
         )
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.cert.write_bytes(_pem(certificate))
@@ -78,7 +81,7 @@ class Authority:
         *,
         host: str = "127.0.0.1",
         authority: bool = False,
-        expired: bool = False,
+        days: int = 20,
         signer: ec.EllipticCurvePrivateKey | None = None,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
@@ -93,8 +96,8 @@ class Authority:
             .issuer_name(subject if signer else self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - (20 * DAY if expired else DAY))
-            .not_valid_after(now - DAY if expired else now + 20 * DAY)
+            .not_valid_before(now - 20 * DAY)
+            .not_valid_after(now + days * DAY)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(signer or self._key, hashes.SHA256())

@@ -43,6 +43,7 @@ from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.server.process import Notice, Ready
+from dlm.server.sets import FollowedSets
 from dlm.wire._pb import shard_pb2 as pb
 from forked import DLM, Process, start
 from models import PlainModel
@@ -61,7 +62,7 @@ logging.basicConfig(stream=sys.stderr, level=logging.INFO)
 directories, index, config, ready_file = json.loads(sys.argv[1])
 sys.exit(serve(
     ServerConfig(**config), [Path(directory) for directory in directories], index,
-    on_ready=lambda ready: print(ready.port, flush=True), ready_file=Path(ready_file),
+    on_ready=lambda ready: print(ready["port"], flush=True), ready_file=Path(ready_file),
 ))
 """
 
@@ -390,7 +391,10 @@ class ThreadServer:
         notice = Notice(self._ready.set_result)
         shards = self.shard if isinstance(self.shard, list) else [self.shard]
         try:
-            self.server = ShardServer(self._config, shards, notice=notice, clock=self._clock)
+            sets = FollowedSets(self._config, shards[0].index) if self._config.sets else None
+            self.server = ShardServer(
+                self._config, shards, notice=notice, clock=self._clock, sets=sets
+            )
             self.status.set_result(await self.server.run())
         except BaseException as exc:  # noqa: BLE001 - the test that waits gets it
             self.status.set_exception(exc)

@@ -169,7 +169,7 @@ def test_the_two_commands_stand_below_their_names() -> None:
 def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
     """All but those that the test command itself installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].keys() - {"test", "trace", "gateway"}
+    extras = project["optional-dependencies"].keys() - {"test", "trace"}
     lines = read("tests/README.md").splitlines()
     (line,) = [line for line in lines if line.startswith("Extras turn them on")]
     assert set(re.findall(r"`(\w+)`", line)) == extras

@@ -108,8 +108,6 @@ def may_import(package: str, path: Path) -> bool:
         )
     if package == "prometheus_client":
         return is_below(path, "families.py", "server", "client/api", "gateway", "cli")
-    if package == "h11":
-        return path == Path("gateway/http.py")
     if package == "opentelemetry":
         return path == Path("tracing.py")
     if package in ("pyspark", "py4j", "pandas"):

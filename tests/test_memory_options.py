@@ -7,6 +7,8 @@ import re
 import resource
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,28 @@ def test_a_preloaded_file_is_mapped_whole_before_it_is_read(tmp_path: Path) -> N
         held[preload] = resident_kib(columns["list"].ctypes.data)
     assert held[True] >= size >> 10
     assert held[False] < size >> 11
+
+
+def test_a_file_is_preloaded_while_other_threads_run(tmp_path: Path) -> None:
+    """A server that loads a model answers meanwhile, and reports that it lives."""
+    size, turns, over = 256 << 20, [0], threading.Event()
+
+    def take_turns() -> None:
+        while not over.is_set():
+            time.sleep(0)
+            turns[0] += 1
+
+    other = threading.Thread(target=take_turns)
+    with (tmp_path / "file").open("wb+") as file:
+        file.truncate(size)
+        other.start()
+        before = turns[0]
+        held = memory_options.hold(file, size, MemoryOptions(preload=True))
+        during = turns[0] - before
+        over.set()
+        other.join()
+        held.close()
+    assert during > 100
 
 
 def flags_of_map(address: int) -> list[str]:

@@ -86,7 +86,7 @@ def cluster(
         dlm cluster shards/model --replicas 2 --restart --local-fallback shards/small
     """
     from dlm.client.config.cluster_file import ClusterToml, replace_servers, write_cluster_file
-    from dlm.cluster.processes import claim, listening, running_servers, supervise
+    from dlm.cluster.processes import claim, is_ours, listening, running_servers, supervise
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
     from dlm.server.sets import sets_file_of, write_sets
@@ -111,33 +111,19 @@ def cluster(
     given = {f"--{name.replace('_', '-')}": file for name, file in access.items() if file}
     options = [part for option in given.items() for part in option]
     asked_to_stop = False
-    written: list[Endpoint] | None = None
+    is_written = False
 
-    def write(servers: list[Server]) -> list[Endpoint]:
-        endpoints = [server.endpoint for server in servers]
-        write_cluster_file(
-            cluster_file,
-            endpoints,
-            security=security,
-            local_fallback=local_fallback,
-        )
-        return list({(one.address, one.shard): one for one in endpoints}.values())
-
-    def ours(written: list[Endpoint] | None) -> bool:
-        # Another cluster may have overwritten it since.
+    def is_listed(server: Endpoint) -> bool:
         with contextlib.suppress(ConfigError):
-            return written is not None and ClusterToml(cluster_file).servers() == written
-        return False
+            return server.address in {one.address for one in ClusterToml(cluster_file).servers()}
+        return True
 
     def rewrite(servers: list[Server]) -> None:
         """Writes the new process ids; servers that others added to the file stay in it."""
-        nonlocal written
         renewed = {(one.endpoint.address, one.endpoint.shard): one.endpoint for one in servers}
         with contextlib.suppress(ConfigError):
             listed = ClusterToml(cluster_file).servers()
             now = [renewed.get((one.address, one.shard), one) for one in listed]
-            if ours(written):
-                written = now
             if now != listed:
                 replace_servers(cluster_file, now)
 
@@ -164,21 +150,33 @@ def cluster(
                 compiling=compile_kernels,
             ) as servers:
                 if not asked_to_stop:
-                    written = write(servers)
+                    write_cluster_file(
+                        cluster_file,
+                        [server.endpoint for server in servers],
+                        security=security,
+                        local_fallback=local_fallback,
+                    )
+                    is_written = True
                     facts = _facts(directories, manifests, servers, cluster_file, local_fallback)
                     print_json_line(facts) if as_json else _print(facts)
                 for line in supervise(
-                    servers, lambda: asked_to_stop, restart=restart, changed=rewrite
+                    servers,
+                    lambda: asked_to_stop,
+                    restart=restart,
+                    sets=sets,
+                    is_listed=is_listed,
+                    changed=rewrite,
                 ):
                     print(line, file=sys.stderr)
         finally:
-            if ours(written):
+            if is_written and cluster_file.exists() and is_ours(cluster_file):
                 # A server started by hand may have taken the place of one of ours.
-                if address := listening(cluster_file):
-                    print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
-                else:
-                    cluster_file.unlink()
-                    sets.unlink(missing_ok=True)
+                with contextlib.suppress(ConfigError):  # nobody can read what it has become
+                    if address := listening(cluster_file):
+                        print(f"kept {cluster_file}: {address} still listens", file=sys.stderr)
+                    else:
+                        cluster_file.unlink()
+                        sets.unlink(missing_ok=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
     print("stopped", file=sys.stderr)

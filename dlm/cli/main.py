@@ -174,7 +174,6 @@ def __getattr__(name: str) -> Any:
 
 # The packages of extras; commands that need them import them when they run.
 EXTRAS = {
-    "gateway": {"h11"},
     "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
     "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
 }

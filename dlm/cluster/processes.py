@@ -11,18 +11,19 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dlm.client.config.cluster_file import WRITTEN_BY, ClusterToml, Endpoint
-from dlm.errors import ConfigError, ShardDown
+from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.files import locked, scratch_folder
 from dlm.index.layout import Manifest, read_manifest
 from dlm.jit import compile_ahead
 from dlm.server.child import command_of_child
 from dlm.server.compiling import KERNELS
+from dlm.server.sets import FileWatcher, read_sets
 from dlm.units import counted
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
@@ -46,8 +47,7 @@ class Server:
 
     def again(self) -> Server:
         """Starts another in its place, on the same port; it is not ready yet."""
-        command = list(self.command)
-        command[command.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
+        command = self._words({"--port": self.endpoint.address.rsplit(":", 1)[1]})
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
 
@@ -58,28 +58,32 @@ class Server:
         Args    ready  its file, for as long as it serves
         Raises  ShardDown, ConfigError  it did not start; its message is on standard error
         """
-        command = list(self.command)
-        changes = (("--shard", str(shard)), ("--ready-file", os.fspath(ready)), ("--port", "0"))
-        for name, value in changes:
-            command[command.index(name) + 1] = value
-        command = [part for part in command if part != SHARED]
+        words = self._words({"--shard": str(shard), "--ready-file": str(ready), "--port": "0"})
+        command = [part for part in words if part != SHARED]
         process = _start(command)
         try:
-            (endpoint,) = _wait_ready([process], [ready], [shard])
+            (endpoint,) = _servers_ready([process], [ready], [shard])
         except BaseException:
             stop([process])
             raise
         return Server(process, endpoint, command)
 
-    def by_hand(self) -> str:
-        """The command line that starts another in its place, for a user to type."""
-        options = list(self.command)
-        for name, plain in (("--ready-file", None), ("--metrics-port", "0")):
-            at = options.index(name)
-            if plain in (None, options[at + 1]):
-                del options[at : at + 2]
-        options[options.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
-        return shlex.join(["dlm", *options])
+    def by_hand(self, changes: Mapping[str, str] | None = None) -> str:
+        """The command line that starts another in its place, but for these options, for a user to
+        type."""
+        port = self.endpoint.address.rsplit(":", 1)[1]
+        left_out: dict[str, str | None] = {"--ready-file": None}
+        if self.command[self.command.index("--metrics-port") + 1] == "0":
+            left_out["--metrics-port"] = None
+        return shlex.join(["dlm", *self._words({"--port": port, **(changes or {}), **left_out})])
+
+    def _words(self, changes: Mapping[str, str | None]) -> list[str]:
+        """Its words after `dlm`, with other values of these options; None: without the option."""
+        words = list(self.command)
+        for name, value in changes.items():
+            at = words.index(name)
+            words[at : at + 2] = [] if value is None else [name, value]
+        return words
 
 
 def _is_free(address: str, *, shared: bool) -> bool:
@@ -102,6 +106,11 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
         found.close()
         raise
     return found
+
+
+def _free_port() -> str:
+    with _bound("127.0.0.1", 0, shared=False) as found:
+        return str(found.getsockname()[1])
 
 
 def how_it_ended(status: int) -> str:
@@ -185,36 +194,43 @@ def running_servers(
                     commands.append(command)
                     started.append(_start(command))
             of = [at // processes % shards for at in range(len(started))]
-            endpoints = _wait_ready(started, ready, of)
+            endpoints = _servers_ready(started, ready, of)
             servers = [Server(*one) for one in zip(started, endpoints, commands, strict=True)]
             yield servers
         finally:
             stop([server.process for server in servers] or started)
 
 
-def _wait_ready(
+def _servers_ready(
     processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: list[int]
 ) -> list[Endpoint]:
+    said = _wait_ready(processes, ready, [f"a server of shard {shard}" for shard in shards])
+    return [
+        Endpoint(f"127.0.0.1:{one['port']}", shard, process.pid)
+        for one, shard, process in zip(said, shards, processes, strict=True)
+    ]
+
+
+def _wait_ready(
+    processes: list[subprocess.Popen[bytes]], ready: list[Path], names: list[str]
+) -> list[dict[str, Any]]:
+    """What each has written when it was ready."""
     limit = time.monotonic() + START_S
-    endpoints = []
-    for index, (process, path) in enumerate(zip(processes, ready, strict=True)):
+    for path, name in zip(ready, names, strict=True):
         while not path.exists():
-            for other, candidate in enumerate(processes):
+            for other, candidate in zip(names, processes, strict=True):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"a server of shard {shards[other]} "
-                        f"{how_it_ended(candidate.returncode)} before it was ready; its own "
-                        "message is above"
+                        f"{other} {how_it_ended(candidate.returncode)} before it was ready; its "
+                        "own message is above"
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
-                    f"a server of shard {shards[index]} was not ready within {START_S:g} s; start "
-                    "the cluster again when this machine has less to do"
+                    f"{name} was not ready within {START_S:g} s; start the cluster again when this "
+                    "machine has less to do"
                 )
             time.sleep(0.02)
-        port = json.loads(path.read_text())["port"]
-        endpoints.append(Endpoint(f"127.0.0.1:{port}", shards[index], process.pid))
-    return endpoints
+    return [json.loads(path.read_text()) for path in ready]
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -251,22 +267,31 @@ def running_gateway(
         command += ["--port", "0", "--http-port", "0", "--log-level", "warning", *options]
         process = _start(command)
         try:
-            limit = time.monotonic() + START_S
-            while not ready.exists():
-                if process.poll() is not None:
-                    raise ConfigError(
-                        f"the gateway {how_it_ended(process.returncode)} before it was ready; its "
-                        "own message is above"
-                    )
-                if time.monotonic() > limit:
-                    raise ShardDown(
-                        f"the gateway was not ready within {START_S:g} s; start the cluster again "
-                        "when this machine has less to do"
-                    )
-                time.sleep(0.02)
-            yield process, json.loads(ready.read_text())
+            (said,) = _wait_ready([process], [ready], ["the gateway"])
+            yield process, said
         finally:
             stop([process])
+
+
+def shards_listed(sets: Path) -> int:
+    """Those of the largest shard set of a list; 0 if it is wrong, which the servers report."""
+    try:
+        return max(read_manifest(folder).shards for folder in read_sets(sets))
+    except (DlmError, OSError):
+        return 0
+
+
+def joining(servers: Sequence[Server], sets: Path, shard: int) -> Iterator[str]:
+    """What a user types to start as many servers of this shard as shard 0 has, on free ports."""
+    ports: dict[str, str] = {}
+    for like in servers:
+        if like.endpoint.shard == 0:
+            port = ports.setdefault(like.endpoint.address, _free_port())
+            changes = {"--shard": str(shard), "--port": port, "--metrics-port": _free_port()}
+            yield (
+                f"{sets} lists a shard set with shard {shard}, of which no server runs. To start "
+                f"one: {like.by_hand(changes)}; then add 127.0.0.1:{port} to the cluster file"
+            )
 
 
 def supervise(
@@ -274,6 +299,8 @@ def supervise(
     stopping: Callable[[], bool],
     *,
     restart: bool,
+    sets: Path,
+    is_listed: Callable[[Endpoint], bool],
     changed: Callable[[list[Server]], None],
 ) -> Iterator[str]:
     """Yields a line for each event of a server, until `stopping()`.
@@ -282,14 +309,23 @@ def supervise(
     for it.
 
     Args    restart  whether a server that ended is restarted, in its place in `servers`
+            sets     the list that they follow: servers that it needs more are told
+            is_listed  whether clients know a server; one that they do not is retired if it ends
             changed  called after a restart
     Raises  ShardDown  every server ended, and none is restarted
     """
+    listing, known = FileWatcher([sets]), 1 + max(one.endpoint.shard or 0 for one in servers)
     gone: set[int] = set()  # by their places in `servers`
     started: dict[int, float] = {}
     held: dict[int, float] = {}  # when it is said that its port is not free
     while not stopping():
         time.sleep(LOOK_S)
+        if listing.changed():
+            listing.applied()
+            needed = shards_listed(sets)
+            for shard in range(known, needed):
+                yield from joining(servers, sets, shard)
+            known = max(known, needed)
         for at, server in enumerate(servers):
             endpoint, status = server.endpoint, server.process.poll()
             if status is None or at in gone:
@@ -297,7 +333,8 @@ def supervise(
             what = (
                 f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
             )
-            if restart:
+            listed = is_listed(endpoint)
+            if restart and listed:
                 now = time.monotonic()
                 if not _is_free(endpoint.address, shared=SHARED in server.command):
                     if now >= held.setdefault(at, now + HELD_S):
@@ -322,6 +359,9 @@ def supervise(
                     f"{what}; every server that this command started has ended. Use --restart to "
                     "restart them"
                 )
+            if not listed:
+                yield f"{what}; it is retired, since the cluster file does not list it"
+                continue
             of_shard = left.count(endpoint.shard)
             others = counted(of_shard, "other server") if of_shard else "no server"
             yield (
@@ -345,10 +385,16 @@ def claim(cluster_file: Path) -> Iterator[None]:
         yield
 
 
+def is_ours(cluster_file: Path) -> bool:
+    """Whether `dlm cluster` wrote it, and nobody another one in its place."""
+    text = cluster_file.read_text(encoding="utf-8", errors="replace")
+    return text.startswith(WRITTEN_BY)
+
+
 def check_free(cluster_file: Path) -> None:
     if not cluster_file.exists():
         return
-    if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
+    if not is_ours(cluster_file):
         raise ConfigError(
             f"{cluster_file} exists and was not written by dlm cluster; "
             "choose another --cluster, or remove it first"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.client import AsyncClient, Phrases
@@ -26,10 +24,9 @@ from dlm.logs import EventLog
 from dlm.server.exposition import load_page
 from dlm.server.health import Event, ServingState
 from dlm.server.life import Life
-from dlm.server.process import BEAT_S, Notice, OnReady, Process, Watchdog, keep_objects
+from dlm.server.process import Notice, Process, Ready, Watchdog, keep_objects
 from dlm.server.security import Credentials, allow_connections
 from dlm.signals import stop_signals
-from dlm.wire.certificates import read_certificates
 
 logger = EventLog(__name__)
 
@@ -39,21 +36,10 @@ SWITCH_S = 0.0005
 Opening = Callable[[], Awaitable[AsyncClient]]
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayReady:
-    """What a parent process needs to know about a ready gateway."""
-
-    host: str
-    port: int
-    http_port: int
-    pid: int
-
-
 def serve(
     config: GatewayConfig,
     opening: Opening,
     *,
-    on_ready: OnReady | None = None,
     ready_file: Path | None = None,
 ) -> int:
     """Answers until one of `stop_signals`.
@@ -66,7 +52,7 @@ def serve(
     allow_connections()
     credentials = Credentials(config)
     compile_ahead((*KERNELS, kernels.write_states, kernels.changed_state))
-    notice = Notice(on_ready, ready_file)
+    notice = Notice(file=ready_file)
     made: list[Gateway] = []
     signalled: list[int] = []
 
@@ -102,17 +88,14 @@ class Gateway(Life):
     ) -> None:
         self.metrics = GatewayMetrics()
         self.calls = Dispatcher(config, self.metrics)
-        process, credentials = process or Process(), credentials or Credentials(config)
-        serving = self.calls.admission
+        serving, process = self.calls.admission, process or Process()
         super().__init__(
             config, process, serving, SERVICE, lambda: self.metrics, notice, credentials
         )
         self.http_port = 0
-        self._open_client, self._credentials = opening, credentials
-        self._opening: asyncio.Task[None] | None = None
+        self._open_client = opening
         self._http = HttpDoor(self.calls, self.guard, self.metrics, pages())
         self._client: AsyncClient | None = None
-        self._tls: ssl.SSLContext | None = None
 
     async def _start(self) -> None:
         self._make(RpcDoor(self.calls).handlers())
@@ -120,12 +103,7 @@ class Gateway(Life):
         if not self.config.share_port:
             await self._listen()
 
-    def _warm(self) -> None:
-        self._opening = asyncio.create_task(self._open())
-
     async def _close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
         await self._http.close()
         if self._client is not None:
             await self._client.close()
@@ -133,22 +111,15 @@ class Gateway(Life):
     def _ended(self, whole: bool) -> None:
         logger.info("gateway.stopped", extra={"whole": whole})
 
-    async def _beat(self) -> None:
-        """Shows that this loop runs."""
-        while True:
-            self.process.watchdog.beat()
-            await asyncio.sleep(BEAT_S)
-
     # -------------------------------------------------------------------- start
 
     async def _listen(self) -> None:
         """Raises  ConfigError  a port cannot be bound"""
         config = self.config
         self._bind()
-        self._tls = self._context()
         try:
             self.http_port = await self._http.start(
-                config.host, config.http_port, self._tls, shares_port=config.share_port
+                config.host, config.http_port, self._context(), shares_port=config.share_port
             )
         except OSError as exc:
             raise ConfigError(
@@ -158,59 +129,33 @@ class Gateway(Life):
         await super()._listen()
 
     def _context(self) -> ssl.SSLContext | None:
-        """TLS of the door by HTTP, from the files of the other; read again when they change."""
-        if not self.config.tls_cert:
+        """TLS of the door by HTTP, as of the other: each handshake takes the newest."""
+        certificates = self.credentials.certificates
+        if certificates is None:
             return None
-        first = self._load()
-        newest = [first]
 
-        # A context forgets no authority, so each change makes a new one, for the next handshakes.
         def choose(connection: ssl.SSLObject, *_: object) -> None:
-            connection.context = newest[0]
+            connection.context = certificates.context
 
-        def change() -> None:
-            newest[0] = self._load()
-
-        first.sni_callback = choose
-        self._credentials.on_certificates = change
-        return first
-
-    def _load(self) -> ssl.SSLContext:
-        config = self.config
-        read_certificates(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(config.tls_cert, config.tls_key)
-            if config.tls_client_ca:
-                context.verify_mode = ssl.CERT_REQUIRED
-                context.load_verify_locations(config.tls_client_ca)
-        except OSError as exc:  # replaced since it was checked, or no descriptor is left
-            raise ConfigError(f"the certificates cannot be read: {exc}") from exc
-        return context
+        certificates.context.sni_callback = choose
+        return certificates.context
 
     def _shown(self) -> tuple[GatewayCollector, Callable[[], bytes]]:
         client = lambda: None if self._client is None else self._client.metrics  # noqa: E731
-        collector = GatewayCollector(self.metrics, lambda: self._phase.state, client)
+        collector = GatewayCollector(self.metrics, lambda: self._phase.state, client, self.process)
         return collector, lambda: load_page(())  # it has no shards
 
-    async def _open(self) -> None:
+    async def _warm_up(self) -> None:
         """Connects the client and takes every path through its kernels, which may compile them."""
-        try:
-            self._client = client = await self._open_client()
-            utterance = client.utterance()
-            await utterance.score_sentences([b"<unk> <unk> <unk>"])
-            found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
-            with_phrases = utterance.with_phrases(Phrases({"a phrase": 1.0}))
-            await with_phrases.extend([with_phrases.begin()], [0])
-            await with_phrases.score_sentences([b"<unk>"])
-            await utterance.next_words(found.states[0, 0], 1)
-            self.calls.open(client)
-        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
-            self._failure = exc
-            self.post(Event.FAILED)
-            return
-        self.post(Event.WARMED)
+        self._client = client = await self._open_client()
+        utterance = client.utterance()
+        await utterance.score_sentences([b"<unk> <unk> <unk>"])
+        found = await utterance.extend([utterance.begin(), utterance.null()], [0, 0])
+        with_phrases = utterance.with_phrases(Phrases({"a phrase": 1.0}))
+        await with_phrases.extend([with_phrases.begin()], [0])
+        await with_phrases.score_sentences([b"<unk>"])
+        await utterance.next_words(found.states[0, 0], 1)
+        self.calls.open(client)
 
     # --------------------------------------------------------------------- life
 
@@ -229,5 +174,6 @@ class Gateway(Life):
             },
         )
 
-    def _ready(self) -> GatewayReady:
-        return GatewayReady(self.config.host, self.port, self.http_port, os.getpid())
+    def _ready(self) -> Ready:
+        ports = {"port": self.port, "http_port": self.http_port}
+        return {"host": self.config.host, **ports, "pid": os.getpid()}

@@ -74,7 +74,7 @@ class GatewayConfig(Access):
         "Connections by HTTP; beyond it, the one that has been idle for longest is closed.",
         low=16,
         high=1 << 20,
-        why="An idle one takes some 30 KiB.",
+        why="An idle one takes some 10 KiB.",
     )
 
     def __post_init__(self) -> None:

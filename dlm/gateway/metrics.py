@@ -6,7 +6,7 @@ No text, word, id or address is ever a label: only the closed sets of calls, doo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from dlm.client import AsyncClient
 from dlm.families import Family, family
 from dlm.histogram import SECONDS, Histogram
 from dlm.server.health import ServingState
+from dlm.server.metrics import CallCounts
+from dlm.server.process import Process
 from dlm.wire._pb import lm_pb2 as pb
 from dlm.wire.status import Reason
 
@@ -42,18 +44,20 @@ FAMILIES: dict[str, Family] = {
     "dlm_gateway_in_flight": Family("Calls being answered."),
     "dlm_gateway_connections": Family("Open connections by HTTP."),
     "dlm_gateway_state": Family("1 for the state the gateway is in.", ("state",)),
+    "dlm_gateway_certificate_days": Family(
+        "Days until the gateway's certificate expires, or one that signed it; none without TLS."
+    ),
     "dlm_gateway_info": Family("Always 1.", ("version",)),
 }
 
 
 @dataclass(slots=True)
-class GatewayMetrics:
-    """Counts since the start; changed only on the event loop, so there is no lock.
+class GatewayMetrics(CallCounts):
+    """Counts of a gateway.
 
     calls    by (call, door, result)
     seconds  of each call that was answered, by (call, door)
     fallbacks  of the queries, those that a fallback answered
-    refusals, unauthenticated, client_limits, clients  see `server.metrics.ServerMetrics`
     connections  open ones by HTTP
     """
 
@@ -61,12 +65,7 @@ class GatewayMetrics:
     seconds: dict[tuple[str, str], Histogram] = field(default_factory=dict)
     queries: int = 0
     fallbacks: int = 0
-    refusals: Counter[Reason] = field(default_factory=Counter)
-    unauthenticated: int = 0
-    client_limits: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
-    in_flight: int = 0
-    connections: int = 0
+    connections: Sized = ()
 
     def ended(self, call: str, door: str, result: str, took_s: float) -> None:
         self.calls[call, door, result] += 1
@@ -87,8 +86,10 @@ class GatewayCollector(Collector):
         metrics: GatewayMetrics,
         state: Callable[[], ServingState],
         client: Callable[[], Collector | None],
+        process: Process,
     ) -> None:
         self._metrics, self._state, self._client = metrics, state, client
+        self._process = process
 
     def collect(self) -> Iterable[Metric]:
         yield from self._own()
@@ -107,20 +108,14 @@ class GatewayCollector(Collector):
             seconds.add_metric(pair, histogram.cumulative(), histogram.total)
         yield seconds
         refused = _family("refused_total")
-        early = counts.refusals + Counter(
-            {
-                Reason.UNAUTHENTICATED: counts.unauthenticated,
-                Reason.CLIENT_LIMIT: counts.client_limits,
-            }
-        )
         for reason in Reason:
-            refused.add_metric((reason.value,), early[reason])
+            refused.add_metric((reason.value,), counts.refused_for(reason))
         yield refused
         for name, number in (
             ("queries_total", counts.queries),
             ("fallbacks_total", counts.fallbacks),
             ("in_flight", counts.in_flight),
-            ("connections", counts.connections),
+            ("connections", len(counts.connections)),
         ):
             plain = _family(name)
             plain.add_metric((), number)
@@ -129,7 +124,10 @@ class GatewayCollector(Collector):
         for known in ServingState:
             state.add_metric((known.name.lower(),), known is self._state())
         yield state
-        info = _family("info")
+        certificate, info = _family("certificate_days"), _family("info")
+        if self._process.certificate_days is not None:
+            certificate.add_metric((), self._process.certificate_days())
+        yield certificate
         info.add_metric((__version__,), 1)
         yield info
 

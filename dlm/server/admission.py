@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 
 from dlm.server.config import Access
 from dlm.server.health import ServingState
+from dlm.server.metrics import CallCounts
 from dlm.server.refusals import Refusal
-from dlm.server.security import CallCounts, caller, connection, may_ask
+from dlm.server.security import caller, connection, may_ask
 from dlm.wire import codec
 from dlm.wire.status import Reason
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +32,13 @@ from dlm.server.life import LINGER_LOOK_S, Life
 from dlm.server.metrics import Served, ServerCollector
 from dlm.server.opening import open_listed, open_shard
 from dlm.server.process import (
-    BEAT_S,
-    Heap,
     Notice,
     OnReady,
     PortMates,
     Process,
     Ready,
     Watchdog,
+    in_thread,
     keep_objects,
 )
 from dlm.server.security import Credentials, allow_connections
@@ -79,10 +78,13 @@ def serve(
     sets = FollowedSets(config, index) if config.sets else None
     with starting_exposition(config):
         compile_kernels()
-        shards = [
-            open_shard(directory, index, verify=config.verify, memory_options=memory_options)
-            for directory in (sets.folders if sets else directories)
-        ]
+        opening = in_thread(
+            lambda: [
+                open_shard(directory, index, verify=config.verify, memory_options=memory_options)
+                for directory in (sets.folders if sets else directories)
+            ]
+        )
+        shards = opening.result()
     notice, process = Notice(on_ready, ready_file), Process(watchdog=Watchdog(ends=True))
 
     async def main() -> int:
@@ -131,7 +133,6 @@ class ShardServer(Life):
             credentials,
         )
         self._following: asyncio.Task[None] | None = None
-        self._heap = Heap(self.process.memory.bytes())
 
     def _serve_shard(self, shard: Shard) -> ShardService:
         return ShardService(shard, self.config, clock=self._clock, process=self.process)
@@ -155,9 +156,6 @@ class ShardServer(Life):
             index = self.service.shard.index.to_bytes(4, "big")
             self.process.mates.show([index, *(service.shard_set for service in self.models)])
 
-    def _warm(self) -> None:
-        threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
-
     async def _close(self) -> None:
         if self._following is not None and self._sets is not None:
             self._following.cancel()
@@ -169,21 +167,6 @@ class ShardServer(Life):
     def _ended(self, whole: bool) -> None:
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
 
-    async def _beat(self) -> None:
-        """Shows that this loop runs, and checks for trouble."""
-        was_in_trouble = False
-        while True:
-            self.process.watchdog.beat()
-            self.process.open_files.check()
-            loop = asyncio.get_running_loop()
-            now = loop.time()
-            if self._heap.is_due(self.process.memory.bytes(), now):
-                loop.run_in_executor(None, self._heap.trim, now)
-            if bool(self._trouble()) != was_in_trouble:
-                was_in_trouble = not was_in_trouble
-                await self._announce()
-            await asyncio.sleep(BEAT_S)
-
     # ------------------------------------------------------- the list of shard sets
 
     async def _follow_list(self, sets: FollowedSets) -> None:
@@ -192,7 +175,7 @@ class ShardServer(Life):
             if self._phase.state is ServingState.READY:
                 try:
                     listed = await asyncio.to_thread(sets.look)
-                    self.process.rejected = bool(sets.state.rejected)
+                    self.process.rejected = bool(sets.rejected)
                     if listed is not None:
                         sets.loaded(await self._change(listed))
                 except Exception as exc:  # noqa: BLE001 - no room for a thread, say: it goes on
@@ -206,7 +189,9 @@ class ShardServer(Life):
             held = {service.shard_set.hex(): service for service in self.models}
             for one in listed:
                 if one.shard_set not in held:
-                    loaded[one.shard_set] = await asyncio.to_thread(self._load, one)
+                    loaded[one.shard_set] = await asyncio.wrap_future(
+                        in_thread(partial(self._load, one))
+                    )
             held |= loaded
             unused = self.models.change([held[one.shard_set] for one in listed])
         except Exception as exc:  # noqa: BLE001 - whatever it is, the others go on
@@ -224,8 +209,7 @@ class ShardServer(Life):
 
     def _load(self, listed: Listed) -> ShardService:
         service = self._serve_shard(open_listed(listed, self.service.shard.index, self.config))
-        for data in warm_up_messages(service.shard):
-            service.answerer.warm_up(data)
+        warm_up(service)
         return service
 
     async def _unload(self, service: ShardService) -> None:
@@ -234,7 +218,7 @@ class ShardServer(Life):
                 await service.admission.idle()
                 while service.metrics.downloads:
                     await asyncio.sleep(LINGER_LOOK_S)
-        await asyncio.to_thread(service.close)
+        service.close()
 
     def _shown(self) -> tuple[ServerCollector, Callable[[], bytes]]:
         def served() -> list[Served]:
@@ -253,23 +237,13 @@ class ShardServer(Life):
 
         return ServerCollector(served, self.process), lambda: load_page(served())
 
-    def _warm_up(self) -> None:
+    async def _warm_up(self) -> None:
         begun = time.monotonic()
-        try:
-            messages = 0
-            for service in self.models:
-                for data in warm_up_messages(service.shard):
-                    service.answerer.warm_up(data)
-                    messages += 1
-        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
-            self._failure = exc
-            self.post(Event.FAILED)
-            return
+        messages = await asyncio.wrap_future(in_thread(lambda: sum(map(warm_up, self.models))))
         logger.info(
             "server.warmed",
             extra={"messages": messages, "duration_s": round(time.monotonic() - begun, 3)},
         )
-        self.post(Event.WARMED)
 
     async def _entered(self, before: ServingState, event: Event) -> None:
         after = self._phase.state
@@ -291,8 +265,22 @@ class ShardServer(Life):
 
     def _ready(self) -> Ready:
         sets = [service.shard_set.hex() for service in self.models]
-        index, host = self.service.shard.index, self.config.host
-        return Ready(host, self.port, index, sets[0], os.getpid(), sets)
+        return {
+            "host": self.config.host,
+            "port": self.port,
+            "shard": self.service.shard.index,
+            "shard_set": sets[0],  # which a call that names none means
+            "shard_sets": sets,
+            "pid": os.getpid(),
+        }
+
+
+def warm_up(service: ShardService) -> int:
+    """Has it answer `warm_up_messages`; returns how many they were."""
+    messages = warm_up_messages(service.shard)
+    for data in messages:
+        service.answerer.warm_up(data)
+    return len(messages)
 
 
 def warm_up_messages(shard: Shard) -> list[bytes]:

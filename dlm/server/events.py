@@ -76,8 +76,8 @@ EVENTS: dict[str, DeclaredEvent] = {
     ),
     "server.reply.undelivered": DeclaredEvent("Mostly a client that went away first.", ("error",)),
     "server.*.failed": DeclaredEvent(
-        "A fault in dlm. `*`: the call, or `http` (with `path`). The stack follows; it has no "
-        "text of a query.",
-        ("error", "shard", "path"),
+        "A fault in dlm. `*`: the call, `http` or `beat`. The stack follows; it has no text of a "
+        "query.",
+        ("error", "shard"),
     ),
 }

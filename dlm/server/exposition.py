@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from http import HTTPStatus
-from typing import Any
+from typing import TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from dlm.errors import ConfigError
+from dlm.files import NO_DESCRIPTOR
 from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import ServingState
-from dlm.server.http import JSON, HttpServer, Response, Route, tcp_socket, text
 from dlm.server.metrics import Served
-
-logger = EventLog(__name__)
+from dlm.wire.http import HEAD_BYTES, JSON, Connections, HttpRequest, Response, text
 
 METRICS, LOAD, HEALTHZ, READYZ = "/metrics", "/load", "/healthz", "/readyz"
 # However many scrapes come, they may cost only a few per cent of a core: text of this age is
@@ -29,7 +33,136 @@ FRESH_S = 0.1
 # A loop that has not run for this long counts as stuck. Seconds.
 STUCK_S = 2.0
 
+logger = EventLog(__name__)
+
+CONNECTIONS = 32
+RETRY_S = 0.1  # if no descriptor or no memory is left
+
 Clock = Callable[[], float]
+
+
+Route: TypeAlias = Callable[[], Awaitable[Response]]
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; ConfigError if it cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as exc:
+        raise ConfigError(
+            f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Choose another "
+            "metrics_port (--metrics-port), or 0 for none"
+        ) from exc
+
+
+class HttpServer:
+    """Answers GET on a socket that listens, until closed, on an event loop of its own: one request
+    per connection. One descriptor is kept in reserve, for a process that can open no other."""
+
+    def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
+        self._socket = listening
+        self._routes = routes
+        self.connections = Connections(
+            self._answer,
+            text,
+            most=CONNECTIONS,
+            fault=lambda exc: logger.error(
+                "server.http.failed", extra={"error": type(exc).__name__}
+            ),
+        )
+        self._spare: int | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="dlm-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed already
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        accepting = asyncio.create_task(self._accept())
+        await self._stop.wait()
+        mine = {accepting, *asyncio.all_tasks()} - {asyncio.current_task()}
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        self._give_spare()
+        self._socket.close()
+
+    async def _accept(self) -> None:
+        self._socket.setblocking(False)
+        while True:
+            if self._spare is None:
+                with contextlib.suppress(OSError):
+                    self._spare = os.dup(self._socket.fileno())
+            await self._comes()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as exc:
+                if exc.errno in NO_DESCRIPTOR:
+                    await self._accept_in_place_of_spare()
+                elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
+                    await asyncio.sleep(RETRY_S)
+                continue  # or it went away
+            self._loop.create_task(self._talk(connection))
+
+    async def _comes(self) -> None:
+        """Waits for a connection, without using a descriptor for it."""
+        come = asyncio.Event()
+        self._loop.add_reader(self._socket, come.set)
+        try:
+            await come.wait()
+        finally:
+            self._loop.remove_reader(self._socket)
+
+    async def _accept_in_place_of_spare(self) -> None:
+        """One connection from its first byte to its last, when no other file can be opened."""
+        self._give_spare()
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # another thread took the descriptor first
+            await asyncio.sleep(RETRY_S)
+        else:
+            talking = self._loop.create_task(self._talk(connection, becomes_spare=True))
+            await asyncio.wait([talking])
+
+    async def _talk(self, connection: socket.socket, *, becomes_spare: bool = False) -> None:
+        with connection:
+            connection.setblocking(False)
+            streams = await asyncio.open_connection(sock=connection, limit=HEAD_BYTES)
+            await self.connections.talk(*streams)
+            if becomes_spare and connection.fileno() >= 0:  # else the other end has reset it
+                # In one step, so that no other thread can take it.
+                os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
+                self._spare = connection.detach()
+
+    async def _answer(self, request: HttpRequest, _: ExitStack) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is supported")
+        route = self._routes.get(request.path)
+        if route is None:
+            known = ", ".join(sorted(self._routes))
+            return text(HTTPStatus.NOT_FOUND, f"unknown path; try {known}")
+        return await route()
+
+    def _give_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
 
 def exposition(
@@ -99,16 +232,15 @@ def starting_exposition(config: Access) -> Iterator[None]:
         yield
         return
 
-    def says(status: HTTPStatus) -> Route:
-        async def route() -> Response:
-            return text(status, "starting")
+    async def lives() -> Response:
+        return text(HTTPStatus.OK, "starting")
 
-        return route
+    async def unready() -> Response:
+        return text(HTTPStatus.SERVICE_UNAVAILABLE, "starting")
 
-    unready = says(HTTPStatus.SERVICE_UNAVAILABLE)
     shown = HttpServer(
         tcp_socket(config.metrics_host, config.metrics_port),
-        {METRICS: unready, LOAD: unready, HEALTHZ: says(HTTPStatus.OK), READYZ: unready},
+        {METRICS: unready, LOAD: unready, HEALTHZ: lives, READYZ: unready},
     )
     try:
         yield
@@ -122,7 +254,7 @@ def load_page(served: Sequence[Served]) -> bytes:
     It has one object per model, whatever the number of slots that were asked, so its size is
     bounded. It names slots, which are hashes of word pairs; no word, no text and no client.
     """
-    return _text(
+    models = [
         {
             "model": one.model,
             "shard_set": one.shard_set,
@@ -131,8 +263,5 @@ def load_page(served: Sequence[Served]) -> bytes:
             "slots": one.metrics.slot_queries.total().tolist(),
         }
         for one in served
-    )
-
-
-def _text(models: Iterable[dict[str, Any]]) -> bytes:
-    return json.dumps({"models": list(models)}, separators=(",", ":")).encode() + b"\n"
+    ]
+    return json.dumps({"models": models}, separators=(",", ":")).encode() + b"\n"

@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.server.admission import Admission
-from dlm.server.exposition import exposition
+from dlm.server.exposition import HttpServer, exposition, tcp_socket
 from dlm.server.health import HEALTH_SERVICE, Action, Event, HealthService, ServingState, step
-from dlm.server.http import HttpServer, tcp_socket
+from dlm.server.metrics import CallCounts
 from dlm.server.poller import grpc
-from dlm.server.process import Notice, Process
-from dlm.server.security import CallCounts, Credentials, Guard, channel_options
+from dlm.server.process import BEAT_S, Heap, Notice, Process, Ready
+from dlm.server.security import Credentials, Guard, channel_options
 from dlm.wire import pairs
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ class Life(ABC):
         credentials: Credentials | None,
     ) -> None:
         self.config, self.process, self.port = config, process, 0
-        self.guard = Guard(config, metrics, serving.turns.call, credentials)
+        self.credentials = credentials or Credentials(config)
+        if (certificates := self.credentials.certificates) is not None:
+            process.certificate_days = certificates.days_left
+        self.guard = Guard(config, metrics, serving.turns.call, self.credentials)
         self._serving, self._service = serving, service
         self._phase = serving.phase
         self._health = HealthService(serving.phase.state, service)
@@ -63,6 +66,7 @@ class Life(ABC):
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None  # which `run` raises
         self._drained = False  # whether every message accepted before the first refusal is answered
+        self._heap = Heap(process.memory.bytes())
         self._server: Any = None
 
     # -------------------------------------------------------- what differs
@@ -72,8 +76,8 @@ class Life(ABC):
         """Makes the server, and mostly listens."""
 
     @abstractmethod
-    def _warm(self) -> None:
-        """Begins the warm-up, which posts WARMED or FAILED."""
+    async def _warm_up(self) -> None:
+        """Takes every path once, before it is ready; what it raises ends the process."""
 
     @abstractmethod
     async def _entered(self, before: ServingState, event: Event) -> None:
@@ -84,12 +88,8 @@ class Life(ABC):
         """What collects its metrics, and what makes the page /load."""
 
     @abstractmethod
-    def _ready(self) -> Any:
+    def _ready(self) -> Ready:
         """What its parent gets to know."""
-
-    @abstractmethod
-    async def _beat(self) -> None:
-        """Reports that this loop runs, if anyone watches, again and again."""
 
     @abstractmethod
     async def _close(self) -> None:
@@ -121,7 +121,8 @@ class Life(ABC):
             if (shown := self._show()) is not None:
                 held.push_async_callback(asyncio.to_thread, shown.close)
             held.callback(self._notice.withdraw)
-            self._warm()
+            warming = asyncio.create_task(self._warm())
+            held.callback(warming.cancel)
             with pairs.few_wakes(self._loop):
                 last = await self._live()
             # A message about to be refused is in flight too, but nothing is cut off.
@@ -133,6 +134,15 @@ class Life(ABC):
         if self._failure is not None:
             raise self._failure
         return 0 if whole else 1
+
+    async def _warm(self) -> None:
+        try:
+            await self._warm_up()
+        except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
+            self._failure = exc
+            self.post(Event.FAILED)
+        else:
+            self.post(Event.WARMED)
 
     async def _stop(self) -> None:
         self.guard.close()
@@ -181,6 +191,23 @@ class Life(ABC):
 
     def _trouble(self) -> str:
         return self.process.open_files.trouble
+
+    async def _beat(self) -> None:
+        """Shows that this loop runs, looks for trouble and gives memory back, again and again."""
+        was_in_trouble = False
+        while True:
+            try:
+                self.process.watchdog.beat()
+                self.process.open_files.check()
+                now = self._loop.time()
+                if self._heap.is_due(self.process.memory.bytes(), now):
+                    self._loop.run_in_executor(None, self._heap.trim, now)
+                if bool(self._trouble()) != was_in_trouble:
+                    was_in_trouble = not was_in_trouble
+                    await self._announce()
+            except Exception as exc:
+                logger.error("server.beat.failed", exc_info=True, extra={"error": repr(exc)})
+            await asyncio.sleep(BEAT_S)
 
     async def _announce(self) -> None:
         await self._health.announce(self._phase.state, in_trouble=bool(self._trouble()))

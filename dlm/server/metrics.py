@@ -53,6 +53,11 @@ FAMILIES: dict[str, Family] = {
     "dlm_server_state": Family(
         "1 for the state the server is in: warming, ready or draining.", (*LABELS, "state")
     ),
+    "dlm_server_default": Family(
+        "1 for the shard set that a call without a name means, 0 for the others: which one a "
+        "roll-out has reached.",
+        LABELS,
+    ),
     "dlm_server_shards": Family(
         "Shards in the shard set, on all servers; each needs a ready server.", LABELS
     ),
@@ -67,6 +72,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "dlm_server_sets_rejected": Family(
         "1 while the list of shard sets differs from what is served, since it was rejected.", LABELS
+    ),
+    "dlm_server_certificate_days": Family(
+        "Days until the server's certificate expires, or one that signed it; none without TLS.",
+        LABELS,
     ),
     "dlm_server_info": Family("Always 1.", (*LABELS, "version")),
 }
@@ -105,18 +114,39 @@ class SlotQueries:
 
 
 @dataclass(slots=True)
-class ServerMetrics:
-    """Counts of one shard set since the start of the process.
+class CallCounts:
+    """What a server and a gateway count of their calls, since the start of the process.
 
     Changed only on the event loop, so there is no lock; any thread may read, and sees each number
     whole, and all of them at most one message apart.
 
-    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
-    blocks     contexts answered in ContextBlocks
-    abandoned  requests whose client went away before the answer
     unauthenticated  calls of any method refused because they have no valid token
     client_limits    calls of any method refused because their client had too much open
     clients    calls accepted, by the name of their token; as many as the tokens file names
+    """
+
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    in_flight: int = 0
+    unauthenticated: int = 0
+    client_limits: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
+
+    def refused_for(self, reason: Reason) -> int:
+        """Score requests, and calls not read yet, that were refused for `reason`."""
+        early = {
+            Reason.UNAUTHENTICATED: self.unauthenticated,
+            Reason.CLIENT_LIMIT: self.client_limits,
+        }
+        return self.refusals[reason] + early.get(reason, 0)
+
+
+@dataclass(slots=True)
+class ServerMetrics(CallCounts):
+    """Counts of one shard set.
+
+    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
+    blocks     contexts answered in ContextBlocks
+    abandoned  requests whose client went away before the answer
     matched_orders  (16,)  queries answered by matched order, 1 to 15
     batch_queries   queries per request
     slot_queries    queries answered by slot; counted in the threads that answer
@@ -128,14 +158,9 @@ class ServerMetrics:
     messages: int = 0
     queries: int = 0
     blocks: int = 0
-    refusals: Counter[Reason] = field(default_factory=Counter)
-    in_flight: int = 0
     streams: int = 0
     downloads: int = 0
     abandoned: int = 0
-    unauthenticated: int = 0
-    client_limits: int = 0
-    clients: Counter[str] = field(default_factory=Counter)
     matched_orders: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(MAX_ORDER + 1, np.int64)
     )
@@ -165,14 +190,6 @@ class ServerMetrics:
         self.search_s.add(search_s)
         self.encode_s.add(encode_s)
         self.matched_orders += by_order
-
-    def refused_for(self, reason: Reason) -> int:
-        """Score requests, and calls not read yet, that were refused for `reason`."""
-        early = {
-            Reason.UNAUTHENTICATED: self.unauthenticated,
-            Reason.CLIENT_LIMIT: self.client_limits,
-        }
-        return self.refusals[reason] + early.get(reason, 0)
 
 
 @dataclass(frozen=True)
@@ -237,10 +254,12 @@ class ServerCollector(Collector):
             for known in ServingState:
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
-        shards = _family("shards")
+        shards, default = _family("shards"), _family("default")
         for labels, s in labelled:
             shards.add_metric(labels, s.shards)
+            default.add_metric(labels, s is labelled[0][1])
         yield shards
+        yield default
         yield from self._of_process([labels for labels, _ in labelled[:1]])
 
     def _of_process(self, whose: Sequence[tuple[str, ...]]) -> Iterator[Metric]:
@@ -256,10 +275,14 @@ class ServerCollector(Collector):
                 plain.add_metric(labels, number)
             yield plain
         trouble, info = _family("not_ready"), _family("info")
+        certificate = _family("certificate_days")
         for labels in whose:
+            if process.certificate_days is not None:
+                certificate.add_metric(labels, process.certificate_days())
             info.add_metric((*labels, __version__), 1)
             trouble.add_metric((*labels, "open_files"), bool(process.open_files.trouble))
         yield trouble
+        yield certificate
         yield info
 
 

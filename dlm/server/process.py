@@ -14,11 +14,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import xxhash
 
@@ -27,6 +28,7 @@ from dlm.logs import EventLog
 
 logger = EventLog(__name__)
 
+T = TypeVar("T")
 
 # Age of the memory figure in a heartbeat, at most about this many seconds.
 MEMORY_AGE_S = 1.0
@@ -62,6 +64,22 @@ def keep_objects() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """What `work` returns, from a thread that neither a signal nor the end of the process waits
+    for."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # it is not cancelled before it begins, either
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as exc:  # noqa: BLE001 - of whoever takes the result
+            result.set_exception(exc)
+
+    threading.Thread(target=run, name="dlm-load", daemon=True).start()
+    return result
 
 
 class MemoryGauge:
@@ -199,7 +217,7 @@ class Watchdog:
 
     def _notify(self, said: bytes) -> None:
         if self._manager:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, suppress(OSError):
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
                 line.sendto(said, self._manager.replace("@", "\0", 1))
 
 
@@ -260,6 +278,7 @@ class Process:
     instance  drawn at random: a new number means a new process, whose counters began at 0
     mates     if others may listen on its port
     rejected  whether the list of shard sets differs from what is served, since it was rejected
+    certificate_days  how many are left until its certificate expires, if it has one
     """
 
     # Never 0, which is what an absent field reads as.
@@ -269,6 +288,7 @@ class Process:
     mates: PortMates | None = field(default=None, compare=False, repr=False)
     watchdog: Watchdog = field(default_factory=Watchdog, compare=False, repr=False)
     rejected: bool = False
+    certificate_days: Callable[[], float] | None = None
 
 
 def find_trim() -> Callable[[int], int] | None:
@@ -295,24 +315,9 @@ class Heap:
         self._trim(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a parent process needs to know about a ready server.
-
-    shard_set   of the first folder, which a call that names none means
-    shard_sets  of every folder
-    pid         of the process that takes signals
-    """
-
-    host: str
-    port: int
-    shard: int
-    shard_set: str
-    pid: int
-    shard_sets: Sequence[str] = ()
-
-
-OnReady = Callable[[Any], object]
+# What a parent process needs to know about a process that is ready: its fields in the ready file.
+Ready: TypeAlias = Mapping[str, Any]
+OnReady = Callable[[Ready], object]
 
 
 class Notice:
@@ -323,10 +328,9 @@ class Notice:
         self._file = file
         self.withdraw()
 
-    def publish(self, ready: Any) -> None:
-        """Args  ready  a dataclass, such as `Ready`"""
+    def publish(self, ready: Ready) -> None:
         if self._file is not None:
-            write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
+            write_whole(self._file, json.dumps(ready).encode() + b"\n")
         if self._on_ready is not None:
             self._on_ready(ready)
 

@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import resource
+import ssl
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from dlm.logs import EventLog
 from dlm.server.config import Access
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
+from dlm.server.metrics import CallCounts
 from dlm.server.poller import grpc
 from dlm.server.refusals import Refusal
 from dlm.server.replies import Replies, Unread
 from dlm.server.sets import FileWatcher, follow
 from dlm.server.tokens import Tokens, read_tokens
-from dlm.wire.certificates import read_certificates
+from dlm.wire.certificates import expiry_of, read_certificates
 from dlm.wire.ids import is_named
 from dlm.wire.status import Reason
 
@@ -46,6 +47,7 @@ REQUEST_S = 20.0  # for the message of a unary call; it usually comes with the c
 RETRY_CALLS_MS = 1000  # sent to a client above its limit of calls
 MAX_FILES = 1 << 20
 EXPIRY_LOOK_S = 1.0
+DAY_S = 24 * 3600
 LOG_S = 1.0  # refusals are logged at most once per second, however many there are
 
 
@@ -162,18 +164,26 @@ def replies_to(context: Any) -> Replies:
 class Certificates:
     """What a handshake uses: read and checked once, then again whenever `reload` is called.
 
-    A connection keeps what it began with; each new handshake uses what was read last.
+    A connection keeps what it began with; each new handshake uses what was read last. `context` is
+    for those that are not gRPC's; it forgets no authority, so each `reload` makes a new one.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         self._files = {"ca": client_ca, "cert": cert, "key": key}
-        self._content = read_certificates(**self._files)
-        self._fresh = False
+        self.reload()
 
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
-        self._content = read_certificates(**self._files)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._content = read_certificates(context, **self._files)
+        context.verify_mode = ssl.CERT_REQUIRED if self._files["ca"] else ssl.CERT_NONE
+        self.context = context
+        self._expires = expiry_of(self._content[2] or b"")
         self._fresh = True
+
+    def days_left(self) -> float:
+        """Until the certificate, or one that signed it, expires."""
+        return (self._expires - time.time()) / DAY_S
 
     def credentials(self) -> Any:
         """The credentials to bind a gRPC port with; handshakes follow every `reload`."""
@@ -216,7 +226,6 @@ class Credentials:
     def __init__(self, config: Access) -> None:
         self.tokens: Tokens | None = None
         self.certificates: Certificates | None = None
-        self.on_certificates: Callable[[], None] = lambda: None  # after they were read again
         self._path = Path(config.tokens)
         # Each watch before its files are read: changes in between are then read again.
         self.watches: dict[str, FileWatcher] = {}
@@ -234,17 +243,6 @@ class Credentials:
             self.tokens = read_tokens(self._path)
         elif self.certificates is not None:
             self.certificates.reload()
-            self.on_certificates()
-
-
-class CallCounts(Protocol):
-    """Where a guard counts; see `ServerMetrics`."""
-
-    in_flight: int
-    unauthenticated: int
-    client_limits: int
-    clients: Counter[str]
-    refusals: Counter[Reason]
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -261,12 +259,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         config: Access,
         metrics: Callable[[], CallCounts],
         turn: Callable[[], Awaitable[None]],
-        credentials: Credentials | None = None,
+        credentials: Credentials,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._turn, self._now = config, turn, now
         self._metrics = metrics
-        self._credentials = credentials or Credentials(config)
+        self._credentials = credentials
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
         self._open = 0  # includes those answered but not read yet
@@ -339,17 +337,17 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         return Bearer(tokens.names[number], tokens.digests[number], tokens.models[number])
 
-    async def hear(self, headers: Iterable[tuple[str, str]], peer: str, port: int) -> Bearer | None:
+    async def hear(self, headers: Iterable[tuple[str, str]], who: str, peer: str) -> Bearer | None:
         """Returns when a request by HTTP may be answered, or refused, whatever it asks; with what
-        `http` takes."""
+        `http` takes. `who` calls if there is no token, as `_identity` says."""
         known = self._known(headers)
         bearer = known or Bearer()
-        _speaks(ClientUsage(bearer.name or peer), bearer, f"{peer}:{port}")
+        _speaks(ClientUsage(bearer.name or who), bearer, peer)
         await self._turn()
         return known
 
     @contextmanager
-    def http(self, known: Bearer | None, peer: str, port: int) -> Iterator[None]:
+    def http(self, known: Bearer | None, who: str, peer: str) -> Iterator[None]:
         """A call by HTTP, from its turn until its answer is written; counted as others are.
 
         Raises  Refusal  the token is missing or unknown, or the client has too much open
@@ -357,12 +355,12 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if known is None:
             self._count_stranger(peer)
             raise Refusal(Reason.UNAUTHENTICATED, UNAUTHENTICATED)
-        client = self._client(known.name or peer)
+        client = self._client(known.name or who)
         refusal = self._full(client, "")
         if refusal is not None:
             self._count_limit(peer, client, refusal)
             raise refusal
-        _speaks(client, known, f"{peer}:{port}")
+        _speaks(client, known, peer)
         self._enter(client, "", known)
         try:
             yield

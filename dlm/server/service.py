@@ -328,10 +328,11 @@ class Downloads:
             self.files[number] = os.open(shard.directory / entry.name, os.O_RDONLY), entry
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """On the event loop, if there is one: what is being read is read to its end."""
         for descriptor, _ in self.files.values():
-            os.close(descriptor)
+            self._thread.submit(os.close, descriptor)
         self.files = {}
+        self._thread.shutdown(wait=False)
 
     def begin(self, data: bytes) -> Download:
         request = parse(pb.DownloadRequest(), data)
@@ -360,8 +361,14 @@ class Downloads:
         return Download(descriptor, entry, request.offset)
 
     def next_chunk(self, download: Download) -> Awaitable[bytes]:
-        """The next chunk, serialized; raises `Refusal` if the server drains."""
+        """The next chunk, serialized; raises `Refusal` if the server drains, or has unloaded it."""
         self._admission.require_ready()
+        if not self.files:
+            raise Refusal(
+                Reason.DRAINING,
+                f"this server has unloaded shard set {self._shard.manifest.shard_set}; ask a "
+                "replica, or describe the servers again",
+            )
         size = min(codec.CHUNK_BYTES, download.entry.bytes - download.offset)
         offset, download.offset = download.offset, download.offset + size
         loop = asyncio.get_running_loop()

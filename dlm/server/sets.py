@@ -3,7 +3,7 @@ serves.
 
 When the list changes and it is this server's turn on its machine, a child process that gives way to
 all others checks the files of new sets. Then the server loads them beside what it serves; no
-connection ends. A list that cannot be served changes nothing. `step` decides; it is pure.
+connection ends. A list that cannot be served changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,95 +48,6 @@ class Listed:
 
 
 Sets: TypeAlias = tuple[Listed, ...]
-
-
-# ------------------------------------------------------------------------------- the decision
-
-
-@dataclass(frozen=True, slots=True)
-class ListChanged:
-    """The file lists these sets now."""
-
-    sets: Sets
-
-
-@dataclass(frozen=True, slots=True)
-class SetsChecked:
-    """The files of the new sets were read; `error` says what is wrong with one."""
-
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The list that was to be loaded is served; or cannot be, and `error` says why."""
-
-    error: str = ""
-
-
-Event: TypeAlias = ListChanged | SetsChecked | Loaded
-
-
-@dataclass(frozen=True, slots=True)
-class CheckSets:
-    """Read the files of these sets."""
-
-    sets: Sets
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSets:
-    """Serve exactly these sets."""
-
-    sets: Sets
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Log that these sets are served; or, with `error`, that a list was rejected."""
-
-    sets: Sets
-    error: str = ""
-
-
-Action: TypeAlias = CheckSets | LoadSets | Report
-
-
-@dataclass(frozen=True, slots=True)
-class SetsState:
-    """What is served, and what is to be.
-
-    loading   the next list, or None;  checked  whether its files were read, so that it loads now
-    rejected  why the file's list is not served, or ""
-    """
-
-    serving: Sets
-    loading: Sets | None = None
-    checked: bool = False
-    rejected: str = ""
-
-
-def step(state: SetsState, event: Event) -> tuple[SetsState, tuple[Action, ...]]:
-    """The next state, and what to do."""
-    if isinstance(event, ListChanged):
-        if state.checked:
-            return state, ()  # asked again once it is over
-        if event.sets == state.serving:
-            return SetsState(state.serving), ()
-        is_known = all(one in state.serving for one in event.sets)
-        to_do = LoadSets(event.sets) if is_known else CheckSets(event.sets)
-        return replace(state, loading=event.sets, checked=is_known), (to_do,)
-    if state.loading is None or isinstance(event, Loaded) != state.checked:
-        return state, ()
-    if event.error:
-        return reject(state, event.error)
-    if isinstance(event, SetsChecked):
-        return replace(state, checked=True), (LoadSets(state.loading),)
-    return SetsState(state.loading), (Report(state.loading),)
-
-
-def reject(state: SetsState, error: str) -> tuple[SetsState, tuple[Action, ...]]:
-    return SetsState(state.serving, rejected=error), (Report(state.serving, error),)
 
 
 # ----------------------------------------------------------------------------------- the list
@@ -219,7 +130,7 @@ def sets_of(folders: Sequence[Path], index: int) -> list[tuple[Path, Manifest]]:
 
 
 def listed(folders: Sequence[Path], index: int) -> Sets:
-    """As `sets_of`, for `SetsState`."""
+    """As `sets_of`, by id."""
     return tuple(Listed(str(folder), one.shard_set) for folder, one in sets_of(folders, index))
 
 
@@ -284,7 +195,11 @@ class Turn:
 
 
 class FollowedSets:
-    """The list that a server follows; one thread at a time uses this."""
+    """The list that a server follows; one thread at a time uses this.
+
+    Attributes  checking  what is to be served once its files were read, or None
+                rejected  why the file's list is not served, or ""
+    """
 
     def __init__(
         self,
@@ -298,26 +213,38 @@ class FollowedSets:
         self._index, self._available, self._clock = index, available, clock
         self._watch = FileWatcher([self._path])
         self.folders = [folder for folder, _ in sets_of(read_sets(self._path), index)]
-        self.state = SetsState(listed(self.folders, index))
+        self.serving = listed(self.folders, index)
+        self.checking: Sets | None = None
+        self.rejected = ""
+        self._loading: Sets | None = None
         self.turn = turn or Turn()
         self._child: Child | None = None
-        self._new: list[Path] = []  # whose files it reads
+        self._new: list[str] = []  # folders whose files it reads
         self._hurries_at = math.inf
 
     def look(self) -> Sets | None:
         """Called several times per second: takes a change of the file a step further. Returns the
         sets to serve from now on; then `loaded` is to be called."""
-        if self._child is not None:
-            if (ended := self._child.poll()) is not None:
-                self._child = None
-                return self._take(SetsChecked(ended))
-            if self._clock() >= self._hurries_at:
-                return self._begin_check(give_way=False)
-        return self._read() if self._watch.changed() else None
+        if self._child is not None and (wrong := self._child.poll()) is not None:
+            self._child = None
+            if wrong:
+                self._settle(wrong)
+            else:
+                self._loading, self.checking = self.checking, None
+            return self._loading
+        if self._watch.changed():
+            return self._read()
+        if self._child is not None and self._clock() >= self._hurries_at:
+            self._begin_check(give_way=False)
+        return None
 
     def loaded(self, error: str = "") -> None:
         """The sets that `look` returned are served; or, for this reason, those before."""
-        self._take(Loaded(error))
+        if self._loading is not None:
+            if not error:
+                self.serving = self._loading
+            self._loading = None
+            self._settle(error)
 
     def close(self) -> None:
         self._stop_check()
@@ -325,52 +252,50 @@ class FollowedSets:
 
     def _read(self) -> Sets | None:
         self._stop_check()
+        self.checking = None
         try:
             found = sets_of(read_sets(self._path), self._index)
-            held = {one.shard_set for one in self.state.serving}
+            held = {one.shard_set for one in self.serving}
             new = [one for one in found if one[1].shard_set not in held]
             if new:
                 check_memory(new, self._index, self._available)
         except (DlmError, OSError) as exc:
             self._watch.applied()  # not read again until it changes
-            return self._carry_out(*reject(self.state, str(exc)))
+            self._settle(str(exc))
+            return None
         if new and not self.turn.take():
             return None
         self._watch.applied()
-        return self._take(ListChanged(tuple(Listed(str(f), one.shard_set) for f, one in found)))
+        sets = tuple(Listed(str(folder), one.shard_set) for folder, one in found)
+        if not new:
+            self._settle("")
+            self._loading = None if sets == self.serving else sets
+            return self._loading
+        self.checking, self._new = sets, [str(folder) for folder, _ in new]
+        logger.info("server.sets.checking", extra={"sets": len(new)})
+        self._begin_check()
+        return None
 
-    def _begin_check(self, *, give_way: bool = True) -> Sets | None:
+    def _begin_check(self, *, give_way: bool = True) -> None:
         self._stop_check()
         self._hurries_at = self._clock() + GIVE_WAY_S if give_way else math.inf
-        arguments = ["--give-way"] * give_way + [str(self._index), *map(str, self._new)]
+        arguments = ["--give-way"] * give_way + [str(self._index), *self._new]
         try:
             self._child = Child("dlm.server.opening", *arguments)
         except OSError as exc:  # no process or no descriptor is left
-            return self._take(SetsChecked(f"no process can read them: {exc}"))
-        return None
+            self._settle(f"no process can read them: {exc}")
 
     def _stop_check(self) -> None:
         if self._child is not None:
             self._child.end()
             self._child = None
 
-    def _take(self, event: Event) -> Sets | None:
-        return self._carry_out(*step(self.state, event))
-
-    def _carry_out(self, state: SetsState, actions: Sequence[Action]) -> Sets | None:
-        self.state = state
-        if state.loading is None:
-            self.turn.leave()
-        for action in actions:
-            if isinstance(action, LoadSets):
-                return action.sets
-            if isinstance(action, CheckSets):
-                self._new = [Path(one.folder) for one in action.sets if one not in state.serving]
-                logger.info("server.sets.checking", extra={"sets": len(self._new)})
-                return self._begin_check()
-            if action.error:
-                logger.error("server.sets.rejected", extra={"error": action.error})
-        return None
+    def _settle(self, error: str) -> None:
+        """The file's list needs no more reading; it is not served if there is an error."""
+        self.rejected, self.checking = error, None
+        self.turn.leave()
+        if error:
+            logger.error("server.sets.rejected", extra={"error": error})
 
 
 # ------------------------------------------------------------------------------- files that change

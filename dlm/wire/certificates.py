@@ -6,11 +6,16 @@ connects, as a peer that cannot be reached.
 
 from __future__ import annotations
 
+import base64
+import math
 import os
+import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import ConfigError
 from dlm.wire.secret import read_secret, require_file
@@ -18,17 +23,36 @@ from dlm.wire.secret import read_secret, require_file
 # Of the authorities, a key and its certificate, in gRPC's order; None if there is no such file.
 Contents = tuple[bytes | None, bytes | None, bytes | None]
 
+_VERSION = 0xA0  # its tag
+# Short names of what a subject says; other kinds keep the name that OpenSSL gives them.
+_SHORT = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "givenName": "GN",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "street",
+    "surname": "SN",
+    "userId": "UID",
+}
 
-def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Contents:
+
+def read_certificates(
+    context: ssl.SSLContext | None = None, /, *, ca: str = "", cert: str = "", key: str = ""
+) -> Contents:
     """The content of these files, checked.
 
-    Args    ca         the authorities that are trusted
+    Args    context    takes them, too
+            ca         the authorities that are trusted
             cert, key  a certificate, first in its file, and its key; both or neither
     Raises  ConfigError  a file is missing or not PEM, the key belongs to another certificate or
                          has a password, or others may read it
     """
     authorities = _read(Path(ca)) if ca else None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if authorities is not None:
         try:
             # As text it may contain only ASCII, but comments may contain anything.
@@ -48,6 +72,53 @@ def read_certificates(*, ca: str = "", cert: str = "", key: str = "") -> Content
             f"{_reason(exc)}"
         ) from exc
     return authorities, secret, chain
+
+
+def expiry_of(chain: bytes) -> float:
+    """Seconds since 1970 at which the first of these PEM certificates to expire does."""
+    blocks = re.findall(
+        rb"BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", chain, re.DOTALL
+    )
+    return min((_not_after(base64.b64decode(block)) for block in blocks), default=math.inf)
+
+
+def _not_after(der: bytes) -> float:
+    """RFC 5280, 4.1: a certificate is a sequence, whose first part is one of a version, which may
+    be left out, number, algorithm, issuer and validity, from and until."""
+    at = _content(der, _content(der, 0)[0])[0]
+    for _ in range(3 + (der[at] == _VERSION)):
+        at = _content(der, at)[1]
+    begun = _content(der, at)[0]
+    at, end = _content(der, _content(der, begun)[1])
+    form = "%y%m%d%H%M%S%z" if end - at == len("yymmddHHMMSSZ") else "%Y%m%d%H%M%S%z"
+    return datetime.strptime(der[at:end].decode(), form).timestamp()
+
+
+def _content(der: bytes, at: int) -> tuple[int, int]:
+    """Where the content of the value at `at` begins and ends."""
+    begin, size = at + 2, der[at + 1]
+    if size > 127:  # the number of bytes that say it
+        begin += size - 128
+        size = int.from_bytes(der[at + 2 : begin])
+    return begin, begin + size
+
+
+def subject_of(certificate: Mapping[str, Any] | None) -> str:
+    """The subject of a certificate as `ssl` decodes it, in the form of RFC 2253 that gRPC has, too;
+    "" for none."""
+    said = [
+        "+".join(
+            f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in reversed(together)
+        )
+        for together in (certificate or {}).get("subject", ())
+    ]
+    return ",".join(reversed(said))
+
+
+def _escaped(value: str) -> str:
+    """With a backslash before what has a meaning, and for each byte that is not printable ASCII."""
+    marked = re.sub(r'[,+"\\<>;]|^[# ]| \Z', r"\\\g<0>", value).encode()
+    return "".join(chr(byte) if 32 <= byte < 127 else f"\\{byte:02X}" for byte in marked)
 
 
 def _reason(exc: Exception) -> str:

@@ -20,7 +20,7 @@ import pytest
 import forked
 from certificates import Authority
 from cli.conftest import Run
-from cluster import WAIT_S, CommandServer, command, gone, until
+from cluster import WAIT_S, CommandServer, command, free_ports, gone, until
 from dlm.client.config.cluster_file import ClusterToml, Endpoint, replace_servers
 from dlm.cluster import processes
 
@@ -276,7 +276,6 @@ def test_the_demo_ends_with_every_score_equal(
 @pytest.mark.slow
 def test_the_demo_ends_at_the_page_of_a_gateway(tmp_path: Path, environ: dict[str, str]) -> None:
     """In the user's browser, until Ctrl-C; then it prints what it checked."""
-    pytest.importorskip("h11")
     browser = tmp_path / "browser"
     browser.write_text('#!/bin/sh\necho "$1" > opened\n')
     browser.chmod(0o700)
@@ -366,24 +365,80 @@ def test_a_restart_is_written_though_a_server_was_added_by_hand(
         assert {one.pid for one in servers[:-1]} == set(process.children())
 
 
-def test_a_server_whose_port_another_process_has_is_named_once(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_server_that_cluster_toml_no_longer_lists_is_retired_when_it_is_stopped(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """It is restarted when the port is free; until then an operator knows that it is down."""
+    """The others are restarted still."""
+    listed = tmp_path / "cluster.toml"
+    line = ("cluster", folder / "shards", "--replicas", 2, "--restart")
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
+        first, *others = ClusterToml(listed).servers()
+        replace_servers(listed, others)
+        for one in (first, others[0]):
+            assert one.pid is not None
+            os.kill(one.pid, signal.SIGTERM)
+        until(lambda: "restarted" in process.errors and "retired" in process.errors)
+        assert re.search(rf"at {first.address} ended with status 0; it is retired", process.errors)
+        until(lambda: len(process.children()) == 3)
+    assert not listed.exists()
+
+
+def test_a_cluster_tells_what_starts_a_server_of_a_shard_that_is_new(
+    folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """With its own flags and free ports, once; the command is good as it stands."""
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text(f"alice:{'a' * 32}\n")
+    (port,) = free_ports(1)
+    line = ("cluster", folder / "shards", "--tokens", tokens, "--metrics-port", port)
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready() as process:
+        made = run("reshard", folder / "shards", "--shards", 3, "-o", tmp_path / "three")
+        assert made.returncode == 0, made.stderr
+        with (tmp_path / "cluster.sets").open("a") as sets:
+            sets.write(f"{tmp_path / 'three'}\n")
+        until(lambda: "shard 2, of which no server runs" in process.errors)
+        (said,) = re.findall(r"To start one: dlm (.*); then add (\S+) to", process.errors)
+        words = said[0].split()
+        assert words[words.index("--tokens") + 1] == str(tokens)
+        assert int(words[words.index("--metrics-port") + 1]) not in (0, port, port + 1)
+        ready = tmp_path / "two.json"
+        with CommandServer(
+            *words, "--ready-file", ready, cwd=tmp_path, env=environ, ready_file=ready
+        ).ready():
+            found = json.loads(ready.read_text())
+            assert (found["shard"], said[1]) == (2, f"127.0.0.1:{found['port']}")
+
+
+@pytest.mark.parametrize("trouble", ["port", "fork"])
+def test_a_server_that_cannot_be_restarted_yet_is_named_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str
+) -> None:
+    """Another process has its port, or the system has no room: an operator knows that it is down,
+    and the others are watched."""
     monkeypatch.setattr(processes, "HELD_S", 0)
+    monkeypatch.setattr(processes, "RESTART_S", 0)
     ended = subprocess.Popen(["true"])
     ended.wait()
     looks = iter(range(3))
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        server = processes.Server(ended, Endpoint(address, 0), [])
+        if trouble == "fork":
+            other.close()
+            monkeypatch.setattr(sys, "executable", str(tmp_path))  # which the system cannot start
+        server = processes.Server(ended, Endpoint(address, 0), ["--port", "0"])
         lines = list(
             processes.supervise(
-                [server], lambda: next(looks, None) is None, restart=True, changed=lambda _: None
+                [server],
+                lambda: next(looks, None) is None,
+                restart=True,
+                sets=tmp_path / "sets",
+                is_listed=lambda _: True,
+                changed=lambda _: None,
             )
         )
-    assert len(lines) == 1
-    assert address in lines[0]
+    assert len(lines) == (1 if trouble == "port" else 3)  # the port is named once
+    assert all(address in line for line in lines)
 
 
 def test_servers_do_not_outlive_a_cluster_that_was_killed(

@@ -94,6 +94,7 @@ def test_the_values_keep_to_the_schema(chart: Chart) -> None:
         {"directories": ["models/current"]},
         {"server": {"port": 1}},
         {"server": {"tokens": "/etc/tokens"}},
+        {"server": {"sets": "/models/sets"}},
         {"tls": {"secret": "x"}},
         {"tls": {"ca": "ca.crt"}},
         {"clients": {"token": "x"}},

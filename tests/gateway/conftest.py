@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("h11", reason="h11 is not installed (extra `gateway`)")
-
 from cluster import Cluster, ModelFiles, build
 from dlm.client import AsyncClient, ClientConfig
 from gateway.gateways import DOORS, Caller, ThreadGateway

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
-from certificates import Authority
+from certificates import Authority, Pair
 from cluster import ModelFiles, free_ports, until
 from dlm.client import AsyncClient
 from dlm.errors import ConfigError, ShardFormatError
@@ -111,7 +112,8 @@ def test_a_client_cannot_fill_the_gateway(opening: Any, tokens: Path) -> None:
 
 @pytest.mark.promise("gateway_private")
 def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -> None:
-    """It is no longer ready at once, but ends only when nobody has asked for a second."""
+    """It is no longer ready at once, but ends only when nobody has asked for a second; who keeps a
+    connection by HTTP is told that it ends."""
     (port,) = free_ports(1)
     gateway = ThreadGateway(opening, metrics_port=port, drain_grace_s=20.0).ready()
     assert got(port, "/readyz") == (200, "ready\n")
@@ -121,8 +123,13 @@ def test_a_draining_gateway_answers_until_its_callers_have_moved(opening: Any) -
     serving = health_pb2.HealthCheckResponse(status="SERVING").SerializeToString()
     assert check(asked) == serving
     assert caller("Score", sentences=["a"]).scores
+    kept = Caller(gateway, "json")
+    assert "connection" not in kept.post("Score", b"{}")[1]
     gateway.running.post(Event.STOP)
     until(lambda: got(port, "/readyz") == (503, "draining\n"))
+    status, headers, _ = kept.post("Score", b"{}")
+    assert (status, headers["connection"]) == (200, "close")
+    kept.close()
     assert caller("Score", sentences=["a"]).scores
     assert check(asked) != serving
     assert gateway.end() == 0
@@ -134,6 +141,7 @@ def test_metrics_are_the_families_of_the_page(opening: Any, tokens: Path) -> Non
     """And the client's; no label has what was asked."""
     (port,) = free_ports(1)
     with ThreadGateway(opening, metrics_port=port, tokens=str(tokens)) as gateway:
+        gateway.running.process.certificate_days = lambda: 20.0
         caller = Caller(gateway, "json", "a" * 32)
         caller("Score", sentences=["very private"])
         with pytest.raises(Refused):
@@ -183,8 +191,11 @@ def test_nothing_that_was_asked_is_logged(opening: Any, caplog: pytest.LogCaptur
 def test_tls_is_the_same_by_both_doors(opening: Any, tmp_path: Path) -> None:
     """A certificate of an authority that the caller trusts; a replaced one is used."""
     authority = Authority(tmp_path)
-    pair = authority.server
-    with ThreadGateway(opening, tls_cert=str(pair.cert), tls_key=str(pair.key)) as gateway:
+    pair, (port,) = authority.server, free_ports(1)
+    files = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    with ThreadGateway(opening, **files, metrics_port=port) as gateway:
+        found = re.search(r"^dlm_gateway_certificate_days (.+)$", got(port, "/metrics")[1], re.M)
+        assert found and 19 < float(found[1]) <= 20
         trusted = ssl.create_default_context(cafile=str(authority.ca))
         address = f"https://localhost:{gateway.running.http_port}/openapi.json"
         with urllib.request.urlopen(address, context=trusted) as answer:
@@ -229,6 +240,43 @@ def test_an_authority_of_callers_that_was_replaced_is_forgotten(
         assert not is_let_in(old)
 
 
+@pytest.mark.parametrize(
+    "subject", ["CN=decoder", r"2.5.4.5=7,CN=\ #D\, Ü\+1 \"x\"\ ,OU=a+UID=b,O=c\;d,C=DE"]
+)
+def test_a_caller_with_a_certificate_is_the_same_by_both_doors(
+    opening: Any, tmp_path: Path, subject: str
+) -> None:
+    """And another from its address has limits of its own."""
+    authority = Authority(tmp_path)
+    pair, other = authority.server, authority.issue("other")
+    one = authority.issue("one", subject=subject)
+
+    def ask(caller: Pair) -> int:
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        context.load_cert_chain(caller.cert, caller.key)
+        address = f"https://localhost:{gateway.running.http_port}/{SERVICE}/Models"
+        kind = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(address, b"{}", kind)
+        try:
+            with urllib.request.urlopen(asked, context=context) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code
+
+    files = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    more = {"tls_client_ca": str(authority.ca), "client_streams": 1}
+    with ThreadGateway(opening, **files, **more) as gateway:
+        credentials = grpc.ssl_channel_credentials(
+            authority.ca.read_bytes(), one.key.read_bytes(), one.cert.read_bytes()
+        )
+        with grpc.secure_channel(f"localhost:{gateway.running.port}", credentials) as channel:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert next(watch) == b"\x08\x01"
+            assert (ask(one), ask(other)) == (429, 200)
+            watch.cancel()
+
+
 def test_a_call_is_a_span_of_its_caller(opening: Any) -> None:
     """If the caller sent a sampled context; it has numbers, and no text."""
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
@@ -262,10 +310,14 @@ def test_settings_that_expose_the_model_are_refused(config: dict[str, Any]) -> N
 
 
 def test_what_it_cannot_open_ends_it(tmp_path: Path, files: ModelFiles) -> None:
-    """A folder that is no shard set, and a port that is taken."""
+    """A folder that is no shard set, the key of another certificate, and a port that is taken."""
     with pytest.raises(ShardFormatError):
         ThreadGateway(lambda: AsyncClient.local(tmp_path)).status.result()
     local = lambda: AsyncClient.local(files.directory)  # noqa: E731
+    authority = Authority(tmp_path)
+    unlike = {"tls_cert": str(authority.server.cert), "tls_key": str(authority.client.key)}
+    with pytest.raises(ConfigError, match="KEY_VALUES_MISMATCH"):
+        ThreadGateway(local, **unlike).status.result()
     with ThreadGateway(local) as gateway:
         for name in ("port", "http_port"):
             taken = {name: getattr(gateway.running, name)}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
+import socket
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -131,3 +134,29 @@ def test_nobody_notices_that_one_of_two_gateways_ends(
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.slow
+def test_a_gateway_that_can_open_no_more_files_says_so(files: ModelFiles, tmp_path: Path) -> None:
+    """Its balancer sends no further callers; and it is ready again afterwards."""
+    (port,) = free_ports(1)
+
+    def ready() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+
+    with CommandGateway("--local", files.directory, "--metrics-port", port, cwd=tmp_path) as one:
+        pid = one.ready().process.pid
+        limit = 1 + max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+        with ExitStack() as held:
+            for _ in range(limit):
+                place = ("127.0.0.1", one.running.http_port)
+                held.enter_context(socket.create_connection(place))
+            until(lambda: ready()[0] == 503)
+            assert f"{limit} files" in ready()[1]
+        until(lambda: ready() == (200, "ready\n"))

@@ -215,7 +215,6 @@ def test_requests_go_through_a_gateway(
 ) -> None:
     """Each of them, and the report is that of any run."""
     pytest.importorskip("hdrh")
-    pytest.importorskip("h11")
     from gateway.gateways import ThreadGateway
 
     cluster = servers.write(tmp_path / "cluster.toml")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster import WAIT_S, ThreadServer, until
+from cluster import ROOT, WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer, serve, warm_up_messages
@@ -21,7 +24,7 @@ from dlm.server.health import Event
 from dlm.server.opening import open_shard
 from dlm.server.process import Notice, Process, Watchdog
 from dlm.server.service import ShardService
-from dlm.server.sets import FollowedSets, Turn, write_sets
+from dlm.server.sets import FollowedSets, Sets, Turn, write_sets
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
@@ -31,14 +34,17 @@ OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch):
-    """Before it is ready, while it serves, and while it drains."""
-    monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
+def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch, caplog):
+    """Before it is ready, while it serves, and while it drains; a beat that fails is logged, and
+    the next one comes."""
+    monkeypatch.setattr("dlm.server.life.BEAT_S", 0.02)
     states: set[str] = set()
 
     class Watched(Watchdog):
         def beat(self) -> None:
             states.add(server.service.state.name)
+            if states == {"WARMING"}:
+                raise OSError("no memory")
 
     async def main() -> int:
         nonlocal server
@@ -63,6 +69,7 @@ def test_a_server_shows_that_its_loop_runs_until_it_ends(sharded, monkeypatch):
     server: ShardServer
     assert asyncio.run(main()) == 0
     assert states == {"WARMING", "READY", "DRAINING"}
+    assert "server.beat.failed" in caplog.text
 
 
 def test_a_set_that_cannot_be_loaded_is_reported_whatever_the_reason(
@@ -93,6 +100,35 @@ def test_a_set_that_cannot_be_loaded_is_reported_whatever_the_reason(
 
     assert asyncio.run(main()) == 0
     assert "no room" in caplog.text
+
+
+def test_a_look_at_the_list_that_fails_is_not_the_last(sharded, other, tmp_path):
+    """As when the system has no room for a thread."""
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    config = ServerConfig(sets=str(path))
+
+    class Fails(FollowedSets):
+        failed = False
+
+        def look(self) -> Sets | None:
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("can't start new thread")
+            return super().look()
+
+    async def main() -> int:
+        sets = Fails(config, 0, turn=Turn(f"test-{tmp_path}"))
+        server = ShardServer(config, [Shard.open(sharded.directory, 0)], sets=sets)
+        running = asyncio.create_task(server.run())
+        write_sets(path, [sharded.directory, other.directory])
+        async with asyncio.timeout(WAIT_S):
+            while len(server.models) < 2:
+                await asyncio.sleep(0.001)
+        server.post(Event.STOP)
+        return await running
+
+    assert asyncio.run(main()) == 0
 
 
 def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):
@@ -160,6 +196,43 @@ def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
             assert len(answers) == 64_000
     assert server.wait() == 0
     caller.close()
+
+
+LOADS_FOR_LONG = """
+import hashlib, sys
+from dlm.server import app
+
+def load(*_, **__):
+    print("loads", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in C, as a page fault
+
+setattr(app, sys.argv.pop(1), load)
+from dlm.__main__ import main
+main()
+"""
+
+
+@pytest.mark.promise("sigterm")
+@pytest.mark.parametrize(("work", "status"), [("open_shard", 143), ("open_listed", 0)])
+def test_sigterm_ends_a_server_that_loads(sharded, other, tmp_path, work, status):
+    """At its start, and while it serves: a read of a large file cannot be interrupted."""
+    path, ready = tmp_path / "sets", tmp_path / "ready"
+    write_sets(path, [sharded.directory])
+    line = ["serve", "--sets", path, "--shard", "0", "--ready-file", ready]
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADS_FOR_LONG, work, *line],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    ) as server:
+        if work == "open_listed":
+            until(ready.exists)
+            write_sets(path, [sharded.directory, other.directory])
+        assert server.stdout.readline() == b"loads\n"
+        server.terminate()
+        try:
+            assert server.wait(WAIT_S) == status
+        finally:
+            server.kill()
 
 
 def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gated):

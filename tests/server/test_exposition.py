@@ -28,17 +28,20 @@ from dlm.ngram.partition import SLOTS, slots_of
 from dlm.server.answers import orders_of
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
-from dlm.server.exposition import HEALTHZ, LOAD, METRICS, READYZ, exposition
-from dlm.server.health import Event, ServingState
-from dlm.server.http import (
+from dlm.server.exposition import (
     CONNECTIONS,
-    HEAD_BYTES,
+    HEALTHZ,
+    LOAD,
+    METRICS,
+    READYZ,
     HttpServer,
-    Response,
+    exposition,
     tcp_socket,
 )
+from dlm.server.health import Event, ServingState
 from dlm.server.metrics import FAMILIES, Served, ServerCollector, ServerMetrics
 from dlm.server.process import Process
+from dlm.wire.http import HEAD_BYTES, Response
 from dlm.wire.status import Reason
 from http2 import PREFACE, SETTINGS, frame
 from server.calls import Caller, outcome
@@ -69,12 +72,10 @@ def fetch(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def raw(port: int, data: bytes, *, close: bool = False) -> bytes:
+def raw(port: int, data: bytes) -> bytes:
     """All that comes back for `data`."""
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
         connection.sendall(data)
-        if close:
-            connection.shutdown(socket.SHUT_WR)
         out = b""
         while part := connection.recv(65536):
             out += part
@@ -220,7 +221,8 @@ def shown() -> Iterator[tuple[HttpServer, ServerMetrics]]:
     """An endpoint over counts that the test changes."""
     metrics = ServerMetrics()
     loop = asyncio.new_event_loop()
-    collector = ServerCollector(lambda: [served(metrics)])
+    process = Process(certificate_days=lambda: 20.0)
+    collector = ServerCollector(lambda: [served(metrics)], process)
     server = exposition(
         tcp_socket("127.0.0.1", 0), collector, lambda: ServingState.READY, loop, clock=lambda: 0.0
     )
@@ -250,13 +252,6 @@ def test_what_is_no_scrape_is_refused(shown, data: bytes, status: bytes) -> None
     assert fetch(shown[0].port, "/metrics")[0] == 200
 
 
-def test_head_has_no_body(shown) -> None:
-    """Its length is told all the same."""
-    head, _, body = raw(shown[0].port, b"HEAD /readyz HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
-    assert b"Content-Length: 6" in head
-    assert body == b""
-
-
 def test_whatever_comes_to_this_port_scores_are_answered(gated, sharded) -> None:
     """While connections say nothing, or nonsense without an end."""
     port = free_ports(1)[0]
@@ -280,12 +275,6 @@ def test_whatever_comes_to_this_port_scores_are_answered(gated, sharded) -> None
             return False
 
     until(scraped)
-
-
-def test_half_a_request_ends_with_its_connection(shown) -> None:
-    """Nothing comes back, nothing stays."""
-    assert raw(shown[0].port, b"GET /metr", close=True) == b""
-    assert fetch(shown[0].port, "/metrics")[0] == 200
 
 
 def reset(connection: socket.socket) -> None:
@@ -365,14 +354,14 @@ def test_connections_that_say_nothing_are_bounded(shown) -> None:
     """As many as are held; a probe is answered in the place of the oldest, which is closed."""
     server, _ = shown
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS)]
-    until(lambda: len(server._open) == CONNECTIONS)
+    until(lambda: len(server.connections.open) == CONNECTIONS)
     assert fetch(server.port, "/readyz")[0] == 200
     held[0].settimeout(WAIT_S)
     assert held[0].recv(1) == b""
     held[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         held[1].recv(1)
-    until(lambda: len(server._open) == CONNECTIONS - 1)
+    until(lambda: len(server.connections.open) == CONNECTIONS - 1)
     for connection in held:
         connection.close()
 
@@ -444,6 +433,8 @@ def test_two_models_on_one_port_are_told_apart() -> None:
     ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
     assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
     assert [s.labels["model"] for s in families["dlm_server_memory_bytes"].samples] == ["a" * 12]
+    default = families["dlm_server_default"].samples
+    assert {s.labels["model"]: s.value for s in default} == {"a" * 12: 1, "c" * 12: 0}
 
 
 def test_a_connection_that_no_memory_is_left_for_is_accepted_later_and_costs_no_core():

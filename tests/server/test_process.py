@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import ROOT, free_ports
+from cluster import ROOT, WAIT_S, free_ports
 from dlm.server.process import (
     MEMORY_AGE_S,
     MEMORY_SHARE,
@@ -142,6 +142,48 @@ def test_a_process_whose_loop_does_not_run_ends_with_a_traceback(ending: str, sa
     )
     assert (done.returncode != 0) == bool(says)
     assert says in done.stderr
+
+
+NO_ROOM = """
+import os, resource, sys
+from dlm.server.process import MEMORY_AGE_S, MemoryGauge, Watchdog
+now, reads = [0.0], []
+watchdog = Watchdog(ends=True)
+gauge = MemoryGauge(lambda: reads.append(1) or len(reads), lambda: now[0])
+assert gauge.bytes() == 1
+kind = getattr(resource, sys.argv[1])
+soft, hard = resource.getrlimit(kind)
+with open("/proc/self/statm") as file:
+    size = int(file.read().split()[0]) * 4096
+resource.setrlimit(kind, (0 if sys.argv[1] == "RLIMIT_NOFILE" else size + (2 << 20), hard))
+now[0] += MEMORY_AGE_S
+watchdog.beat()
+gauge.bytes()
+resource.setrlimit(kind, (soft, hard))
+while gauge.bytes() == 1:
+    now[0] += MEMORY_AGE_S
+watchdog.close()
+"""
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_NOFILE", "RLIMIT_AS"])
+def test_without_a_descriptor_or_a_thread_a_process_lives_on(limit: str, tmp_path: Path):
+    """It beats, and shows the memory that it knew; the next look finds it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        done = subprocess.run(
+            [sys.executable, "-c", NO_ROOM, limit],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_systemd_is_told_that_it_is_ready_and_lives(tmp_path: Path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import urllib.request
 from collections.abc import Iterator
 from math import inf
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from certificates import Authority
-from cluster import WAIT_S, until
+from cluster import WAIT_S, free_ports, until
 from dlm.client.config.security import ClientSecurity
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
@@ -572,6 +573,24 @@ def test_certificates_of_clients_are_asked_for_and_name_them(gated, tmp_path, ch
     assert beat(channels(server.address, **theirs)).code is grpc.StatusCode.OK
     assert beat(channels(server.address, ca=authority.ca)).code is grpc.StatusCode.UNAVAILABLE
     watch.cancel()
+
+
+def test_days_until_a_certificate_expires_are_shown(gated, tmp_path):
+    """Those of the one that is in use."""
+    authority, (port,) = Authority(tmp_path), free_ports(1)
+    pair = authority.server
+    gated(tls_cert=str(pair.cert), tls_key=str(pair.key), metrics_port=port)
+
+    def days() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith("dlm_server_certificate_days{"):
+                    return float(line.split()[-1])
+        raise AssertionError("it is not shown")
+
+    assert 19 < days() <= 20
+    authority.issue("server", days=9)  # in place of the files
+    until(lambda: 8 < days() <= 9)
 
 
 @pytest.mark.promise("token_changes")

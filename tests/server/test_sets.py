@@ -6,85 +6,37 @@ import os
 import shutil
 import signal
 import stat
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 
-from cluster import WAIT_S, gone, until
+from cluster import WAIT_S, ThreadServer, gone, until
+from dlm.client.config.cluster_file import Endpoint
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.cluster.status import ClusterStatus
 from dlm.errors import ConfigError
 from dlm.files import write_whole
 from dlm.index.layout import MANIFEST, read_manifest
+from dlm.index.search.shard import Shard
 from dlm.server.config import ServerConfig
 from dlm.server.sets import (
     GIVE_WAY_S,
     TURN_S,
-    CheckSets,
     FollowedSets,
-    ListChanged,
-    Listed,
-    Loaded,
-    LoadSets,
-    Report,
-    SetsChecked,
-    SetsState,
     Turn,
     check_memory,
     listed,
     read_sets,
-    step,
     write_sets,
 )
+from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import Reason
+from dlm.wire.status import Reason, reason_of
 from server.calls import Caller, Stream, outcome
-
-A, B = Listed("a", "0a"), Listed("b", "0b")
-START = SetsState((A,))
-
-
-def run(state, *events):
-    """The state after these events, and all actions."""
-    done = []
-    for event in events:
-        state, actions = step(state, event)
-        done += actions
-    return state, done
-
-
-# ------------------------------------------------------------------------------ the decision
-
-
-def test_new_sets_are_checked_then_loaded():
-    """And served once they are."""
-    state, done = run(START, ListChanged((A, B)), SetsChecked(), Loaded())
-    assert done == [CheckSets((A, B)), LoadSets((A, B)), Report((A, B))]
-    assert state == SetsState((A, B))
-
-
-def test_a_set_that_is_no_longer_listed_needs_no_check():
-    """Nor does another order, which changes the default."""
-    _, done = run(SetsState((A, B)), ListChanged((B, A)), Loaded())
-    assert done == [LoadSets((B, A)), Report((B, A))]
-
-
-@pytest.mark.parametrize("failures", [[SetsChecked("no room")], [SetsChecked(), Loaded("no room")]])
-def test_a_list_that_cannot_be_served_changes_nothing(failures):
-    """The reason is kept until the list changes."""
-    state, done = run(START, ListChanged((A, B)), *failures)
-    assert done[-1] == Report((A,), "no room")
-    assert state == SetsState((A,), rejected="no room")
-    assert run(state, Loaded(), SetsChecked()) == (state, [])
-    assert run(state, ListChanged((A,)))[0].rejected == ""
-
-
-def test_a_list_that_changes_during_the_check_is_checked_anew_and_not_during_the_loading():
-    """What is loaded is what was checked."""
-    state, done = run(START, ListChanged((A, B)), Loaded(), ListChanged((B,)))
-    assert done == [CheckSets((A, B)), CheckSets((B,))]
-    loading, _ = run(state, SetsChecked())
-    assert run(loading, ListChanged((A,)), SetsChecked()) == (loading, [])
-
 
 # ------------------------------------------------------------------------------------ the list
 
@@ -134,6 +86,79 @@ def test_a_list_of_which_no_set_has_the_shard_does_not_start_a_server(tmp_path, 
         FollowedSets(ServerConfig(sets=str(tmp_path / "sets")), 2)
 
 
+@pytest.fixture
+def following(tmp_path, sharded):
+    """Follows a list of one set; and how to write the list."""
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    made = FollowedSets(ServerConfig(sets=str(path)), 0, turn=Turn(f"test-{tmp_path}"))
+    yield made, lambda *all_: write_sets(path, [one.directory for one in all_])
+    made.close()
+
+
+def ids(*all_):
+    """As a server is told to serve them."""
+    return listed([one.directory for one in all_], 0)
+
+
+def test_new_sets_are_checked_and_a_list_of_those_that_are_served_is_not(following, sharded, other):
+    """They count as served once they are; another order changes the default."""
+    sets, write = following
+    write(sharded, other)
+    until(lambda: sets.look() or sets.checking)
+    assert sets.checking == ids(sharded, other)
+    assert until_given(sets) == ids(sharded, other)
+    assert (sets.serving, sets.checking) == (ids(sharded), None)
+    sets.loaded()
+    assert sets.serving == ids(sharded, other)
+    write(other, sharded)
+    assert until_given(sets) == ids(other, sharded)
+
+
+@pytest.mark.parametrize("fails", ["check", "load"])
+def test_a_list_that_cannot_be_served_changes_nothing(following, sharded, other, tmp_path, fails):
+    """The reason is kept until the list changes."""
+    sets, write = following
+    bad = SimpleNamespace(directory=tmp_path / "bad")
+    shutil.copytree(other.directory, bad.directory)
+    if fails == "check":
+        with (bad.directory / other.manifest.file("shard", 0).name).open("r+b") as file:
+            file.seek(4000)
+            file.write(bytes(16))
+        write(sharded, bad)
+        until(lambda: sets.look() or sets.rejected)
+    else:
+        write(sharded, bad)
+        until_given(sets)
+        sets.loaded("no room")
+    assert str(bad.directory) in sets.rejected or fails == "load"
+    assert sets.serving == ids(sharded)
+    sets.loaded("late")  # of nothing that was given
+    assert sets.rejected not in ("", "late")
+    write(sharded)
+    until(lambda: sets.look() or not sets.rejected)
+
+
+def test_a_list_that_changes_during_the_check_is_checked_anew(following, sharded, other):
+    """What is loaded is what was checked."""
+    sets, write = following
+    write(sharded, other)
+    until(lambda: sets.look() or sets.checking)
+    reader = sets._child._process.pid
+    os.kill(reader, signal.SIGSTOP)
+    write(other)
+    until(lambda: sets.look() or sets.checking == ids(other))
+    assert gone(reader)
+    assert until_given(sets) == ids(other)
+
+
+def until_given(sets):
+    """What is to be served, once it is known."""
+    given = []
+    until(lambda: given.append(sets.look()) or given[-1])
+    return given[-1]
+
+
 @pytest.mark.promise("loads_in_turn")
 def test_servers_of_a_machine_load_one_after_another(tmp_path, sharded, other):
     """The second has its files checked once the first serves the list; and a list that needs no
@@ -146,7 +171,7 @@ def test_servers_of_a_machine_load_one_after_another(tmp_path, sharded, other):
     until(first.look)
     for _ in range(5):
         second.look()
-    assert second.state.loading is None
+    assert second.checking is None
     first.loaded()
     until(second.look)
     write_sets(path, [sharded.directory])
@@ -163,7 +188,7 @@ def test_what_gives_way_for_a_minute_then_does_no_longer(tmp_path, sharded, othe
         ServerConfig(sets=str(path)), 0, turn=Turn(f"test-{tmp_path}"), clock=lambda: now[0]
     )
     write_sets(path, [sharded.directory, other.directory])
-    until(lambda: following.look() or following.state.loading)
+    until(lambda: following.look() or following.checking)
     assert following._child is not None
     reader = following._child._process.pid
     os.kill(reader, signal.SIGSTOP)
@@ -181,8 +206,8 @@ def test_a_folder_on_a_disk_that_fails_is_rejected(tmp_path, sharded):
     bad.mkdir()
     (bad / MANIFEST).symlink_to("/proc/self/mem")  # an input/output error at its first byte
     write_sets(path, [sharded.directory, bad])
-    until(lambda: following.look() or following.state.rejected)
-    assert following.state.serving == listed([sharded.directory], 0)
+    until(lambda: following.look() or following.rejected)
+    assert following.serving == listed([sharded.directory], 0)
     following.close()
 
 
@@ -284,3 +309,54 @@ def test_each_reason_why_a_list_cannot_be_served_is_logged(tmp_path, sharded, ot
     write(other.directory)
     until(lambda: held(caller) == [other.manifest.shard_set], server.process)
     assert server.stop() == 0
+
+
+def test_status_shows_the_default_first_and_only_what_is_held_now(sharded, other, tmp_path):
+    """As the list says, each time it changes; no row stays as it was."""
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    server = ThreadServer(Shard.open(sharded.directory, 0), own_loop=True, sets=str(path)).ready()
+    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, WAIT_S)
+    for held in ([sharded, other], [other, sharded], [other]):
+        write_sets(path, [one.directory for one in held])
+        names = [one.manifest.shard_set[:12] for one in held]
+        until(lambda names=names: [row.shard_set for row in status.poll().rows] == names)
+        before, after = status.poll().rows, status.poll().rows
+        assert all(a.uptime_s < b.uptime_s for a, b in zip(before, after, strict=True))
+        assert [row.memory_bytes is not None for row in after] == [True, False][: len(held)]
+    status.close()
+    server.end()
+
+
+def test_a_download_of_a_set_that_is_unloaded_ends_with_what_is_tried_again(
+    sharded, other, tmp_path, monkeypatch
+):
+    """It took longer than `shutdown_timeout_s`; the others of the shard may still have the set."""
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 700)
+    path = tmp_path / "sets"
+    write_sets(path, [sharded.directory])
+    shard = Shard.open(sharded.directory, 0)
+    server = ThreadServer(shard, own_loop=True, sets=str(path), shutdown_timeout_s=0.0).ready()
+    caller, entered, gate = Caller(server.address), threading.Event(), threading.Event()
+    downloads = server.server.service.downloads
+    read = downloads.read_chunk
+
+    def waiting(*asked):
+        entered.set()
+        assert gate.wait(WAIT_S)
+        return read(*asked)
+
+    downloads.read_chunk = waiting
+    request = pb.DownloadRequest(
+        shard_set=sharded.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_LOW_ORDERS
+    )
+    chunks = caller.download(request.SerializeToString(), timeout=WAIT_S)
+    assert entered.wait(WAIT_S)
+    write_sets(path, [other.directory])
+    until(lambda: not downloads.files)
+    gate.set()
+    with pytest.raises(grpc.RpcError) as error:
+        list(chunks)
+    assert reason_of(error.value) is Reason.DRAINING
+    caller.close()
+    server.end()

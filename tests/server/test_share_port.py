@@ -61,6 +61,16 @@ def test_processes_on_a_port_answer_each_for_itself(sharded, start):
         assert two.stop(signal.SIGTERM) == 0
 
 
+def test_a_process_of_another_shard_on_a_port_is_not_alike(start):
+    """Whoever is asked: a roll-out does not take it for one that has loaded the set."""
+    (port,) = free_ports(1)
+    one, _ = (start(shard, port=port, share_port=True).ready() for shard in (0, 1))
+    with one_of_each(one.address, 2) as callers:
+        for caller in callers:
+            until(lambda found=caller: found.beat().processes == 2)
+            assert caller.beat().alike == 1
+
+
 @pytest.mark.parametrize(("first", "second"), [(False, False), (True, False), (False, True)])
 def test_a_second_server_on_a_port_that_is_not_shared_is_refused(sharded, start, first, second):
     """Both must agree to it."""

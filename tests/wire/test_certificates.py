@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from certificates import Authority
+from cluster import WAIT_S
 from dlm.errors import ConfigError
-from dlm.wire.certificates import read_certificates
+from dlm.wire.certificates import expiry_of, read_certificates
 
 HOLLOW = b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
 
@@ -90,6 +92,16 @@ def test_what_is_no_pem_is_refused(files, which, content):
             os.mkfifo(path, 0o600)
     with pytest.raises(ConfigError, match=str(path)):
         read_certificates(**files)
+
+
+@pytest.mark.parametrize("days", [3, 400, 20_000])
+def test_what_expires_first_of_a_chain_is_found(authority, days):
+    """A certificate, and the one that signed it; years from 2050 on are written otherwise."""
+    pair = authority.issue("long", days=days)
+    begun = time.time()
+    chain = b"# ours\n" + pair.cert.read_bytes() + authority.ca.read_bytes()
+    assert expiry_of(chain) == pytest.approx(begun + 86400 * min(days, 20), abs=WAIT_S)
+    assert expiry_of(pair.cert.read_bytes()) == pytest.approx(begun + 86400 * days, abs=WAIT_S)
 
 
 @pytest.fixture

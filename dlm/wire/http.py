@@ -1,0 +1,272 @@
+"""HTTP/1.1, for the pages of a server and the calls of a gateway; bounded in bytes and in time.
+
+Stricter than RFC 9112 where readers of HTTP have differed: a request says its length once, in one
+way, and its lines end with CR LF.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from dlm.wire.certificates import subject_of
+
+HEAD_BYTES = 16 << 10
+HEAD_S = 5.0  # for the head of a request, from its first byte or from connecting
+IDLE_S = 75.0  # between two requests of one connection
+BODY_S = 20.0  # for a body
+WRITE_S = 10.0  # for a client to read its answer
+LINGER_S = 2.0  # for a client to notice that its request was refused unread
+LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
+READ_BYTES = 64 << 10
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+ALWAYS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_FIRST_LINE = re.compile(rb"(%s) ([!-~\x80-\xff]+) HTTP/1\.([01])" % _TOKEN)
+_FIELD = re.compile(rb"(%s):([^\0-\x08\n-\x1f\x7f]*)" % _TOKEN)
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\0-\x08\n-\x1f\x7f]*)?\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    body: bytes
+    content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def text(status: int, line: str) -> Response:
+    return Response(status, line.encode() + b"\n")
+
+
+class BadRequest(Exception):
+    """What came is not HTTP/1.1, or more of it than is taken."""
+
+    def __init__(self, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        self.status = status
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """A request whose body is not read yet; the names of headers are in lower case.
+
+    length   bytes of the body that are unread; None: it comes in chunks
+    keeps    whether the client would send another one on its connection
+    body     reads it; None if it is too large, BadRequest if it is cut off, TimeoutError
+    who      the subject of its certificate, or its address; `peer`: the address with the port
+    """
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    length: int | None
+    keeps: bool
+    body: Callable[[], Awaitable[bytes | None]] = field(init=False)
+    who: str = ""
+    peer: str = ""
+
+    def header(self, name: str) -> str:
+        return next((value for known, value in self.headers if known == name), "")
+
+
+Task: TypeAlias = asyncio.Task[Any]
+# The stack is closed once the answer is written.
+Answer: TypeAlias = Callable[[HttpRequest, ExitStack], Awaitable[Response]]
+
+
+class Connections:
+    """Those of the running loop, each of which answers one request at a time.
+
+    Args  refusal  what a client gets that has not sent a request, by its status
+          most     beyond it, the one that has been idle for longest is closed
+          keeps    whether a connection may take another request now
+          fault    logs that an answer failed
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        refusal: Callable[[int, str], Response],
+        *,
+        most: int,
+        body_bytes: int = 0,
+        keeps: Callable[[], bool] = bool,
+        fault: Callable[[Exception], object],
+    ) -> None:
+        self.answer, self.refusal, self.fault = answer, refusal, fault
+        self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
+        # Oldest first, those between requests also in the second.
+        self.open: dict[Task, None] = {}
+        self.idle: dict[Task, None] = {}
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, request after request; what the other end does ends this one alone."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.open[task] = None
+        if len(self.open) > self._most:
+            oldest = next(iter(self.idle or self.open))
+            self.idle.pop(oldest, None)
+            oldest.cancel()
+        try:
+            await _Connection(self, reader, writer, task).talk()
+        except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
+            pass  # it dawdled, went away, or had to make room
+        finally:
+            self.idle.pop(task, None)
+            self.open.pop(task, None)
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        for task in self.open:
+            task.cancel()
+        await asyncio.gather(*self.open, return_exceptions=True)
+
+
+class _Connection:
+    def __init__(
+        self,
+        all_: Connections,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        task: Task,
+    ) -> None:
+        self._all, self._reader, self._writer, self._task = all_, reader, writer, task
+        writer.transport.set_write_buffer_limits(0)  # a drain waits until all is written
+        address, port = (writer.get_extra_info("peername") or ("", 0))[:2]
+        subject = subject_of(writer.get_extra_info("peercert"))
+        self._who, self._peer = subject or str(address), f"{address}:{port}"
+
+    async def talk(self) -> None:
+        wait_s, goes_on = HEAD_S, True
+        while goes_on:
+            self._all.idle[self._task] = None
+            try:
+                request = await self._request(wait_s)
+            except BadRequest as exc:
+                said = "this is not an HTTP/1.1 request, or its head is too long"
+                await self._write(self._all.refusal(exc.status, said), goes_on=False)
+                break
+            self._all.idle.pop(self._task, None)
+            with ExitStack() as held:
+                try:
+                    answer = await self._all.answer(request, held)
+                except Exception as exc:  # noqa: BLE001 - the next request must be answered
+                    self._all.fault(exc)
+                    said = "failed; see the server's log"
+                    answer = self._all.refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said)
+                goes_on = request.keeps and request.length == 0 and self._all.keeps()
+                await self._write(answer, goes_on=goes_on, with_body=request.method != "HEAD")
+            wait_s = IDLE_S
+        await self._linger()
+
+    async def _request(self, wait_s: float) -> HttpRequest:
+        """The next one, whose first byte must come in `wait_s` seconds."""
+        async with asyncio.timeout(wait_s):
+            head = await self._reader.readexactly(1)
+        if head <= b" ":
+            raise BadRequest
+        async with asyncio.timeout(HEAD_S):
+            try:
+                head += await self._reader.readuntil(b"\r\n\r\n")
+            except asyncio.LimitOverrunError as exc:
+                raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from exc
+        request = _read_head(head)
+        request.who, request.peer = self._who, self._peer
+        request.body = lambda: self._body(request)
+        return request
+
+    async def _body(self, request: HttpRequest) -> bytes | None:
+        if request.length is not None and request.length > self._all.body_bytes:
+            return None
+        if request.header("expect").lower() == "100-continue":
+            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        async with asyncio.timeout(BODY_S):
+            try:
+                if request.length is None:
+                    body = await self._chunks()
+                else:
+                    body = await self._reader.readexactly(request.length)
+            except (EOFError, asyncio.LimitOverrunError) as exc:
+                raise BadRequest from exc
+        if body is not None:
+            request.length = 0  # nothing of it is left unread
+        return body
+
+    async def _chunks(self) -> bytes | None:
+        body = bytearray()
+        while True:
+            found = _CHUNK.fullmatch(await self._reader.readuntil(b"\r\n"))
+            if found is None:
+                raise BadRequest
+            size = int(found[1], 16)
+            if size == 0:
+                break
+            if len(body) + size > self._all.body_bytes:
+                return None
+            body += await self._reader.readexactly(size)
+            if await self._reader.readexactly(2) != b"\r\n":
+                raise BadRequest
+        while await self._reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # trailers say nothing here
+        return bytes(body)
+
+    async def _write(self, answer: Response, *, goes_on: bool, with_body: bool = True) -> None:
+        headers = (
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            *ALWAYS,
+            *answer.headers,
+            *(() if goes_on else (("Connection", "close"),)),
+        )
+        lines = [f"HTTP/1.1 {int(answer.status)} {HTTPStatus(answer.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        async with asyncio.timeout(WRITE_S):
+            self._writer.write(head + answer.body if with_body else head)
+            await self._writer.drain()
+
+    async def _linger(self) -> None:
+        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
+        if self._writer.can_write_eof():
+            self._writer.write_eof()
+        async with asyncio.timeout(LINGER_S):
+            for _ in range(LINGER_READS):
+                if not await self._reader.read(READ_BYTES):
+                    return
+
+
+def _read_head(head: bytes) -> HttpRequest:
+    """Raises `BadRequest`."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    begun = _FIRST_LINE.fullmatch(first)
+    fields = [_FIELD.fullmatch(line) for line in lines]
+    if begun is None or None in fields:
+        raise BadRequest
+    headers = [
+        (one[1].decode().lower(), one[2].strip(b" \t").decode("latin-1")) for one in fields if one
+    ]
+    names = [name for name, _ in headers]
+    if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
+        raise BadRequest
+    path = begun[2].split(b"?", 1)[0].decode("latin-1")
+    request = HttpRequest(begun[1].decode(), path, headers, 0, begun[3] == b"1")
+    request.keeps &= "close" not in re.split(r"[ ,\t]+", request.header("connection").lower())
+    if "transfer-encoding" in names:
+        # What stands in between may go by the other length, and see another next request.
+        is_chunked = request.header("transfer-encoding").lower() == "chunked"
+        if not is_chunked or "content-length" in names or begun[3] == b"0":
+            raise BadRequest
+        request.length = None
+    elif "content-length" in names:
+        if not re.fullmatch("[0-9]{1,15}", request.header("content-length")):
+            raise BadRequest
+        request.length = int(request.header("content-length"))
+    return request
