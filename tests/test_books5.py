@@ -154,25 +154,6 @@ def test_sentences_equal_the_oracle(
         )
 
 
-def test_sentences_agree_with_kenlm(
-    served: tuple[Client, list[str]], kenlm_model: tuple[Any, Any]
-) -> None:
-    """Every token within 1e-5 relative of KenLM, unknown words and sentence ends included."""
-    _, model = kenlm_model
-    utterance = served[0].utterance()
-    text = sentences()
-    for begin in range(0, SENTENCES, 500):
-        part = text[begin : begin + 500]
-        for line, result in zip(part, utterance.score_sentences(part), strict=True):
-            theirs = list(model.full_scores(line.decode()))
-            assert len(theirs) == result.tokens, line
-            for (want, _, oov), prob, ours in zip(
-                theirs, result.token_log10_prob, result.token_oov, strict=True
-            ):
-                assert abs(want - float(prob)) <= 1e-5 * abs(want), line
-                assert bool(oov) == bool(ours), line
-
-
 @pytest.mark.promise("states_as_kenlm")
 def test_states_of_a_real_model_are_equal_exactly_when_kenlms_are(
     served: tuple[Client, list[str]], kenlm_model: tuple[Any, Any]

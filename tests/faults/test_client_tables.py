@@ -23,7 +23,6 @@ from dlm.errors import (
     DeadlineExceeded,
     DlmError,
     ModelMismatch,
-    ShardDown,
     StaleShardSet,
     UnavailableError,
 )
@@ -438,27 +437,3 @@ def test_a_table_that_cannot_be_read_again_is_noted_in_the_error(site: Site, old
     old.write(site.path)
     site.becomes(new)
     ask(site.utterance, old.files.oracle, queries)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("same_ports", [True, False])
-def test_servers_that_really_restart_with_another_sharding(
-    two: ModelFiles, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, same_ports: bool
-) -> None:
-    """Sockets closed and opened: calls may fail in between, and only in between."""
-    path = tmp_path / "cluster.toml"
-    queries = random_queries(two.oracle, 11, 100)
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
-        first = Cluster(two)
-        client = connect(first.write(path) and path)
-        utterance = client.utterance()
-        ask(utterance, two.oracle, queries)
-        ports = first.ports if same_ports else []
-        first.end()
-        with pytest.raises(ShardDown):
-            ask(utterance, two.oracle, queries)
-        with Cluster(two.again(3), ports=ports) as second:
-            second.write(path)
-            until(lambda: _answers(utterance, two.oracle, queries))
-            assert client.manifest.shards == 3
-            ask(utterance, two.oracle, random_queries(two.oracle, 12, 100))

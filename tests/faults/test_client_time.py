@@ -18,13 +18,10 @@ import pytest
 
 import forked
 from client.questions import assert_equal, random_queries, random_sentences, save_queries
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer
+from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Utterance
 from dlm.client.deliver import loop
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
-from dlm.ngram.query import BIGRAM_FALLBACK, FULL
-
-SOON_S = 60.0  # a call with a deadline far below that has hung
 
 
 @contextmanager
@@ -204,22 +201,6 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
     before = client_calls(utterance)
     assert asked() == whole
     assert client_calls(utterance) - before > 100
-
-
-@pytest.mark.slow
-def test_a_large_call_of_a_stopped_server_is_partial_by_its_deadline(files, connect, text) -> None:
-    """Every part of it; and the other shard's scores are the full model's."""
-    with Cluster(files, kind=ProcessServer) as cluster:
-        client = connect(cluster, bigram_fallback=True, heartbeats=False)
-        utterance = client.utterance()
-        utterance.score_sentences(text[:50])
-        cluster.servers[0].pause()
-        try:
-            scores = utterance.score_sentences(text[:1000], deadline_s=WAIT_S / 100)
-        finally:
-            cluster.servers[0].resume()
-    sources = np.concatenate([score.token_source for score in scores])
-    assert set(sources.tolist()) == {FULL, BIGRAM_FALLBACK}
 
 
 # -- an asyncio client that has not connected -----------------------------------------------------

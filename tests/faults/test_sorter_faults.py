@@ -7,9 +7,7 @@ import json
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 import forked
 from dlm.errors import SpillError
 from dlm.spill import runs as run_files
-from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
 
 MEMORY = MIN_MEMORY_BYTES
 WIDTH, KEY = 3, 2
@@ -173,37 +171,6 @@ def run_child(folder: Path, where: str, step: int) -> str:
     done = forked.script(CHILD, folder, where, step)
     assert done.returncode == -signal.SIGKILL
     return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("where", "step", "whole"),
-    [
-        ("block", 8, 0),  # in the first run
-        pytest.param("fsync", 1, 0, marks=pytest.mark.slow),  # it is written, and has no name
-        ("fsync", 2, 1),  # it has its name
-        pytest.param("fsync", 19, 9, marks=pytest.mark.slow),  # the last of ten
-        ("fsync", 21, 10),  # the first that is merged from others
-        pytest.param("fsync", 22, 11, marks=pytest.mark.slow),  # ... which are still there
-        ("fsync", 23, 7),  # the second: four runs have become one
-    ],
-)
-def test_a_killed_sort_leaves_whole_runs_only(
-    tmp_path: Path, where: str, step: int, whole: int
-) -> None:
-    """While runs are written, and while they are merged; the next sort begins anew."""
-    assert run_child(tmp_path, where, step) == ""
-    runs = list(tmp_path.glob("rows-*.run"))
-    assert len(runs) == whole
-    assert all(path.name.endswith((".run", ".partial")) for path in tmp_path.iterdir())
-    for path in runs:
-        count = int.from_bytes(path.read_bytes()[24:32], sys.byteorder)
-        run = run_files.Run(path.name, count, "")
-        with closing(run_files.RunReader(tmp_path, run, 3, 2, 64)) as reader:
-            rows = np.empty((count, 3), np.uint32)
-            assert reader.fill(rows) == count
-            assert rows.tolist() == sorted(rows.tolist(), key=lambda row: row[:2])
-    discard(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_sort_survives_its_process(tmp_path: Path) -> None:

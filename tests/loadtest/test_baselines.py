@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,8 @@ import pytest
 from cluster import Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
 from dlm.ngram.partition import slots_of
-from dlm.ngram.vocab import Vocabulary
-from loadtest.baselines.client import BaselineClient
 from loadtest.baselines.hash_index import HashIndex, Ngrams
-from loadtest.baselines.kernels import EXACT, LONGEST, WHOLE
-from loadtest.baselines.server import running
+from loadtest.baselines.kernels import WHOLE
 from loadtest.baselines.systems import (
     SYSTEMS,
     Cache,
@@ -209,41 +205,3 @@ def test_dlm_itself_sends_what_was_computed(
         assert stats.messages == expected.messages.sum() > 0
         assert stats.sent_queries == expected.looked_up.sum()
         assert stats.local_hits == expected.local
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["A", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dlm-uncached", "B", "dlm-hash"))],
-)
-def test_real_servers_count_what_was_computed(
-    name: str, files: ModelFiles, ngrams: Ngrams, trace: Trace, tmp_path: Path
-) -> None:
-    """Over gRPC, with the scores of the oracle."""
-    path = tmp_path / "n.npz"
-    ngrams.write(path)
-    order = files.oracle.order
-    calls = calls_of(trace, files.oracle.vocabulary, order)
-    cache = Cache.of(ngrams)
-    placed = Placed(SYSTEMS[name], ngrams, 2)
-    expected = counted(calls, placed, cache, HashIndex(ngrams), trace.audio_s)
-
-    async def ask(addresses: list[str], vocabulary: Vocabulary) -> BaselineClient:
-        async with BaselineClient(addresses, placed, cache, vocabulary, order) as client:
-            handle = client.utterance()
-            for number, call in zip(np.flatnonzero(trace.asks), calls, strict=True):
-                request = trace.request(int(number))
-                states = handle.states_after(request.contexts)
-                words = np.array([[vocabulary.id_of(w) for w in row] for row in request.words])
-                found = await handle.extend(states, words.astype(np.uint32))
-                wanted = scores_of(files, call)[call.place]
-                assert found.log10_prob.reshape(-1).tobytes() == wanted.tobytes()
-            return client
-
-    with running(path, name, 2) as servers:
-        client = asyncio.run(ask(list(servers.addresses), files.oracle.vocabulary))
-    assert [one.messages for one in servers.served] == expected.messages.tolist()
-    assert [one.looked_up for one in servers.served] == expected.looked_up.tolist()
-    assert client.stats.messages == expected.messages.sum()
-    assert client.stats.queries == expected.queries
-    assert {SYSTEMS[n].mode for n in SYSTEMS} == {WHOLE, LONGEST, EXACT}

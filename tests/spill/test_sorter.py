@@ -131,18 +131,6 @@ def test_nothing_sorted_is_nothing(tmp_path: Path, durable: bool) -> None:
     assert read(SortedRuns.open(tmp_path, runs.manifest(), MEMORY)) == []
 
 
-@pytest.mark.parametrize("value", [0, 7, TOP])
-def test_equal_keys_keep_the_order_of_adding(tmp_path: Path, value: int) -> None:
-    """Over runs and passes, when all keys are equal."""
-    rows = np.full((500, 3), value, np.uint32)
-    rows[:, 2] = np.arange(500)
-    with Sorter(tmp_path, 3, 2, MEMORY) as sorter:
-        sorter.plan = Plan(capacity_rows=30, block_rows=4, chunk_rows=8, fan_in=3)
-        sorter.add(rows)
-        runs = sorter.finish()
-    assert np.concatenate([b.copy() for b in runs.blocks(9)])[:, 2].tolist() == list(range(500))
-
-
 def test_rows_of_any_layout_are_taken(tmp_path: Path) -> None:
     """Read-only, transposed or strided: they are copied."""
     rows = zipf_rows(200, 4)
@@ -210,17 +198,6 @@ def test_a_plan_stays_within_its_memory(memory: int, width: int, threads: int) -
     for runs in (1, 2, plan.fan_in // 2, plan.fan_in):
         read_bytes = runs * plan.read_blocks(runs) * plan.block_rows * row
         assert buffers * read_bytes + chunks < memory
-
-
-def test_smallest_neighbours_are_merged_first(tmp_path: Path) -> None:
-    """So that as little as possible is written twice."""
-    rows = zipf_rows(105, 2)
-    with Sorter(tmp_path, 2, 1, MEMORY) as sorter:
-        sorter.plan = Plan(capacity_rows=10, block_rows=1, chunk_rows=1, fan_in=10)
-        sorter.add(rows)
-        runs = sorter.finish()
-    assert sorted(run.rows for run in runs.runs) == [10] * 9 + [15]
-    assert read(runs) == oracle(rows, 1)
 
 
 def test_what_was_not_handed_over_is_removed(tmp_path: Path) -> None:
