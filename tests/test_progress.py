@@ -171,9 +171,6 @@ def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> 
         compiling_notice.use(tell, every_s=every_s)
 
 
-# Scores by a kernel that no folder holds, in a program that configures no logging.
-
-
 def test_a_command_says_at_once_on_a_terminal_that_it_works(tmp_path: Path) -> None:
     """Here one that waits for its input, and tells no stage."""
     said, heard = tmp_path / "said", tmp_path / "heard"

@@ -165,35 +165,6 @@ def test_what_waits_for_servers_that_are_rolled_is_routed_anew_when_its_pause_is
     assert_equal(call.result(WAIT_S), [oracle.score(c, w) for c, w in queries])
 
 
-def test_threads_get_right_answers_while_the_table_goes_back_and_forth(
-    site: Site, old, new
-) -> None:
-    """Whatever each call meets, it ends with the oracle's bits or an UnavailableError."""
-    oracle = old.files.oracle
-
-    def work(seed: int) -> int:
-        right = 0
-        for turn in range(30):
-            queries = random_queries(oracle, 1000 * seed + turn, 20)
-            try:
-                ask(site.utterance, oracle, queries)
-                right += 1
-            except UnavailableError:
-                pass
-        return right
-
-    with ThreadPoolExecutor(5) as pool:
-        workers = [pool.submit(work, seed) for seed in range(4)]
-        while not all(worker.done() for worker in workers):
-            site.becomes(new)
-            ask(site.client.utterance(), oracle, random_queries(oracle, 5, 5))
-            site.again()
-            ask(site.client.utterance(), oracle, random_queries(oracle, 6, 5))
-        assert sum(worker.result() for worker in workers) > 60
-    ask(site.utterance, oracle, random_queries(oracle, 7, 50))
-    until(lambda: free(site.client))
-
-
 def test_another_model_never_answers_an_old_utterance(site: Site, old, foreign) -> None:
     """StaleShardSet from the first call on, low orders included; a new utterance works."""
     queries = random_queries(old.files.oracle, 8, 100)

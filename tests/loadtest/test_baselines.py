@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster import Cluster, ModelFiles
-from dlm.client import Client, ClientConfig
+from cluster import ModelFiles
 from dlm.ngram.partition import slots_of
 from loadtest.baselines.hash_index import HashIndex, Ngrams
 from loadtest.baselines.kernels import WHOLE
@@ -183,25 +182,3 @@ def test_the_order_of_the_paper_holds(ngrams: Ngrams, calls: list[Call]) -> None
     assert found["dlm"] < found["dlm-unbatched"] < found["srilm"]
     assert found["dlm"] <= found["dlm-paper"] <= found["dlm-uncached"]
     assert found["B-batched"] < found["B"]
-
-
-def test_dlm_itself_sends_what_was_computed(
-    files: ModelFiles, ngrams: Ngrams, servers: Cluster, trace: Trace, tmp_path: Path
-) -> None:
-    """Its own servers and client; with batching and with one query per message."""
-    cache, whole = Cache.of(ngrams), HashIndex(ngrams)
-    calls = calls_of(trace, files.oracle.vocabulary, files.oracle.order)
-    for name, most in (("dlm", 16384), ("dlm-unbatched", 1)):
-        placed = Placed(SYSTEMS[name], ngrams, 2, files.manifest.slots)
-        expected = counted(calls, placed, cache, whole, trace.audio_s)
-        config = ClientConfig(60.0, max_queries=most, window=10_000, cache_dir=tmp_path)
-        with Client.connect(servers.addresses, config) as client:
-            handle = client.utterance()
-            for number in np.flatnonzero(trace.asks).tolist():
-                request = trace.request(number)
-                words = request.words if len(request.words) > 1 else request.words[0]
-                handle.extend(handle.states_after(request.contexts), words)
-            stats = client.stats
-        assert stats.messages == expected.messages.sum() > 0
-        assert stats.sent_queries == expected.looked_up.sum()
-        assert stats.local_hits == expected.local
