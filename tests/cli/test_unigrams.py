@@ -355,22 +355,6 @@ def test_with_noise_a_round_is_kept_before_it_is_told(people: UserDataset, tmp_p
         assert run.rounds_done == run.ledger.rounds == 3
 
 
-def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_path: Path) -> None:
-    """One that goes on draws a new key."""
-    output = tmp_path / "counts.tsv"
-    with collection(people, output, key=Key.from_system()) as first:
-        list(first.run(2))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"checkpoint.dlmfed", "private-2.state"}
-    for path in files:
-        held = path.read_bytes()
-        for name in ((), ("sampling",), ("unigrams", "noise", 0)):
-            key = first.key.fold(*name)._material
-            assert key not in held and key.hex().encode() not in held
-    assert b'"key": "system"' in (tmp_path / "counts.tsv.work/checkpoint.dlmfed").read_bytes()
-    assert rounds(people, output, 4, key=Key.from_system()) == 4
-
-
 def test_an_older_folder_that_is_put_back_is_not_noised_anew(
     people: UserDataset, tmp_path: Path
 ) -> None:
@@ -424,18 +408,6 @@ def test_a_run_is_not_resumed_with_other_settings(
     others = people.select([*range(1, 300), 0])
     with pytest.raises(ConfigError, match="users was"):
         collection(others, output)
-
-
-def test_a_damaged_checkpoint_is_refused(people: UserDataset, tmp_path: Path) -> None:
-    """Cut short, or no checkpoint at all."""
-    output = tmp_path / "counts.tsv"
-    rounds(people, output, 1)
-    path = tmp_path / "counts.tsv.work/checkpoint.dlmfed"
-    whole = path.read_bytes()
-    for text in (whole[: len(whole) // 2], b"", b"nothing"):
-        path.write_bytes(text)
-        with pytest.raises(FormatError, match=r"not a checkpoint|is cut off"):
-            collection(people, output)
 
 
 def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
