@@ -171,33 +171,6 @@ def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> 
         compiling_notice.use(tell, every_s=every_s)
 
 
-# Scores by a kernel that no folder holds, in a program that configures no logging.
-FIRST_USE = """
-import numpy as np
-from dlm.progress import compiling_notice
-compiling_notice._silent_s = 0.0
-from dlm.client.plan.kernels import next_states
-from dlm.server.kernels import count_orders
-next_states.compile()
-count_orders.compile()
-"""
-
-
-@pytest.mark.slow
-def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Path) -> None:
-    """On standard error, through logging; the next one finds the kernels and says nothing."""
-
-    def run() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", FIRST_USE],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True, text=True, check=True,
-        ).stderr  # fmt: skip
-
-    assert run() == f"dlm: {COMPILING}\n"
-    assert run() == ""
-
-
 def test_a_command_says_at_once_on_a_terminal_that_it_works(tmp_path: Path) -> None:
     """Here one that waits for its input, and tells no stage."""
     said, heard = tmp_path / "said", tmp_path / "heard"

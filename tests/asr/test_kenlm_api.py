@@ -445,21 +445,6 @@ def test_the_next_words_are_those_that_score_best(model: kenlm.Model) -> None:
         model.top_k(state, -1)
 
 
-def test_what_was_asked_is_counted(files: ModelFiles, tmp_path: Path, cluster: Cluster) -> None:
-    """What came again was remembered, and what no server was asked for is told from the rest."""
-    model = served(cluster, tmp_path)
-    before = model.stats()
-    for _ in range(2):
-        for text in sentences(20):
-            after(model, text)
-    found = {name: count - before[name] for name, count in model.stats().items()}
-    words = sum(len(text.split()) for text in sentences(20))
-    assert found["queries"] == 2 * words
-    assert words <= found["cached"] < 2 * words
-    assert 0 < found["cache_misses"] < words
-    assert found["bigram_fallback"] == found["local_fallback"] == 0
-
-
 def test_a_sentence_is_asked_once(files: ModelFiles, tmp_path: Path, cluster: Cluster) -> None:
     """Its words are remembered from `score` to `score`, and by `full_scores` and states."""
     model = served(cluster, tmp_path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,51 +84,6 @@ def test_an_arpa_file_is_sharded_once_and_again_when_it_changes(
         assert asked(client) == before  # its files are mapped
     assert [p.name for p in (cache / "models").iterdir()] == [sharded(arpa).name]
     assert sharded(arpa) != folder
-
-
-OPEN = """
-import sys
-from pathlib import Path
-from dlm.asr.open import sharded
-print(sharded(Path(sys.argv[1])).name, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-def test_beyond_its_limit_the_cache_loses_what_was_opened_longest_ago_and_nobody_has_open(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each set is opened by a process of its own; that of the first lives on."""
-    files = [MODEL.write(tmp_path / f"{name}.arpa") for name in "abcd"]
-    command = [sys.executable, "-c", OPEN]
-
-    def names() -> set[str]:
-        return {folder.name[0] for folder in (cache / "models").iterdir()}
-
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*command, files[0]], stdin=pipe, stdout=pipe) as first:
-        assert first.stdout is not None
-        first.stdout.readline()
-        for at, file in enumerate(files[1:3], 1):
-            subprocess.run([*command, file], stdin=subprocess.DEVNULL, check=True)
-            (made,) = (cache / "models").glob(f"{file.name}-*")
-            os.utime(made, (at, at))
-        subprocess.run([*command, files[1]], stdin=subprocess.DEVNULL, check=True)  # again
-        assert names() == {"a", "b", "c"}
-        size = sum(file.stat().st_size for file in made.iterdir())
-        environ = {**os.environ, "DLM_CACHE_SIZE": str(3 * size + 100)}
-        (held,) = (cache / "models").glob("a.arpa-*")
-        os.utime(held, (0, 0))
-        subprocess.run([*command, files[3]], stdin=subprocess.DEVNULL, env=environ, check=True)
-        assert names() == {"a", "b", "d"}
-        first.communicate()
-    monkeypatch.setenv("DLM_CACHE_SIZE", "1")
-    sharded(files[3])
-    assert names() == {"d"}
-    monkeypatch.setenv("DLM_CACHE_SIZE", "large")
-    with pytest.raises(ConfigError, match="'large'"):
-        sharded(files[3])
 
 
 def _open_in_child(arpa: Path, ready: object, results: object) -> None:

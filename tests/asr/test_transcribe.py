@@ -272,30 +272,6 @@ def test_the_command_prints_words_and_its_json_is_an_nbest_list(
     assert json.loads(done.stdout)["wer"] == word_errors(SAID.split(), text.split()).rate
 
 
-def test_where_servers_die_the_command_ends_its_line_and_says_where(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Without a fallback; what was recognised before stands, on a line of its own."""
-    cluster.write(tmp_path / "cluster.toml")
-    soundfile.write(tmp_path / "a.wav", long_audio(), SAMPLE_RATE)
-    options = ("--deadline", 20, "--max-words", WORDS, "--no-bigram-fallback")
-    running = subprocess.Popen(
-        command("transcribe", *["a.wav"] * 8, *options),  # not over when the servers end
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert running.stdout is not None
-    first = os.read(running.stdout.fileno(), 1 << 16).decode()
-    cluster.end()
-    rest, errors = (part.decode() for part in running.communicate(timeout=WAIT_S))
-    assert running.returncode == 1
-    assert first.startswith("a.wav\tthere was not")
-    assert (first + rest).endswith("\n")
-    assert "a.wav was transcribed up to " in errors
-    assert "acquaintance" not in errors
-
-
 def test_the_command_says_what_is_wrong_before_it_listens(tmp_path: Path, dlm: Dlm) -> None:
     """A cluster that is down at the start; a model that is not there; without a trace."""
     soundfile.write(tmp_path / "a.wav", np.zeros(SAMPLE_RATE), SAMPLE_RATE)

@@ -122,17 +122,6 @@ def test_the_command_writes_a_model_that_carries_the_record(home: Path) -> None:
     assert json.loads(again.stdout)["perplexity"] == figures["perplexity"]
 
 
-def test_a_topology_of_which_nothing_is_known_leaves_no_guarantee(home: Path) -> None:
-    """Nobody vouches for it, so that the record says what has none."""
-    out = home / "bare.arpa"
-    done = dlm("distill", home / "run", "--topology", home / "top.arpa", "-o", out, "--samples", 9)
-    assert done.exit_code == 0, done.exception
-    with ArpaReader(out) as reader:
-        record = Provenance.from_json(reader.comments[1])
-    assert record.guarantee is None
-    assert any("the topology" in reason for reason in record.reasons), record.reasons
-
-
 def test_a_network_is_judged_beside_its_model(home: Path) -> None:
     """On the same words, by its distribution after each history."""
     out = home / "judged.arpa"
@@ -221,22 +210,6 @@ def test_words_are_cased_and_their_frequencies_are_those_of_counts(home: Path) -
     ]  # fmt: skip
     carried = Provenance.from_json(record)
     assert set(carried.ledgers) == {"a" * 64, *NetworkSource(home / "run").record.ledgers}
-
-
-def test_what_has_no_record_among_the_inputs_leaves_no_guarantee(home: Path) -> None:
-    """The cased model and the counts, each by its name."""
-    cap = normalised_model(5, CASED, order=2).write(home / "cap_bare.arpa")
-    (home / "bare.tsv").write_text("alpha\t1\n")
-    top = home / "vouched.arpa"
-    top.write_text(f"# {Provenance.public('ACME', 'top').line}\n" + cap.read_text())
-    args = ("distill", home / "run", "--topology", top, "--samples", 9, "-o", home / "bare2.arpa")
-    done = dlm(*args, "--capitalize", cap, "--unigrams", home / "bare.tsv")
-    assert done.exit_code == 0, done.exception
-    with ArpaReader(home / "bare2.arpa") as reader:
-        record = Provenance.from_json(reader.comments[1])
-    for what in ("the capitaliser", "the unigrams"):
-        assert any(what in reason for reason in record.reasons), record.reasons
-    assert not any("the topology" in reason for reason in record.reasons)
 
 
 @pytest.mark.parametrize(

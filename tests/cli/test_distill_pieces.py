@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +15,6 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from cli.trained import dlm, ln_after, train  # noqa: E402
-from dlm.distill.counts import sampling  # noqa: E402
 from dlm.distill.sources.network import NetworkSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
@@ -27,7 +22,6 @@ from dlm.ngram.backoff import DictModel  # noqa: E402
 from dlm.record.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
 from federated.compiling import quickly  # noqa: E402
-from pipeline.runs import DRIVER  # noqa: E402
 
 WORDS = ["ala", "alba", "bela", "lab"]
 
@@ -80,18 +74,6 @@ def test_a_network_of_wordpieces_becomes_a_model_of_words(home: Path) -> None:
     carried = Provenance.from_json(record)
     assert carried.ledgers == network.record.ledgers
     assert carried.derived[-1] == "distill"
-
-
-def test_words_of_pieces_are_cased(home: Path) -> None:
-    """All spellings of the words are in, and every context sums to 1."""
-    cased = [*WORDS, "Ala", "ALBA"]
-    cap = normalised_model(4, cased, order=2, contexts=1.0).write(home / "cap.arpa")
-    args = ("distill", home / "run", "--samples", 200, "--topology", cap, "--capitalize", cap)
-    done = dlm(*args, "-o", home / "cased.arpa")
-    assert done.exit_code == 0, done.exception
-    model = DictModel.from_arpa(home / "cased.arpa")
-    assert {w.decode() for w in model.vocabulary.words} == {*cased, "<s>", "</s>", "<unk>"}
-    assert worst_sum(model) < 3e-6
 
 
 def test_a_network_of_pieces_is_judged_in_words(home: Path) -> None:
@@ -161,40 +143,6 @@ def test_counts_of_one_spelling_are_not_taken_for_anothers(home: Path) -> None:
     assert DictModel.from_arpa(home / "cased.arpa").ngrams == first
     done = dlm(*args, "--capitalize", other, "-o", home / "cased.arpa")
     assert isinstance(done.exception, ConfigError)
-
-
-def test_counting_that_is_killed_goes_on_to_the_same_bytes(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SIGKILL, once after counts were kept and once before; of cased words of pieces."""
-    monkeypatch.setattr(sampling, "DRAWN", 100)
-    driver = f"from dlm.distill.counts import sampling\nsampling.DRAWN = 100\n{DRIVER}"
-    cap = normalised_model(4, [*WORDS, "Ala"], order=2, contexts=1.0).write(home / "k.arpa")
-    args = ("distill", home / "run", "--samples", 300, "--topology", cap, "--capitalize", cap)
-    whole, cut, work = home / "whole.arpa", home / "cut.arpa", home / "killed"
-    done = dlm(*args, "-o", whole)
-    assert done.exit_code == 0, done.exception
-    more = ("--work", work, "-o", cut)
-    environ = {
-        **os.environ,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    for killed in (
-        ("dlm.distill.counts.work:_save", 1, "after"),
-        ("dlm.distill.counts.work:_save", 1, "before"),
-    ):
-        stopped = subprocess.run(
-            [sys.executable, "-c", driver, *map(str, (*killed, *args, *more))],
-            env=environ,
-            capture_output=True,
-            text=True,
-        )
-        assert stopped.returncode == -signal.SIGKILL, stopped.stderr
-        assert not cut.exists()
-    done = dlm(*args, *more)
-    assert done.exit_code == 0, done.exception
-    assert "of them counted before" in done.stderr
-    assert cut.read_bytes() == whole.read_bytes()
 
 
 def test_pieces_do_not_say_which_words_they_spell(home: Path) -> None:

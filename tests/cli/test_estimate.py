@@ -58,12 +58,6 @@ def test_a_model_is_made_and_its_stages_told(text: Path, tmp_path: Path) -> None
     assert "n-grams     " in done.stdout
 
 
-def test_quiet_tells_nothing(text: Path, tmp_path: Path) -> None:
-    """Neither stages nor totals."""
-    done = run(text, "-n", 2, "-o", tmp_path / "m.arpa", "-q", "--discount-fallback")
-    assert done.output == ""
-
-
 def test_text_comes_from_a_pipe_and_the_vocabulary_from_a_file(text: Path, tmp_path: Path) -> None:
     """N-grams with other words are gone."""
     (tmp_path / "words").write_text("w1 w2\nw3\n", encoding="utf-8")

@@ -162,14 +162,6 @@ def test_other_columns_and_rows_of_nobody_are_taken_as_the_message_says(place: P
     assert "left out: 1 row without a user id, 0 users" in done.stderr
 
 
-def test_settings_that_are_not_there_are_said_not_to_be(place: Path) -> None:
-    """Not that they are no TOML."""
-    (place / "run.toml").unlink()
-    said = str(federate(place).exception)
-    assert "run.toml cannot be opened: No such file" in said
-    assert "TOML" not in said
-
-
 def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None:
     """They are evaluated exactly: the command and the report say so."""
     (place / "run.toml").write_text(CONFIG.replace("seed = 3\n", ""))
@@ -192,16 +184,6 @@ def test_a_delta_that_would_permit_publishing_a_user_is_warned_of(place: Path) -
     less = federate(place, "--stop-after", "1")
     assert "epsilon" in less.stderr
     assert "privacy.delta" not in less.stderr
-
-
-def test_nobody_is_held_out_unless_the_settings_ask_for_it(place: Path) -> None:
-    """All users train, and nothing is said of an evaluation."""
-    (place / "run.toml").write_text(CONFIG.replace("held_out = 0.1\n", ""))
-    done = federate(place, "--json")
-    assert done.exit_code == 0, done.exception
-    assert not any("held_out" in json.loads(line) for line in done.stdout.splitlines())
-    assert "held out" not in done.stderr
-    assert "held-out" not in (place / "out" / "privacy.md").read_text()
 
 
 def test_too_few_users_are_told_of_with_those_who_are_held_out(place: Path) -> None:
@@ -323,41 +305,6 @@ def test_a_run_that_was_ended_takes_no_text_again(place: Path) -> None:
     assert "erased: users.store" in CliRunner().invoke(app, erase).stdout
     refuse_secrets_left(place / "out")
     assert "erased: nothing" in CliRunner().invoke(app, erase).stdout
-
-
-def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> None:
-    """Words as `dlm unigrams` splits them, in pieces; their record is composed with the rounds."""
-    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
-    counts = "".join(f"{word}\t{n}\n" for n, word in enumerate(["gamma", "beta", "alpha"], 1))
-    (place / "counts.tsv").write_text(counts)
-    made = [str(place / "counts.tsv"), "--size", "14", "--output", str(place / "pieces.model")]
-    assert CliRunner().invoke(app, ["pieces", *made]).exit_code == 0
-    text = (place / "users.tsv").read_text()
-    (place / "users.tsv").write_text(text.replace("alpha", "Alpha,"))
-    settings = CONFIG.replace('"words.txt"', '"pieces.model"\ntokenizer = "words"')
-    settings = settings.replace('public = "the tests"\n', "")
-    (place / "run.toml").write_text(settings)
-    done = federate(place, "--json")
-    assert done.exit_code == 0, done.exception
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert "are of wordpieces" in done.stderr
-    # Every character is a piece, and words are in several.
-    held_out = last["held_out"]
-    assert held_out["known"] == held_out["words"] > 5 * held_out["sentences"]
-    facts = json.loads((place / "out" / "privacy.json").read_text())
-    assert "no provenance record stood beside the counts" in facts["provenance"]["reasons"]
-    assert facts["provenance"]["derived"] == ["wordpieces 14"]
-    # Another inventory is another run; and public ones owe nobody anything.
-    assert (
-        CliRunner().invoke(app, ["pieces", *made, "--public-attested-by", "a tester"]).exit_code
-        == 0
-    )
-    assert "vocabulary_record" in str(federate(place).exception)
-    (place / "out" / "checkpoint.dlmfed").unlink()
-    assert federate(place).exit_code == 0
-    report = (place / "out" / "privacy.md").read_text()
-    assert "Public data used: the counts counts.tsv (public, says a tester, SHA-256 " in report
-    assert "no provenance record" not in report
 
 
 def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None:

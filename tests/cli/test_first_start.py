@@ -8,41 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cli.conftest import Run
 from cluster import WAIT_S, command
 from dlm.cli.output import compile_kernels
-from dlm.cluster import processes
 from dlm.index.making import build_shard_set
 from dlm.server.compiling import KERNELS
 from models import random_model
-
-
-@pytest.mark.slow
-def test_kernels_are_compiled_before_the_first_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Servers that start together would compile the same."""
-    path = random_model(4, per_order=50).write(tmp_path / "m.arpa")
-    build_shard_set(path, tmp_path / "set", 2)
-    real = processes._start
-    order: list[str] = []
-
-    def start(arguments: Sequence[str]) -> Any:
-        order.append("start")
-        return real(arguments)
-
-    monkeypatch.setattr(processes, "_start", start)
-    with processes.running_servers(
-        [tmp_path / "set"], compiling=lambda kernels: order.append("compile")
-    ) as servers:
-        assert [server.endpoint.shard for server in servers] == [0, 1]
-    assert order == ["compile", "start", "start"]
 
 
 def test_what_dlm_compile_compiled_is_not_compiled_again(run: Run) -> None:
@@ -119,20 +94,3 @@ def test_progress_is_silent_where_all_is_there(capsys: pytest.CaptureFixture[str
     """No kernel is missing."""
     compile_kernels(())
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_a_command_on_models_says_that_it_compiles_and_then_not_again(tmp_path: Path) -> None:
-    """Before its stages, where kernels are compiled as they are first called; but not if quiet."""
-    random_model(4, per_order=50).write(tmp_path / "m.arpa")
-    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
-
-    def run() -> str:
-        return subprocess.run(
-            command("prune", "m.arpa", "--threshold", 1e-6, "--output", "out.arpa"),
-            cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=WAIT_S,
-        ).stderr  # fmt: skip
-
-    said = run()
-    assert "compiling kernels (first run of this command)" in said
-    assert "compiling" not in run()

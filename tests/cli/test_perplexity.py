@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import subprocess
@@ -40,23 +39,6 @@ def test_the_summary_is_that_of_score_with_hits_of_each_order(run: Run, folder: 
     assert [line.decode() for line in lines[5:]] == expected
 
 
-def test_a_file_a_folder_and_servers_give_the_same(
-    run: Run, cluster: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """To the last digit; texts are added up, and may be compressed."""
-    (folder / "one.txt").write_bytes(TEXT + b"\n")
-    (folder / "two.txt.gz").write_bytes(gzip.compress(b"b c\n\nd a b c"))
-    texts = [folder / "one.txt", folder / "two.txt.gz"]
-    served = run("perplexity", "--cluster", cluster, *texts).stdout.decode()
-    for place in ("model.arpa", "shards"):
-        perplexity([folder / place, *texts])
-        assert capsys.readouterr().out == served
-    perplexity([folder / "shards", *texts], as_json=True)
-    summary = json.loads(capsys.readouterr().out)["summary"]
-    assert (summary["sentences"], summary["oovs"]) == (6 + 3, 3)
-    assert sum(summary["hits"]) == summary["tokens"] == 26 + 9
-
-
 @pytest.mark.promise("perplexity")
 def test_perplexities_are_those_of_kenlm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -83,14 +65,6 @@ def test_perplexities_are_those_of_kenlm(
     assert math.isclose(found["perplexity"], 10 ** (-total / tokens), rel_tol=1e-6)
     excluding = 10 ** (-without / (tokens - oovs))
     assert math.isclose(found["perplexity_without_oovs"], excluding, rel_tol=1e-6)
-
-
-def test_no_text_has_no_perplexity(run: Run, folder: Path) -> None:
-    """Zeros, not a division by zero."""
-    done = run("perplexity", folder / "shards")
-    assert done.returncode == 0
-    assert done.stdout.startswith(b"Perplexity including OOVs:\tundefined\n")
-    assert b"Hits of order 1:\t0\t0.00 %" in done.stdout
 
 
 def test_a_bad_model_is_refused_and_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:

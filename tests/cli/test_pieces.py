@@ -175,18 +175,3 @@ def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
         done = pieces(named, "--size", "36", "--public-attested-by", "ACME")
         assert isinstance(done.exception, ConfigError)
         assert f"counts.tsv{end} says that {named} comes from users" in str(done.exception)
-
-
-def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:
-    """By which a model that was changed is refused."""
-    assert pieces(counts, "--size", "36", "--public-attested-by", "ACME").exit_code == 0
-    model, side = counts.with_name("out.model"), counts.with_name("out.model.provenance.json")
-    record = json.loads(side.read_text())
-    assert record["provenance"]["guarantee"] == {"epsilon": 0.0, "delta": 0.0, "rho": 0.0}
-    # What is not public takes no record of what is.
-    assert pieces(counts, "--size", "35", output="users.model").exit_code == 0
-    model.write_bytes(counts.with_name("users.model").read_bytes())
-    with pytest.raises(PrivacyError, match="is the record of another file"):
-        Inventory.load(model)
-    side.unlink()
-    assert Inventory.load(model).provenance.guarantee is None

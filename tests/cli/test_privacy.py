@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from typer.testing import CliRunner
 from dlm.cli.main import app
 from dlm.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
 PLAN = ("plan", "--population", "4000000", "--rounds", "2000", "--target-rho", "0.5")
 
 
@@ -213,28 +211,6 @@ def test_the_first_epsilon_is_what_a_run_reports() -> None:
     told = answer("account", "--mechanism", "gaussian", "--noise-multiplier", 1, "--rounds", 50,
                   *asked)  # fmt: skip
     assert told["epsilon"] == pytest.approx(compose([sampled], 1e-6).epsilon, rel=1e-9)
-
-
-PAGES = [ROOT / "README.md", *(ROOT / "dlm").rglob("README*.md")]
-EXAMPLES = [
-    found
-    for page in PAGES
-    for found in re.findall(
-        r"^\$ dlm (privacy (?:account|mechanism|plan) .*)\n((?:(?!\$ |```).*\n)*)",
-        page.read_text(encoding="utf-8"),
-        re.M,
-    )
-]
-
-
-@pytest.mark.parametrize(("command", "below"), EXAMPLES, ids=[c[:24] for c, _ in EXAMPLES])
-def test_the_examples_of_the_pages_print_what_stands_below(command: str, below: str) -> None:
-    """Those that need no users' text; `...` stands for other lines."""
-    printed = CliRunner().invoke(app, command.split()).stdout.splitlines()
-    shown = below.splitlines()
-    left = iter(printed)
-    assert [line for line in shown if line != "..." and line not in left] == []
-    assert "..." in shown or shown == printed
 
 
 def test_a_plan_meets_its_target_as_a_run_reports_it() -> None:

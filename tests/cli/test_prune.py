@@ -123,24 +123,6 @@ def test_a_text_without_lines_measures_nothing(model: Path, tmp_path: Path) -> N
     assert (tmp_path / "p.arpa").exists()
 
 
-def test_a_number_is_kept(model: Path, tmp_path: Path) -> None:
-    """Of all, or by order."""
-    before = header(model)[1]
-    asked = before[0] + (before[1] + before[2]) // 2
-    run("prune", model, "--ngrams", asked, "--output", tmp_path / "p.arpa", "--quiet")
-    assert sum(header(tmp_path / "p.arpa")[1]) == asked
-    run("prune", model, "--ngrams", f"-,{before[1] // 2},-", "--output", tmp_path / "p.arpa", "-q")
-    assert header(tmp_path / "p.arpa")[1][:2] == (before[0], before[1] // 2)
-
-
-def test_a_size_holds_the_header_too(model: Path, tmp_path: Path) -> None:
-    """The bytes of the file as it lies there."""
-    run("prune", model, "--threshold", 0, "--output", tmp_path / "whole.arpa")
-    asked = (tmp_path / "whole.arpa").stat().st_size * 3 // 4
-    run("prune", model, "--bytes", asked, "--output", tmp_path / "p.arpa")
-    assert 0.95 * asked <= (tmp_path / "p.arpa").stat().st_size <= asked
-
-
 def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Path) -> None:
     """And the header names it."""
     other = normalised_model(2, order=2, words=15).write(tmp_path / "unigrams.arpa")

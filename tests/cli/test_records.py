@@ -67,32 +67,3 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
     assert "zCDP" not in after.stdout
     (tmp_path / "plain.txt").write_text("the\n")
     assert isinstance(privacy("sign", tmp_path / "plain.txt", "--key", key).exception, FormatError)
-
-
-def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> None:
-    """An edited one is wrong."""
-    for name, line in (("good", GOOD.line), ("bad", GOOD.line.replace("2.41", "0.41"))):
-        arpa = tmp_path / f"{name}.arpa"
-        arpa.write_text(
-            f"# {line}\n\\data\\\nngram 1=3\nngram 2=1\n\n\\1-grams:\n-1\t<unk>\n-1\t<s>\t0\n"
-            "-1\t</s>\n\n\\2-grams:\n-1\t<s> </s>\n\n\\end\\\n"
-        )
-        made = ["shard", str(arpa), "--shards", "1", "-o", str(tmp_path / name)]
-        assert CliRunner().invoke(app, made).exit_code == 0
-    told = [
-        CliRunner().invoke(app, ["info", str(tmp_path / name)]).stdout for name in ("good", "bad")
-    ]
-    assert "(epsilon = 2.42, delta = 1e-06)-differential privacy" in told[0]
-    assert "privacy: WRONG, no guarantee can be claimed: " in told[1]
-    assert privacy("verify", tmp_path / "good").exit_code == 3
-    key = tmp_path / "key.pem"
-    make = f"openssl genpkey -algorithm ed25519 -out {key}"
-    subprocess.run(make.split(), check=True, capture_output=True)
-    said = privacy("sign", tmp_path / "good", "--key", key).stdout
-    shard = tmp_path / "good" / "shard-0000.arrow"
-    assert f"{shard}: SHA-256 {file_digest(shard)}\n" in said
-    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    found = privacy("verify", tmp_path / "good")
-    assert found.exit_code == 1
-    assert found.stdout.startswith("wrong: shard-0000.arrow in ")
-    assert privacy("verify", tmp_path / "bad").exit_code == 1

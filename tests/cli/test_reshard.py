@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-import socket
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +10,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cluster import WAIT_S
 from dlm.cli.main import app
-from dlm.client import Client, ClientConfig
 from dlm.cluster.load import slot_load
-from dlm.cluster.processes import running_servers
 from dlm.errors import ConfigError
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.making import build_shard_set
-from dlm.index.moving.plan import BOUND, balance_of, loads_of
-from dlm.index.moving.subtrees import SourceSet
-from dlm.index.packed.low import pairs_of
 from dlm.ngram.partition import SLOTS
 from models import random_model
-
-BOOKS20K = Path(__file__).parents[2] / "dlm/data/books20k.arpa.zst"
-Trace = tuple[list[list[int]], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -167,68 +154,3 @@ def test_a_build_like_a_set_has_its_number_of_shards(home: Path, tmp_path: Path)
     done = CliRunner().invoke(app, ["shard", str(home / "model.arpa"), *options])
     assert isinstance(done.exception, ConfigError)
     assert "4 shards" in str(done.exception)
-
-
-def ports_side_by_side(count: int) -> int:
-    """The first of so many ports that nobody listens on, and that no connection is given."""
-    while True:
-        first = random.randrange(10_000, 32_000)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-
-
-def served_load(folder: Path, trace: Trace, cache: Path) -> tuple[list[str], np.ndarray]:
-    """Asks real servers of a set for each query of a trace, checks the scores against the set in
-    this process, and takes the load that they show: pages, and queries by shard."""
-    manifest = read_manifest(folder)
-    first = ports_side_by_side(manifest.shards)
-    pages = [f"http://127.0.0.1:{first + n}/load" for n in range(manifest.shards)]
-    with running_servers([folder], first_metrics_port=first) as servers:
-        config = ClientConfig(deadline_s=WAIT_S, cache_dir=cache)
-        with Client.connect([one.endpoint.address for one in servers], config) as client:
-            found = client.utterance().score(*trace)
-        with Client.local(folder) as local:
-            expected = local.utterance().score(*trace)
-        assert found.log10_prob.tobytes() == expected.log10_prob.tobytes()
-        load = slot_load(pages, manifest)
-        texts = []
-        for page in pages:
-            with urllib.request.urlopen(page, timeout=WAIT_S) as reply:
-                texts.append(reply.read().decode())
-    return texts, loads_of(manifest.slots, load, manifest.shards)
-
-
-@pytest.mark.slow
-def test_a_skewed_trace_is_balanced_by_the_load_that_real_servers_show(tmp_path: Path) -> None:
-    """One pair of words has a fifth of all queries: the busiest of four servers over the mean,
-    before and after."""
-    build_shard_set(BOOKS20K, tmp_path / "set", 4)
-    source = SourceSet.open(tmp_path / "set")
-    pairs = np.concatenate(
-        [
-            np.stack([words.first, words.second], axis=1)
-            for words in (
-                pairs_of(source.low.arrays, source.roots(shard).numbers) for shard in range(4)
-            )
-        ]
-    )
-    rng = np.random.default_rng(6)
-    contexts = pairs[rng.integers(0, len(pairs), 20_000)]
-    contexts[rng.permutation(20_000)[:4_000]] = contexts[0]
-    words = rng.permutation(source.manifest.vocabulary_size)[:20_000]  # no query twice
-    trace = contexts.tolist(), words.tolist()
-    texts, before = served_load(tmp_path / "set", trace, tmp_path / "cache")
-    assert balance_of(before) > 1.5
-    options: list[object] = []
-    for n, text in enumerate(texts):
-        (tmp_path / f"{n}.json").write_text(text)
-        options += ["--load", tmp_path / f"{n}.json"]
-    options += ["--output", tmp_path / "new", "--json", "--quiet"]
-    planned = json.loads(dlm("reshard", tmp_path / "set", *options))
-    _, after = served_load(tmp_path / "new", trace, tmp_path / "cache")
-    assert before.sum() == after.sum() == 20_000
-    assert planned["balance_queries"][:2] == [balance_of(before), balance_of(after)]
-    assert balance_of(after) <= BOUND
-    print(f"busiest over the mean: {balance_of(before):.3f}, then {balance_of(after):.3f}")

@@ -91,15 +91,6 @@ def test_score_takes_an_arpa_file_as_perplexity_does(
     assert b"Make one with: dlm shard MODEL.arpa --shards N" in refused.stderr
 
 
-def test_servers_score_compressed_text_too(run: Run, cluster: Path, tmp_path: Path) -> None:
-    """From a file and from a pipe."""
-    (tmp_path / "packed").write_bytes(zstd(TEXT))
-    plain = run("score", "--cluster", cluster, text=TEXT)
-    assert plain.returncode == 0, plain.stderr
-    assert run("score", "--cluster", cluster, tmp_path / "packed").stdout == plain.stdout
-    assert run("score", "--cluster", cluster, text=gzip.compress(TEXT)).stdout == plain.stdout
-
-
 def test_parquet_is_scored_row_by_row(said: Say, tmp_path: Path) -> None:
     """By the column that is named; a null is a fault, which --skip leaves out in its place."""
     rows = ["a b c d", None, "d a b", "a"]
@@ -196,20 +187,6 @@ def test_what_is_no_text_is_refused_by_every_command(
         with pytest.raises(TextError, match=f"(?s){text}.*{message}"):
             take()
     assert not out.exists()
-
-
-def test_what_is_no_text_ends_with_one_and_no_summary(run: Run, folder: Path) -> None:
-    """A message, not a perplexity."""
-    cut = gzip.compress(TEXT * 1000)[:-9]
-    for command_line in (
-        ["score", "--local", folder / "shards"],
-        ["perplexity", folder / "shards"],
-    ):
-        done = run(*command_line, text=cut)
-        assert done.returncode == 1
-        assert b"Perplexity" not in done.stdout
-        assert b"dlm: standard input does not decompress" in done.stderr
-        assert b"Traceback" not in done.stderr
 
 
 def test_lines_before_a_faulty_one_are_answered(run: Run, folder: Path, tmp_path: Path) -> None:

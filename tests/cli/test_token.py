@@ -19,18 +19,6 @@ from dlm.server.tokens import MAX_TOKENS, read_tokens
 from dlm.wire.secret import digest
 
 
-def test_a_pair_of_lines_is_printed(run: Run, tmp_path: Path) -> None:
-    """One for the server, hashed; one for the client. Each time another token."""
-    seen = set()
-    for _ in range(2):
-        done = run("token", "decoder-1")
-        assert done.returncode == 0, done.stderr
-        server, client = (x for x in done.stdout.decode().splitlines() if not x.startswith("#"))
-        assert server == f"decoder-1:{digest(client.encode()).hex()}"
-        seen.add(client)
-    assert len(seen) == 2
-
-
 def test_files_are_made_for_their_owner_alone_and_the_servers_grows(
     run: Run, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import shutil
-import stat
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -223,49 +222,6 @@ def test_what_cannot_be_is_refused_before_anything_is_counted(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "bounds"),
-    [
-        ("--delta", 2, "above 0 and below 1"),
-        ("--delta", 0, "above 0 and below 1"),
-        ("--delta", "nan", "above 0 and below 1"),
-        ("--max-participations", 0, "1 or more"),
-        ("--min-separation", -1, "0 or more"),
-        ("--poisson", 1.5, "at most 1"),
-        ("--poisson", 0, "above 0"),
-        ("--test-fraction", 1.5, "below 1"),
-        ("--test-fraction", 1, "below 1"),
-        ("--test-fraction", -0.1, "0 or more"),
-        ("--report-goal", 0, "1 or more"),
-        ("--capacity", 0, "1 or more"),
-        ("--missing", "drop", "refuse or count"),
-        ("--memory", "1K", "at least 1M"),
-    ],
-)
-def test_a_value_out_of_bounds_is_refused_before_the_users_file_is_opened(
-    people: UserDataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    option: str,
-    value: object,
-    bounds: str,
-) -> None:
-    """By its name, with what was found and what is expected."""
-
-    def opened(*_: object, **__: object) -> None:
-        raise AssertionError("users' text was looked at")
-
-    monkeypatch.setattr(UserDataset, "open", opened)
-    more = {"--noise-multiplier": 1, "--delta": 1e-6, "--max-participations": 1}
-    if option == "--poisson":
-        del more["--max-participations"]
-    given = [part for pair in {**more, option: value}.items() for part in pair]
-    setting = option.removeprefix("--").replace("-", "_")
-    with pytest.raises(ConfigError, match=rf"^({option}|unigrams\.{setting}) is .*{bounds}"):
-        unigrams(people, tmp_path / "counts.tsv", "--lambda", 50, "--rounds", 6, *given)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_release_is_never_replaced(people: UserDataset, tmp_path: Path) -> None:
     """By a second one, which composes with it, or by counts of a simulation; these may be."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
@@ -399,22 +355,6 @@ def test_with_noise_a_round_is_kept_before_it_is_told(people: UserDataset, tmp_p
         assert run.rounds_done == run.ledger.rounds == 3
 
 
-def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_path: Path) -> None:
-    """One that goes on draws a new key."""
-    output = tmp_path / "counts.tsv"
-    with collection(people, output, key=Key.from_system()) as first:
-        list(first.run(2))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"checkpoint.dlmfed", "private-2.state"}
-    for path in files:
-        held = path.read_bytes()
-        for name in ((), ("sampling",), ("unigrams", "noise", 0)):
-            key = first.key.fold(*name)._material
-            assert key not in held and key.hex().encode() not in held
-    assert b'"key": "system"' in (tmp_path / "counts.tsv.work/checkpoint.dlmfed").read_bytes()
-    assert rounds(people, output, 4, key=Key.from_system()) == 4
-
-
 def test_an_older_folder_that_is_put_back_is_not_noised_anew(
     people: UserDataset, tmp_path: Path
 ) -> None:
@@ -470,18 +410,6 @@ def test_a_run_is_not_resumed_with_other_settings(
         collection(others, output)
 
 
-def test_a_damaged_checkpoint_is_refused(people: UserDataset, tmp_path: Path) -> None:
-    """Cut short, or no checkpoint at all."""
-    output = tmp_path / "counts.tsv"
-    rounds(people, output, 1)
-    path = tmp_path / "counts.tsv.work/checkpoint.dlmfed"
-    whole = path.read_bytes()
-    for text in (whole[: len(whole) // 2], b"", b"nothing"):
-        path.write_bytes(text)
-        with pytest.raises(FormatError, match=r"not a checkpoint|is cut off"):
-            collection(people, output)
-
-
 def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
     """By the library as by the command; a Poisson sampler needs none."""
     with pytest.raises(PrivacyError, match="Poisson sampling or max_participations"):
@@ -504,21 +432,6 @@ def test_a_cohort_that_breaks_the_bounds_is_never_counted(people: UserDataset) -
     with pytest.raises(PrivacyError, match="gap of 2"):
         list(run.run())
     assert run.state.round == 1
-
-
-def test_two_processes_do_not_go_on_with_one_collection(
-    people: UserDataset, tmp_path: Path
-) -> None:
-    """Each would release the next round."""
-    output = tmp_path / "counts.tsv"
-    with collection(people, output) as first:
-        list(first.run(1))
-        with pytest.raises(ConfigError, match="another process is using"):
-            collection(people, output)
-    work = tmp_path / "counts.tsv.work"
-    assert stat.S_IMODE(work.stat().st_mode) == 0o700
-    for path in (*work.iterdir(), tmp_path / "counts.tsv.metrics.jsonl"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_poisson_sample_keeps_to_no_bounds(people: UserDataset) -> None:

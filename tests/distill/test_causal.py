@@ -1,7 +1,7 @@
 """The page's adapter for causal language models of Hugging Face, as it stands there.
 
-Without `transformers` the model is a small one in numpy that is called in the same way: it sees all
-tokens before, those that the mask leaves out excepted.
+The model is a small one in numpy that is called as those of `transformers` are: it sees all tokens
+before, those that the mask leaves out excepted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,48 +45,6 @@ class NumpyCausal:
         return types.SimpleNamespace(logits=(np.tanh(state) @ self._out).astype(np.float32))
 
 
-def flax_causal() -> Callable[..., Any]:
-    """A small GPT-2 of transformers, on JAX; its releases before 5 have one."""
-    transformers = pytest.importorskip("transformers")
-    if not hasattr(transformers, "FlaxGPT2LMHeadModel"):
-        pytest.skip("transformers without Flax: pip install 'transformers<5' flax")
-    import jax
-
-    network = transformers.FlaxGPT2LMHeadModel(config_of(transformers), seed=1)
-    compiled = jax.jit(lambda ids, mask: network(input_ids=ids, attention_mask=mask).logits)
-
-    def model(input_ids: Any, attention_mask: Any) -> types.SimpleNamespace:
-        # Of few shapes, for each of which it is compiled.
-        wide = [(0, SAMPLES - len(input_ids)), (0, -input_ids.shape[1] % 32)]
-        logits = compiled(np.pad(input_ids, wide), np.pad(attention_mask, wide))
-        return types.SimpleNamespace(logits=logits[: len(input_ids), : input_ids.shape[1]])
-
-    return model
-
-
-def torch_causal() -> Callable[..., Any]:
-    """A small GPT-2 of transformers, called as the page does."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(1)
-    network = transformers.GPT2LMHeadModel(config_of(transformers)).eval()
-
-    def model(input_ids: Any, attention_mask: Any) -> Any:
-        with torch.inference_mode():
-            ids, mask = torch.as_tensor(input_ids).long(), torch.as_tensor(attention_mask)
-            return network(input_ids=ids, attention_mask=mask)
-
-    return model
-
-
-def config_of(transformers: Any) -> Any:
-    """Of a small GPT-2."""
-    return transformers.GPT2Config(
-        vocab_size=len(WORDS), n_positions=256, n_embd=8, n_layer=1, n_head=2,
-        initializer_range=0.5, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-
-
 @pytest.fixture
 def causal(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """The module that stands in the page."""
@@ -98,13 +56,12 @@ def causal(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [NumpyCausal, flax_causal, torch_causal])
 def test_a_causal_model_is_distilled_by_the_pages_adapter(
-    tmp_path: Path, causal: types.ModuleType, make: Callable[[], Callable[..., Any]]
+    tmp_path: Path, causal: types.ModuleType
 ) -> None:
     """What begins a sentence, and what follows each first word, is as likely as the model says;
     what stands behind a prefix does not count."""
-    model = make()
+    model = NumpyCausal()
     causal.tiny = lambda: causal.CausalModel(model, WORDS, 0, 0)  # type: ignore[attr-defined]
     source = causal.tiny()
     padded = np.array([[0, 2, 3, 5, 5], [0, 4, 2, 3, 2]], np.int32)

@@ -141,37 +141,6 @@ def test_counts_are_those_of_the_composition_moved_to_words(
     same(topology, ours, plain.found, plain.backed)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_sampled_counts_are_consistent_and_not_biased(
-    tmp_path: Path, inventory: Inventory, seed: int
-) -> None:
-    """No context is visited less often than those that back off to it; means are the exact
-    counts. Sampled pieces, not words: what a word gets does not depend on how it was cut."""
-    topology = a_topology(seed, 3, tmp_path, inventory)
-    source = Spelled(inventory.pieces()[3:], seed, longest=5)
-    exact = counted(topology, inventory, expected(source))
-    rng = random.Random(seed)
-    drawn = [source.sample(rng) for _ in range(1500)]
-    sentences = [(said, [source.after(said[:i]) for i in range(len(said) + 1)]) for said in drawn]
-    few = counted(topology, inventory, sentences[:20])
-    for k in range(topology.order):
-        own = few.contexts[k].copy()
-        left = few.contexts[k].copy()
-        np.subtract.at(left, topology.orders[k].prefix, few.ngrams[k])
-        assert (left > -1e-12).all() or k == 0
-        if k + 1 < topology.order:
-            np.subtract.at(own, topology.orders[k].suffix, few.contexts[k + 1])
-            assert (own > -1e-12).all()
-    many = counted(topology, inventory, sentences, batch=64)
-    for ours, mean in zip(many.ngrams, exact.ngrams, strict=True):
-        error = np.sqrt(np.maximum(mean, 1e-3) / len(drawn))
-        assert (np.abs(ours / len(drawn) - mean) < 6 * error).all()
-    halves = [counted(topology, inventory, sentences[i::2]) for i in range(2)]
-    both = halves[0] + halves[1]
-    for ours, whole in zip(both.ngrams, many.ngrams, strict=True):
-        np.testing.assert_allclose(ours, whole, atol=1e-9)
-
-
 def test_each_way_to_cut_a_word_counts_for_it(inventory: Inventory) -> None:
     """And words whose beginning is shared, words of the language that the topology lacks, words
     that are none, and an empty sentence."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import forked
-from client.questions import assert_equal, random_queries, save_queries
+from client.questions import assert_equal, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
 
@@ -86,57 +86,6 @@ def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
         return all(have <= limit for have, limit in zip(held(), most, strict=True))
 
     until(gone)
-
-
-# In a process of its own: one in which a grpc.aio server ever ran cannot fork a client.
-FORKING = """
-import gc, os, pickle, sys
-from pathlib import Path
-from dlm import Client, ClientConfig
-
-contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
-config = ClientConfig(deadline_s=30, cache_dir=Path(sys.argv[2]), heartbeats=True)
-
-def connect():
-    return Client.connect(sys.argv[3:], config)
-
-def asks(client):
-    assert client.utterance().score(contexts, words).log10_prob.tobytes() == bits
-
-unused, used = connect(), connect()
-asks(unused)
-asks(used)
-child = os.fork()
-if not child:
-    status = 1
-    try:
-        asks(used)
-        own = connect()
-        asks(own)
-        del unused, used, own
-        gc.collect()
-        asks(connect())
-        status = 0
-    finally:
-        os._exit(status)
-asks(used)
-del unused, used
-gc.collect()
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert status == 0, status
-asks(connect())
-print("done")
-"""
-
-
-def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
-    files, cluster, tmp_path: Path
-) -> None:
-    """The child drops what it inherited, unused and used, and one of its own; the parent too."""
-    queries = random_queries(files.oracle, 3, 60)
-    save_queries(tmp_path / "queries", files.oracle, queries)
-    done = forked.script(FORKING, tmp_path / "queries", tmp_path / "cache", *cluster.addresses)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 DROP_LOCAL = """

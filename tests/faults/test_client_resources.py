@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from client.questions import Query, ask, assert_equal, random_queries, submit
+from client.questions import Query, ask, assert_equal, random_queries
 from client.scripted import free
 from client.test_bigram_fallback import assert_each_is_of_its_model
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
+from cluster import WAIT_S, ModelFiles, until
 from dlm.client import Client
-from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError
 from dlm.ngram.query import Answers
 
@@ -123,41 +121,6 @@ def test_callers_get_answers_or_typed_errors_where_memory_runs_out(
     assert not found[DeadlineExceeded.__name__]
     until(lambda: free(client))
     ask(client.utterance(), files.oracle, everything)
-
-
-def test_a_message_that_came_back_and_cannot_be_counted_loses_none_that_waits(
-    files, cluster, connect, monkeypatch
-) -> None:
-    """The lane of each shard has one place, and what would give it back raises."""
-    client = connect(cluster, window=1, heartbeats=False)
-    with monkeypatch.context() as patch:
-        done = raising(Lane.done, MemoryError("no room"), lambda _, args: bool(args[0].waiting))
-        patch.setattr(Lane, "done", done)
-        found = outcomes(client, files)
-    assert sum(found.values()) == CALLERS * CALLS and not found[DeadlineExceeded.__name__]
-    until(lambda: free(client))
-    ask(client.utterance(), files.oracle, random_queries(files.oracle, 1, 60))
-
-
-def test_what_a_stream_lost_is_told_to_all_though_it_cannot_be_sent_again(
-    files, cluster, connect, monkeypatch
-) -> None:
-    """The server ends streams with messages on them, and no thread can be started for a second
-    sending."""
-    with Cluster(files, kind=ProcessServer) as own:
-        client = connect(own, heartbeats=False)
-        queries = random_queries(files.oracle, 1, 60)
-        ask(client.utterance(), files.oracle, queries)
-        monkeypatch.setattr(
-            GrpcConnection, "_ask_again", raising(print, RuntimeError(NO_THREAD), lambda *_: True)
-        )
-        own.servers[0].pause()
-        calls = [submit(client.utterance(), queries, WAIT_S / 3) for _ in range(20)]
-        own.servers[0].kill()
-        for call in calls:
-            assert isinstance(call.exception(WAIT_S), DlmError)
-            assert not isinstance(call.exception(), DeadlineExceeded)
-        until(lambda: free(client))
 
 
 @pytest.mark.parametrize("each", [1, 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,43 +112,6 @@ def test_a_killed_server_is_told_at_once_and_found_again_at_its_port(
     until(lambda: answers_again(client, files, dead + alive))
     answers = utterance.score([c for c, _ in dead], [w for _, w in dead])
     assert_equal(answers, [files.oracle.score(c, w) for c, w in dead])
-
-
-@pytest.mark.slow
-def test_callers_of_a_server_that_was_stopped_are_never_told_that_they_ask_too_much(
-    files, cluster, connect
-) -> None:
-    """However many ask at once, and however long each asks again: it is down, it has no work."""
-    client = connect(cluster, window=1)
-    dead = queries_to(files, 0)
-    contexts, words = [c for c, _ in dead], [w for _, w in dead]
-    told: list[str] = []
-    over = threading.Event()
-
-    def ask_on() -> None:
-        while not over.is_set():
-            try:
-                client.utterance().score(contexts, words, deadline_s=1.0)
-            except UnavailableError as error:
-                told.append(type(error).__name__)
-
-    callers = [threading.Thread(target=ask_on) for _ in range(3)]
-    for caller in callers:
-        caller.start()
-    try:
-        until(lambda: client.stats.messages > 100)  # the pace of its answers is known
-        port = cluster.servers[0].port
-        cluster.servers[0].process.terminate()
-        cluster.servers[0].process.wait(WAIT_S)
-        cluster.servers[0].end()
-        until(lambda: len(told) > 30)
-    finally:
-        over.set()
-        for caller in callers:
-            caller.join()
-    cluster.servers[0] = ProcessServer(files.directory, 0, port).ready()
-    assert "Overloaded" not in told
-    until(lambda: answers_again(client, files, dead))
 
 
 def test_a_server_that_moved_is_found_through_the_cluster_file(

@@ -23,7 +23,6 @@ from dlm.errors import (
     DeadlineExceeded,
     DlmError,
     ModelMismatch,
-    ShardDown,
     StaleShardSet,
     UnavailableError,
 )
@@ -164,35 +163,6 @@ def test_what_waits_for_servers_that_are_rolled_is_routed_anew_when_its_pause_is
     assert not call.done()
     site.network.instant = None
     assert_equal(call.result(WAIT_S), [oracle.score(c, w) for c, w in queries])
-
-
-def test_threads_get_right_answers_while_the_table_goes_back_and_forth(
-    site: Site, old, new
-) -> None:
-    """Whatever each call meets, it ends with the oracle's bits or an UnavailableError."""
-    oracle = old.files.oracle
-
-    def work(seed: int) -> int:
-        right = 0
-        for turn in range(30):
-            queries = random_queries(oracle, 1000 * seed + turn, 20)
-            try:
-                ask(site.utterance, oracle, queries)
-                right += 1
-            except UnavailableError:
-                pass
-        return right
-
-    with ThreadPoolExecutor(5) as pool:
-        workers = [pool.submit(work, seed) for seed in range(4)]
-        while not all(worker.done() for worker in workers):
-            site.becomes(new)
-            ask(site.client.utterance(), oracle, random_queries(oracle, 5, 5))
-            site.again()
-            ask(site.client.utterance(), oracle, random_queries(oracle, 6, 5))
-        assert sum(worker.result() for worker in workers) > 60
-    ask(site.utterance, oracle, random_queries(oracle, 7, 50))
-    until(lambda: free(site.client))
 
 
 def test_another_model_never_answers_an_old_utterance(site: Site, old, foreign) -> None:
@@ -438,27 +408,3 @@ def test_a_table_that_cannot_be_read_again_is_noted_in_the_error(site: Site, old
     old.write(site.path)
     site.becomes(new)
     ask(site.utterance, old.files.oracle, queries)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("same_ports", [True, False])
-def test_servers_that_really_restart_with_another_sharding(
-    two: ModelFiles, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, same_ports: bool
-) -> None:
-    """Sockets closed and opened: calls may fail in between, and only in between."""
-    path = tmp_path / "cluster.toml"
-    queries = random_queries(two.oracle, 11, 100)
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
-        first = Cluster(two)
-        client = connect(first.write(path) and path)
-        utterance = client.utterance()
-        ask(utterance, two.oracle, queries)
-        ports = first.ports if same_ports else []
-        first.end()
-        with pytest.raises(ShardDown):
-            ask(utterance, two.oracle, queries)
-        with Cluster(two.again(3), ports=ports) as second:
-            second.write(path)
-            until(lambda: _answers(utterance, two.oracle, queries))
-            assert client.manifest.shards == 3
-            ask(utterance, two.oracle, random_queries(two.oracle, 12, 100))

@@ -10,21 +10,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import forked
-from client.questions import assert_equal, random_queries, random_sentences, save_queries
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer
+from client.questions import assert_equal, random_queries, random_sentences
+from cluster import WAIT_S, ModelFiles
 from dlm.client import AsyncClient, Utterance
 from dlm.client.deliver import loop
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
-from dlm.ngram.query import BIGRAM_FALLBACK, FULL
-
-SOON_S = 60.0  # a call with a deadline far below that has hung
 
 
 @contextmanager
@@ -56,68 +51,6 @@ def bits(found: Any) -> Any:
     if is_dataclass(found):
         return [bits(getattr(found, field.name)) for field in fields(found)]
     return found
-
-
-# -- what callers wait for ------------------------------------------------------------------------
-
-
-FORKING = """
-import os, pickle, sys, threading
-from pathlib import Path
-
-begun, told = threading.Event(), threading.Event()
-
-# Before any channel: runs after the client's own part, in the middle of the fork.
-os.register_at_fork(before=lambda: (begun.set(), told.wait(60)))
-
-from dlm.client import Client, ClientConfig
-from dlm.errors import DeadlineExceeded
-
-contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
-client = Client.connect(sys.argv[3:], ClientConfig(cache_dir=Path(sys.argv[2])))
-utterance = client.utterance()
-
-def right():
-    return utterance.score(contexts, words, deadline_s=30).log10_prob.tobytes() == bits
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if right() else 1)
-    status.append(os.waitpid(child, 0)[1])
-
-assert right()
-status = []
-thread = threading.Thread(target=fork)
-thread.start()
-assert begun.wait(60)
-for _ in range(3):
-    try:
-        utterance.score(contexts, words, deadline_s=0.05)
-        print("answered")
-    except DeadlineExceeded:
-        assert not status
-    assert thread.is_alive()
-print("ended" if not told.is_set() else "late")
-told.set()
-thread.join(60)
-assert status == [0], status
-assert right()
-client.close()
-print("done")
-"""
-
-
-def test_calls_end_by_their_deadline_while_the_process_forks(
-    files, cluster, tmp_path: Path
-) -> None:
-    """Another part of the program takes long to get ready for the fork; afterwards the parent and
-    the child get right answers."""
-    queries = random_queries(files.oracle, 40, 60)
-    save_queries(tmp_path / "queries", files.oracle, queries)
-    given = (tmp_path / "queries", tmp_path / "cache", *cluster.addresses)
-    process = forked.script(FORKING, *given)
-    assert (process.stdout, process.returncode, process.stderr) == ("ended\ndone\n", 0, "")
 
 
 # -- planning -------------------------------------------------------------------------------------
@@ -204,22 +137,6 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
     before = client_calls(utterance)
     assert asked() == whole
     assert client_calls(utterance) - before > 100
-
-
-@pytest.mark.slow
-def test_a_large_call_of_a_stopped_server_is_partial_by_its_deadline(files, connect, text) -> None:
-    """Every part of it; and the other shard's scores are the full model's."""
-    with Cluster(files, kind=ProcessServer) as cluster:
-        client = connect(cluster, bigram_fallback=True, heartbeats=False)
-        utterance = client.utterance()
-        utterance.score_sentences(text[:50])
-        cluster.servers[0].pause()
-        try:
-            scores = utterance.score_sentences(text[:1000], deadline_s=WAIT_S / 100)
-        finally:
-            cluster.servers[0].resume()
-    sources = np.concatenate([score.token_source for score in scores])
-    assert set(sources.tolist()) == {FULL, BIGRAM_FALLBACK}
 
 
 # -- an asyncio client that has not connected -----------------------------------------------------

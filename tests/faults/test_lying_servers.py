@@ -275,26 +275,6 @@ def test_one_server_cannot_hold_a_set_many_times(liar, files, tmp_path) -> None:
             assert client.manifest.shard_set == truth.manifest.shard_set
 
 
-@pytest.mark.slow
-def test_a_server_that_describes_slowly_takes_no_more_than_its_time(liar, tmp_path) -> None:
-    """Each description in time, 65 of them not."""
-    names = [liar.manifest.shard_set_bytes, *(bytes([n]) * 16 for n in range(1, 65))]
-    asked = []
-
-    def describe(request: pb.DescribeRequest) -> pb.DescribeReply:
-        asked.append(request)
-        if request.shard_set:
-            liar.ended.wait(1.0)
-        reply = liar.honest(request)
-        reply.shard_sets.extend(names)
-        return reply
-
-    liar.describe = describe
-    config = ClientConfig(connect_s=CONNECT_S, cache_dir=tmp_path / "cache")
-    Client.connect([liar.address], config).close()  # by what it did say
-    assert len(asked) <= 2 + CONNECT_S
-
-
 def endless(liar: Liar, size: int, pause_s: float) -> Callable[..., Iterator[pb.DownloadChunk]]:
     """Chunks that all fit, for as long as anybody reads."""
 
@@ -341,21 +321,6 @@ def test_a_stream_without_end_ends_with_the_file_it_was_to_be(liar, tmp_path) ->
     error = failure(liar, cache)
     assert isinstance(error, ProtocolError)
     assert kept(cache) == 0
-
-
-@pytest.mark.slow
-def test_a_liar_does_not_take_the_time_of_an_honest_server(liar, files, tmp_path) -> None:
-    """Both claim one set; whichever is asked first, the client has its files in time."""
-    liar.download = endless(liar, 1, 1.0)
-    honest = Liar(files)
-    try:
-        for _ in range(3):
-            config = ClientConfig(connect_s=CONNECT_S * 4, cache_dir=tmp_path / "cache")
-            with Client.connect([liar.address, honest.address], config) as client:
-                assert client.vocabulary == files.oracle.vocabulary
-            shutil.rmtree(tmp_path / "cache")
-    finally:
-        honest.end()
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.questions import ask, queries_to, random_queries
+from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
-from dlm.client.config.settings import HeartbeatConfig
 from faults.load import Load
 
 
@@ -31,35 +30,6 @@ def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect
         if seed == 30:
             twice[1].servers[1].kill()
         ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 20))
-
-
-@pytest.mark.parametrize("hedging", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool) -> None:
-    """It holds its messages: while few are late, the other answers them long before the deadline;
-    and where nothing may be asked twice, heartbeats find the server gone."""
-    # With hedging a heartbeat shows it late, so that most often a hedge comes first.
-    patient = HeartbeatConfig(timeout_s=60.0, down_after=100) if hedging else HeartbeatConfig()
-    client = connect(
-        [a for c in twice for a in c.addresses],
-        deadline_s=WAIT_S,
-        heartbeat_config=patient,
-        hedging=hedging,
-    )
-    queries = queries_to(files, 0)
-    ask(client.utterance(), files.oracle, queries)
-    twice[0].servers[0].pause()
-    try:
-        # The less busy of two is asked, one of them by chance where neither is busy.
-        def found() -> bool:
-            ask(client.utterance(), files.oracle, queries[:5])
-            stats = client.stats
-            return stats.retries + hedging * stats.hedges_won > 0
-
-        until(found)
-    finally:
-        twice[0].servers[0].resume()
-    assert hedging or not client.stats.hedges
-    ask(client.utterance(), files.oracle, queries)
 
 
 @pytest.mark.promise("deadline")

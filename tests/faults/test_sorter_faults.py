@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
-import signal
-import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import forked
 from dlm.errors import SpillError
 from dlm.spill import runs as run_files
-from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
 
 MEMORY = MIN_MEMORY_BYTES
 WIDTH, KEY = 3, 2
@@ -128,118 +123,6 @@ def test_runs_of_another_shape_are_refused(tmp_path: Path) -> None:
     runs = sort(tmp_path, make_rows())
     with pytest.raises(SpillError, match=r"\(3, 2\).*\(3, 1\)"):
         SortedRuns.open(tmp_path, runs.manifest() | {"key": 1}, MEMORY)
-
-
-CHILD = """
-import json, os, signal, sys
-import numpy as np
-from dlm.spill import runs as run_files
-from dlm.spill.sorter import Plan, Sorter
-
-folder, where, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-calls = 0
-
-def dying(function):
-    def call(*args, **keywords):
-        global calls
-        calls += 1
-        if calls == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **keywords)
-    return call
-
-class Checksums:
-    xxh3_64 = run_files.xxhash.xxh3_64
-    xxh3_64_intdigest = staticmethod(run_files.xxhash.xxh3_64_intdigest)
-
-run_files.xxhash = Checksums
-if where == "block":
-    Checksums.xxh3_64_intdigest = staticmethod(dying(Checksums.xxh3_64_intdigest))
-elif where != "nowhere":
-    setattr(os, where, dying(getattr(os, where)))
-rows = np.random.default_rng(5).integers(0, 50, (6000, 3), dtype=np.uint32)
-with Sorter(folder, 3, 2, 8 << 20) as sorter:
-    sorter.plan = Plan(capacity_rows=600, block_rows=64, chunk_rows=256, fan_in=4)
-    sorter.add(rows)
-    runs = sorter.finish(durable=True)
-print(json.dumps(runs.manifest()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-CHILD_ROWS = np.random.default_rng(5).integers(0, 50, (6000, 3), dtype=np.uint32)
-
-
-def run_child(folder: Path, where: str, step: int) -> str:
-    """What a sort says before it is killed, at the call numbered `step` of something."""
-    done = forked.script(CHILD, folder, where, step)
-    assert done.returncode == -signal.SIGKILL
-    return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("where", "step", "whole"),
-    [
-        ("block", 8, 0),  # in the first run
-        pytest.param("fsync", 1, 0, marks=pytest.mark.slow),  # it is written, and has no name
-        ("fsync", 2, 1),  # it has its name
-        pytest.param("fsync", 19, 9, marks=pytest.mark.slow),  # the last of ten
-        ("fsync", 21, 10),  # the first that is merged from others
-        pytest.param("fsync", 22, 11, marks=pytest.mark.slow),  # ... which are still there
-        ("fsync", 23, 7),  # the second: four runs have become one
-    ],
-)
-def test_a_killed_sort_leaves_whole_runs_only(
-    tmp_path: Path, where: str, step: int, whole: int
-) -> None:
-    """While runs are written, and while they are merged; the next sort begins anew."""
-    assert run_child(tmp_path, where, step) == ""
-    runs = list(tmp_path.glob("rows-*.run"))
-    assert len(runs) == whole
-    assert all(path.name.endswith((".run", ".partial")) for path in tmp_path.iterdir())
-    for path in runs:
-        count = int.from_bytes(path.read_bytes()[24:32], sys.byteorder)
-        run = run_files.Run(path.name, count, "")
-        with closing(run_files.RunReader(tmp_path, run, 3, 2, 64)) as reader:
-            rows = np.empty((count, 3), np.uint32)
-            assert reader.fill(rows) == count
-            assert rows.tolist() == sorted(rows.tolist(), key=lambda row: row[:2])
-    discard(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_finished_sort_survives_its_process(tmp_path: Path) -> None:
-    """Killed with its runs in hand: the manifest, as JSON, is enough to go on."""
-    manifest = json.loads(run_child(tmp_path, "nowhere", 0))
-    names = sorted(run["name"] for run in manifest["runs"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert reopened(tmp_path, manifest) == sorted(CHILD_ROWS.tolist(), key=lambda row: row[:2])
-
-
-FULL = """
-import resource, signal, sys
-import numpy as np
-from dlm.spill.sorter import Sorter
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-with Sorter(sys.argv[1], 4, 2, 8 << 20, int(sys.argv[2])) as sorter:
-    try:
-        for _ in range(100):
-            sorter.add(np.zeros((10_000, 4), np.uint32))
-    except OSError as exc:
-        print(exc.errno, exc)
-    import os
-    print(os.listdir(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_a_file_that_may_not_grow_says_what_it_needs(tmp_path: Path, threads: str) -> None:
-    """The system refuses in the middle of a run; nothing is left."""
-    done = forked.script(FULL, tmp_path, threads)
-    message, files = done.stdout.splitlines()
-    assert message.startswith(f"{errno.EFBIG} ")
-    assert f" {tmp_path} " in message and "free" in message
-    assert files == "[]"
-    assert list(tmp_path.iterdir()) == []
 
 
 def fail_at(step: int, error: BaseException) -> Callable[[Any], None]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from scipy import stats
 
 from dlm.federated.account.compose import StageRecord
-from dlm.federated.account.zcdp import gaussian_epsilon, noise_for
+from dlm.federated.account.zcdp import noise_for
 from dlm.federated.devices.encoding import SecureAggregator
 from dlm.federated.fixed_point import GRID_BITS
 from dlm.federated.keys import Key
@@ -205,17 +205,3 @@ def test_every_way_that_noise_is_made_is_audited(mechanism: str, more: dict[str,
     auditor = Auditor(mechanism, **more)
     assert least * auditor.upper < auditor.lower(0) <= auditor.upper
     assert Auditor(mechanism, **more, omitted=0.5).lower(0) > auditor.upper
-
-
-def test_the_bound_is_that_of_jax_privacy_for_as_many_thresholds() -> None:
-    """They try every threshold, and pay for each; ours is fixed before anything is seen."""
-    auditing = pytest.importorskip("jax_privacy.auditing", reason="pip install -e '.[peers]'")
-    # Two scores alone, so that they have two thresholds, of which one says everything.
-    there = np.repeat([0.0, 1.0], [30, 170])
-    absent = np.repeat([0.0, 1.0], [165, 35])
-    theirs = auditing.CanaryScoreAuditor(there, absent)
-    thresholds = len(theirs._fn_counts)
-    delta = 1e-3
-    epsilon = theirs.epsilon_from_gdp(0.05, delta)
-    mu = lower_mu(30, 200, 35, 200, 1 - 0.05 / thresholds)
-    assert gaussian_epsilon(mu * mu / 2, delta) == pytest.approx(epsilon, rel=1e-4)

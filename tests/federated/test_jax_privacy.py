@@ -18,22 +18,12 @@ pytest.importorskip("jax_privacy", reason="pip install -e '.[peers]'")
 import jax
 import jax.numpy as jnp
 from jax_privacy.clipping import clip_pytree
-from jax_privacy.matrix_factorization import banded, buffered_toeplitz, sensitivity, toeplitz
-from jax_privacy.noise_addition import matrix_factorization_privatizer
+from jax_privacy.matrix_factorization import banded, buffered_toeplitz, toeplitz
 
 from dlm.federated.noise.banded import BandMF, optimise_bandmf
 from dlm.federated.noise.blt import PRODUCTION, Blt, BltParameters, optimise_blt
-from dlm.federated.noise.participation import (
-    banded_sensitivity,
-    best_separated_sum,
-    check_participation,
-    forest_sensitivity_squared,
-    forest_sizes,
-)
 from dlm.federated.noise.toeplitz import band_toep
-from dlm.federated.noise.tree import TreeAggFull
 from dlm.federated.training.clip import clip_flat
-from federated.linear import linear_map, node_matrix
 
 PATTERNS = [(40, 1, 40), (40, 7, 3), (41, 10, 9), (64, 64, 5), (33, 5, 1)]
 
@@ -72,42 +62,6 @@ def their_band_matrix(made: BandMF) -> banded.ColumnNormalizedBanded:
     for d in range(bands):
         params[: rounds - d, d] = made.rows[d:, d]
     return banded.ColumnNormalizedBanded(params=jnp.asarray(params))
-
-
-@pytest.mark.parametrize(("rounds", "gap", "most"), PATTERNS)
-def test_patterns_of_participation_are_theirs(rounds: int, gap: int, most: int) -> None:
-    """How many fit, and the best of a row of weights; their min_sep is our gap."""
-    assert check_participation(rounds, gap, most) == sensitivity.minsep_true_max_participations(
-        rounds, gap, most
-    )
-    weights = np.random.default_rng(0).random(rounds)
-    theirs = sensitivity.max_participation_for_linear_fn(jnp.asarray(weights), gap, most)
-    assert best_separated_sum(weights, gap, most) == pytest.approx(float(theirs))
-
-
-@pytest.mark.parametrize("gap", [4, 7, 12])
-def test_sensitivities_of_banded_matrices_are_theirs_or_below_their_bound(gap: int) -> None:
-    """Theirs where columns of a user do not meet; their bound holds for wider bands, ours is exact
-    up to twice the gap, and for nodes of trees too."""
-    rounds = 37
-    for bands in (2, 4, 7, 13):
-        made = band_matrix(rounds, bands)
-        dense = their_band_matrix(made).materialize()
-        for most in (1, 3, 100):
-            ours, exact = banded_sensitivity(made.gram(), gap, most)
-            bound = sensitivity.get_min_sep_sensitivity_upper_bound(dense, gap, most)
-            assert ours <= bound * (1 + 1e-9) or not exact
-            if bands <= gap:
-                theirs = sensitivity.get_sensitivity_banded(dense, gap, most)
-                assert (ours, exact) == (pytest.approx(theirs), True)
-                assert theirs == pytest.approx(bound)
-    nodes = jnp.asarray(node_matrix(rounds))
-    for most in (1, 2, 100):
-        squared = forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, most)
-        bound = sensitivity.get_min_sep_sensitivity_upper_bound_for_X(nodes.T @ nodes, gap, most)
-        assert squared <= bound**2 * (1 + 1e-9)
-        if most == 1:
-            assert squared == pytest.approx(bound**2)
 
 
 @pytest.mark.parametrize(
@@ -167,38 +121,6 @@ def test_errors_of_banded_matrices_are_theirs() -> None:
     ours = band_toep(48, 8)
     loss = toeplitz.loss(strategy_coef=coefs, n=48)
     assert ours.rms_loss(gap=8, max_participations=1) ** 2 <= float(loss) * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("name", ["banded toeplitz", "banded"])
-def test_noise_has_the_covariance_of_theirs(name: str) -> None:
-    """Ours by what the stream does to unit draws, theirs by their own streaming matrix."""
-    rounds = 24
-    if name == "banded toeplitz":
-        ours: Any = band_toep(rounds, 5)
-        theirs = toeplitz.inverse_as_streaming_matrix(jnp.asarray(ours.coefs))
-    else:
-        ours = band_matrix(rounds, 5)
-        theirs = their_band_matrix(ours).inverse_as_streaming_matrix()
-    mapped = linear_map(ours)
-    matrix = np.asarray(theirs.materialize(rounds))
-    np.testing.assert_allclose(mapped @ mapped.T, matrix @ matrix.T, atol=1e-6)
-
-
-def test_a_full_tree_has_the_covariance_of_their_dense_noise() -> None:
-    """They have no trees, but add noise by any dense matrix: fed ours, it is what they draw."""
-    rounds, width = 12, 40_000
-    nodes = node_matrix(rounds)
-    noising = np.linalg.cholesky(np.linalg.inv(nodes.T @ nodes))
-    adder = matrix_factorization_privatizer(jnp.asarray(noising), stddev=1.0, prng_key=7)
-    state = adder.init(jnp.zeros(width))
-    drawn = []
-    for _ in range(rounds):
-        noise, state = adder.update(jnp.zeros(width), state)
-        drawn.append(np.asarray(noise))
-    theirs = np.stack(drawn) @ np.stack(drawn).T / width
-    mapped = linear_map(TreeAggFull(rounds))
-    np.testing.assert_allclose(mapped @ mapped.T, theirs, atol=0.03)
-    np.testing.assert_allclose(mapped @ mapped.T, noising @ noising.T, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm:DeprecationWarning")

@@ -62,19 +62,6 @@ def test_the_published_blts_are_found() -> None:
     assert nearest_production(1182) is PRODUCTION[1000]
 
 
-def test_more_buffers_are_not_worse_and_each_loss_has_its_own_optimum() -> None:
-    """At a size that takes a moment."""
-    losses = []
-    for buffers in (1, 2, 3):
-        made = Blt(200, optimise_blt(200, 40, 5, buffers=buffers))
-        losses.append(made.max_loss(gap=40, max_participations=5))
-    assert losses[0] > losses[1] > 0.99 * losses[2]
-    mean = Blt(200, optimise_blt(200, 40, 5, buffers=2, error="mean"))
-    assert mean.rms_loss(gap=40, max_participations=5) < Blt(
-        200, optimise_blt(200, 40, 5, buffers=2)
-    ).rms_loss(gap=40, max_participations=5)
-
-
 @pytest.mark.parametrize(
     ("decay", "scale"),
     [((1.1,), (0.1,)), ((0.5,), (-0.1,)), ((0.5, 0.4), (0.1,)), ((0.9, 0.8), (0.7, 0.6))],

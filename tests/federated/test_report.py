@@ -298,15 +298,6 @@ def ledgers_digest(report: Any) -> str:
     return str(report.ledgers["network"]["digest"])
 
 
-def test_a_typed_record_gives_the_same_report_as_its_json(compose: Any) -> None:
-    """Up to the salt of the ledger, which is one here."""
-    book = ledger()
-    typed = compose.StageRecord.from_json(NOISED)
-    one = build([typed], delta=1e-6, ledgers={"network": book})
-    two = build([typed.to_json()], delta=1e-6, ledgers={"network": book})
-    assert one.to_dict() == two.to_dict()
-
-
 def test_a_raw_stage_before_a_noised_one_voids_both(compose: Any) -> None:
     """Pieces from raw counts under a private network: nothing is guaranteed."""
     report = build([RAW, NOISED], delta=1e-6, ledgers={"network": ledger()})

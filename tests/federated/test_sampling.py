@@ -47,20 +47,6 @@ def test_poisson_sampling_draws_each_user_with_probability_q_independently() -> 
     assert not far(float(again), (rounds - 1) * users * q * q, (rounds - 1) * users * q * q)
 
 
-def test_a_round_is_drawn_the_same_again_with_the_same_key() -> None:
-    """In any order of rounds, so that a resumed run meets the same users."""
-    for make in (
-        lambda key: PoissonSampler(500, 0.1, key),
-        lambda key: FixedGoalSampler(500, 50, key),
-    ):
-        one, two, other = make(KEY), make(KEY), make(Key.from_seed(12))
-        late = one.cohort(9)
-        assert [one.cohort(r).tolist() for r in range(3)] == [
-            two.cohort(r).tolist() for r in range(3)
-        ]
-        assert two.cohort(9).tolist() == late.tolist() != other.cohort(9).tolist()
-
-
 def test_a_fixed_goal_gives_exactly_so_many_users_evenly() -> None:
     """Each user as often as the next."""
     sampler = FixedGoalSampler(100, 20, KEY)

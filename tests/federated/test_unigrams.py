@@ -65,19 +65,6 @@ def test_a_round_is_the_sum_of_clipped_counts(people: UserDataset, clip: float) 
     np.testing.assert_allclose(found, [plain[word] for word in WORDS], rtol=1e-12, atol=step)
 
 
-def test_lambda_goes_from_equal_weights_to_true_counts(people: UserDataset) -> None:
-    """FNG: 1 is equal weighting, infinity gives the counts; nobody adds more than lambda."""
-    counts = UserCounts(people, WORDS)
-    for user in range(20):
-        one = [counts.of(user)]
-        assert round_sum(one, 1.0, len(WORDS)).sum() == pytest.approx(1.0)
-        assert round_sum(one, math.inf, len(WORDS)).sum() == one[0][1].sum()
-        for clip in (1.0, 7.0, 100.0):
-            added = round_sum(one, clip, len(WORDS))
-            assert added.sum() <= clip
-            assert np.linalg.norm(added) <= UnigramConfig(clip, 1).sensitivity
-
-
 def released(config: UnigramConfig, rounds: int, key: Key, words: int = 500) -> np.ndarray:
     """The released rounds of empty cohorts."""
     state, found = init(config, words), []

@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlm.errors import ConfigError
-from dlm.index import coding
-from dlm.index.coding import coding_of, coding_of_set
+from dlm.index.coding import coding_of
 from dlm.index.making import build_shard_set
 from dlm.index.ngrams import NgramTables
-from dlm.index.settings import ShardSettings
-from dlm.ngram.partition import MAX_SHARDS
 from index.oracle import quantise, quantised, read_tables
 from models import random_model
 
@@ -91,15 +88,6 @@ def test_quantised_values_keep_the_promises(seed: int, count: int, bits: int, ki
         assert error(values, found) <= error(values, by_equal_counts(values, bits)) * 1.0001 + 1e-9
 
 
-def test_many_values_alike_do_not_leave_codes_unused() -> None:
-    """Equal-count bins would spend most of their codes on one value."""
-    values = np.concatenate([np.full(10_000, -1.0), -np.linspace(2, 3, 500)]).astype(np.float32)
-    found = quantise(values, 4)
-    assert len(np.unique(found)) == 16
-    assert found[0] == -1
-    assert error(values, found) < 0.1 * error(values, by_equal_counts(values, 4))
-
-
 def tables(path: Path) -> NgramTables:
     return read_tables(path)[0]
 
@@ -140,19 +128,3 @@ def test_a_coding_that_cannot_be_is_refused(
     with pytest.raises(ConfigError):
         build_shard_set(tmp_path / "none.arpa", tmp_path / "set", 1, encoding=encoding, bits=bits)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_as_many_shards_are_allowed_as_there_are_slots() -> None:
-    """The settings import nothing, and so have the number themselves."""
-    assert ShardSettings(shards=MAX_SHARDS).shards == MAX_SHARDS
-    with pytest.raises(ConfigError, match=r"shard\.shards"):
-        ShardSettings(shards=MAX_SHARDS + 1)
-
-
-def test_codings_are_what_was_asked_for() -> None:
-    """Bits where nothing is said, none where values stay."""
-    assert coding_of("exact", None) == coding_of("exact", 32) == coding_of_set("exact")
-    assert coding_of("compact", None).bits == coding.DEFAULT_BITS
-    assert coding_of("compact", 16).bits == 16
-    assert coding_of("compact", 32) == coding_of_set("compact")
-    assert coding_of("compact", 32).bits is None

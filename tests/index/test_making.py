@@ -12,7 +12,7 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index.layout import read_manifest
-from dlm.index.making import build_shard_set, stages
+from dlm.index.making import build_shard_set
 from dlm.index.making.stages import GRAM_BYTES, NODE_BYTES
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
@@ -221,20 +221,6 @@ def test_repair_adds_prefixes_and_changes_no_score(tmp_path: Path) -> None:
                     score(plain, set(), set(), 4, (a, b, c), w).log10_prob for w in range(size)
                 ]
                 assert found.tolist() == wanted
-
-
-@pytest.mark.parametrize("repair", [False, True])
-def test_a_build_checks_the_header_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repair: bool
-) -> None:
-    """Also where the model is repaired first."""
-    real, checked = stages.check_header, []
-    monkeypatch.setattr(
-        stages, "check_header", lambda reader: checked.append(reader.path) or real(reader)
-    )
-    arpa = (MISSING_PREFIX if repair else HAND_MADE["missing_suffixes"]).write(tmp_path / "m.arpa")
-    build_shard_set(arpa, tmp_path / "set", 2, repair=repair)
-    assert checked == [str(arpa)]
 
 
 def test_what_a_killed_repair_left_goes_with_the_next_build(tmp_path: Path) -> None:

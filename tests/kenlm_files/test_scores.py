@@ -10,17 +10,14 @@ import json
 import mmap
 import pickle
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import dlm.asr.kenlm as kenlm
 from dlm.asr.open import open_model
-from dlm.cli.main import program
 from dlm.client import Client
 from dlm.errors import ConfigError, KenlmFormatError, QueryError
 from dlm.index.search.text.score import score_lines
@@ -234,17 +231,3 @@ def test_a_sentence_too_long_for_one_call_scores_the_same() -> None:
     for log10_prob, _, _ in model.full_scores(text):
         total += np.float32(log10_prob)
     assert model.score(text) == total
-
-
-def test_the_commands_score_a_file(tmp_path: Path) -> None:
-    """And refuses options that are for ARPA files."""
-    path = GOLDEN / "demo.quant-array.binary"
-    text = tmp_path / "text"
-    text.write_bytes(b"\n".join(LINES[5:]) + b"\n")
-    run = partial(CliRunner().invoke, program(["perplexity", "score"]))
-    done = run(["score", "--local", str(path), str(text)])
-    rows = [line.split("\t")[0] for line in done.stdout.splitlines()[1:]]
-    assert rows == [f"{score:.6f}" for score in expected_of(path.name)["score"][5:]]
-    done = run(["perplexity", str(path), str(text), "--memory", "1G"])
-    assert isinstance(done.exception, ConfigError)
-    assert "--memory" in str(done.exception)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster import Cluster, ModelFiles
-from dlm.client import Client, ClientConfig
+from cluster import ModelFiles
 from dlm.ngram.partition import slots_of
-from dlm.ngram.vocab import Vocabulary
-from loadtest.baselines.client import BaselineClient
 from loadtest.baselines.hash_index import HashIndex, Ngrams
-from loadtest.baselines.kernels import EXACT, LONGEST, WHOLE
-from loadtest.baselines.server import running
+from loadtest.baselines.kernels import WHOLE
 from loadtest.baselines.systems import (
     SYSTEMS,
     Cache,
@@ -187,63 +182,3 @@ def test_the_order_of_the_paper_holds(ngrams: Ngrams, calls: list[Call]) -> None
     assert found["dlm"] < found["dlm-unbatched"] < found["srilm"]
     assert found["dlm"] <= found["dlm-paper"] <= found["dlm-uncached"]
     assert found["B-batched"] < found["B"]
-
-
-def test_dlm_itself_sends_what_was_computed(
-    files: ModelFiles, ngrams: Ngrams, servers: Cluster, trace: Trace, tmp_path: Path
-) -> None:
-    """Its own servers and client; with batching and with one query per message."""
-    cache, whole = Cache.of(ngrams), HashIndex(ngrams)
-    calls = calls_of(trace, files.oracle.vocabulary, files.oracle.order)
-    for name, most in (("dlm", 16384), ("dlm-unbatched", 1)):
-        placed = Placed(SYSTEMS[name], ngrams, 2, files.manifest.slots)
-        expected = counted(calls, placed, cache, whole, trace.audio_s)
-        config = ClientConfig(60.0, max_queries=most, window=10_000, cache_dir=tmp_path)
-        with Client.connect(servers.addresses, config) as client:
-            handle = client.utterance()
-            for number in np.flatnonzero(trace.asks).tolist():
-                request = trace.request(number)
-                words = request.words if len(request.words) > 1 else request.words[0]
-                handle.extend(handle.states_after(request.contexts), words)
-            stats = client.stats
-        assert stats.messages == expected.messages.sum() > 0
-        assert stats.sent_queries == expected.looked_up.sum()
-        assert stats.local_hits == expected.local
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["A", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dlm-uncached", "B", "dlm-hash"))],
-)
-def test_real_servers_count_what_was_computed(
-    name: str, files: ModelFiles, ngrams: Ngrams, trace: Trace, tmp_path: Path
-) -> None:
-    """Over gRPC, with the scores of the oracle."""
-    path = tmp_path / "n.npz"
-    ngrams.write(path)
-    order = files.oracle.order
-    calls = calls_of(trace, files.oracle.vocabulary, order)
-    cache = Cache.of(ngrams)
-    placed = Placed(SYSTEMS[name], ngrams, 2)
-    expected = counted(calls, placed, cache, HashIndex(ngrams), trace.audio_s)
-
-    async def ask(addresses: list[str], vocabulary: Vocabulary) -> BaselineClient:
-        async with BaselineClient(addresses, placed, cache, vocabulary, order) as client:
-            handle = client.utterance()
-            for number, call in zip(np.flatnonzero(trace.asks), calls, strict=True):
-                request = trace.request(int(number))
-                states = handle.states_after(request.contexts)
-                words = np.array([[vocabulary.id_of(w) for w in row] for row in request.words])
-                found = await handle.extend(states, words.astype(np.uint32))
-                wanted = scores_of(files, call)[call.place]
-                assert found.log10_prob.reshape(-1).tobytes() == wanted.tobytes()
-            return client
-
-    with running(path, name, 2) as servers:
-        client = asyncio.run(ask(list(servers.addresses), files.oracle.vocabulary))
-    assert [one.messages for one in servers.served] == expected.messages.tolist()
-    assert [one.looked_up for one in servers.served] == expected.looked_up.tolist()
-    assert client.stats.messages == expected.messages.sum()
-    assert client.stats.queries == expected.queries
-    assert {SYSTEMS[n].mode for n in SYSTEMS} == {WHOLE, LONGEST, EXACT}

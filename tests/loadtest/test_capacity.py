@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("hdrh")
 
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
+from cluster import WAIT_S, Cluster, until
 from dlm.errors import ConfigError
 from loadtest.capacity.capacity import (
     CPU,
@@ -286,22 +286,3 @@ def test_ctrl_c_keeps_the_rates_that_were_measured_and_resume_goes_on(
     assert len(found["points"]) > 1
     assert process.returncode == (not found["complete"]), errors
     assert found["verdict"] in printed
-
-
-@pytest.mark.slow
-def test_a_cluster_that_vanishes_ends_the_search(
-    files: ModelFiles, trace_file: Path, tmp_path: Path
-) -> None:
-    """With what was measured before, and status 1."""
-    with Cluster(files, kind=ProcessServer) as servers:
-        cluster = servers.write(tmp_path / "cluster.toml")
-        limits = ("--p99", 60_000, "--cpu", 100, "--deadline", 0.3)
-        process = started(cluster, trace_file, tmp_path, "--output", "out", *limits)
-        first = tmp_path / "out/20/report.json"
-        until(first.exists, process)
-        for server in servers.servers:
-            server.process.kill()
-        _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1, errors
-    found = read_capacity(tmp_path / "out")
-    assert not found["complete"] or found["points"][-1]["crossed"] == FAILURES

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import forked
-from cluster import Cluster, ModelFiles
+from cluster import Cluster
 from dlm.client import AsyncClient, ClientConfig
 from dlm.errors import ConfigError, DlmError, TextError
 from loadtest.cli.main import app
@@ -66,34 +66,6 @@ def test_a_trace_that_does_not_say_who_made_it_is_shown(tmp_path: Path) -> None:
     write_trace(tmp_path / "mine.parquet", said, {"decoder": "mine"})
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine.parquet")]).output
     assert re.search(r"^made by +not stated$", shown, re.M)
-
-
-@pytest.mark.slow
-def test_record_show_and_synth_go_from_text_to_a_larger_trace(
-    loadtest: Loadtest, files: ModelFiles, tmp_path: Path
-) -> None:
-    """The statistics are printed; those that changed are named."""
-    (tmp_path / "t.txt").write_text(" ".join(files.words()[5:25]) + "\n")
-    recorded = loadtest(
-        *("record", "t.txt", "--model", files.directory, "--output", "t.parquet"),
-        *("--contexts", 3, "--words", 4, "--audio", "none"),
-    )
-    assert recorded.returncode == 0, recorded.stderr
-    assert "1 utterances" not in recorded.stderr
-    assert re.search(r"^kinds +\d+ lattice$", recorded.stdout, re.MULTILINE)
-    about = read_trace(tmp_path / "t.parquet").about
-    assert about["audio"] == "none"
-    assert about["decoder"] == "rescoring of known text, 3 contexts x 4 words"
-    assert about["model"] == files.manifest.model
-    assert loadtest("show", "t.parquet").stdout == recorded.stdout
-    made = loadtest("synth", "t.parquet", "--utterances", 3, "--words", 2, "--output", "s.parquet")
-    assert made.returncode == 0, made.stderr
-    lines = {line.split("  ")[0]: line for line in made.stdout.splitlines()}
-    assert "changed" in lines["utterances"]
-    assert "kept" in lines["utterance s"]
-    synthetic = read_trace(tmp_path / "s.parquet").about["synthetic"]
-    assert "words_per_context" in synthetic["changed"]
-    assert synthetic["seed"] == 1
 
 
 @pytest.mark.parametrize(("name", "kind"), [("rescoring", "lattice"), ("ctc", "frame")])

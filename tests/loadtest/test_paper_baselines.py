@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster import ModelFiles
 from loadtest.paper import figure7, figure8, figure9, rescoring, table3, table5
 from loadtest.paper.result import COMPUTED, MEASURED, Result, result_of
 from loadtest.paper.setup import Setup
-from loadtest.paper.timed import fitted
 from loadtest.paper.workload import histories, model_of, recorded
 
 
@@ -159,11 +157,3 @@ def test_first_pass_is_the_best_of_all_sentences(setup: Setup, files: ModelFiles
         assert lost == pytest.approx(rescoring.NOT_SAID * missed)
     order = [total(ids) - lost for ids, lost in found]
     assert order == sorted(order, reverse=True)
-
-
-def test_costs_are_fitted_and_none_is_negative() -> None:
-    """Found again from exact times; where one would be below nothing it is nothing."""
-    rng = np.random.default_rng(5)
-    work = rng.integers(0, 9, (50, 3)).astype(float)
-    assert fitted(work, work @ [2.0, 0.5, 0.25]) == pytest.approx([2.0, 0.5, 0.25])
-    assert fitted(work, work @ [1.0, -0.1, 0.0]).min() == 0.0

@@ -28,7 +28,6 @@ from loadtest.paper.simulate import (
 from loadtest.traces.routes import Routed, Slotted, routes
 from loadtest.traces.trace import Trace
 
-SECONDS = 4000.0
 ONE = Routed(1, *(np.array(one, np.int64) for one in ([1], [0, 1], [0], [10])))
 
 
@@ -79,27 +78,6 @@ def test_processes_share_a_core_equally(rho: float) -> None:
     assert found == pytest.approx(1 / (1 - rho), rel=0.06)
 
 
-def ends(count: int) -> list[float]:
-    """When so many processes with a second of work end, on two cores."""
-    env, ended = simpy.Environment(), list[float]()
-    machine = Machine(env, 2)
-
-    def job() -> Steps:
-        yield from Process(env, machine).do(1.0)
-        ended.append(env.now)
-
-    for _ in range(count):
-        env.process(job())
-    env.run()
-    return ended
-
-
-def test_two_cores_are_twice_one_and_no_process_has_both() -> None:
-    """Three processes with a second of work each: 1.5 s for all of them; one alone takes 1 s."""
-    for count, expected in ((1, 1.0), (2, 1.0), (3, 1.5)):
-        assert ends(count) == [pytest.approx(expected)] * count
-
-
 def test_a_message_takes_its_network_and_its_service() -> None:
     """Of a request that is alone: each cost once, the round trip once."""
     costs = Costs(0.1, 0.01, 0.2, 0.3, 0.02, wait_s=0.05)
@@ -109,18 +87,6 @@ def test_a_message_takes_its_network_and_its_service() -> None:
     assert found.latency_s == pytest.approx([expected] * len(found.latency_s))
     assert found.queries == 10 * found.messages.sum()
     assert found.utilisation(1) == pytest.approx(0.5 / expected, rel=0.15)
-
-
-def test_a_server_of_many_clients_waits_as_an_m_d_1_queue() -> None:
-    """Clients that cost nothing and come at random, so that nothing gathers."""
-    rho, service_s = 0.6, 0.001
-    costs = Costs(0.0, 0.0, 0.0, service_s, 0.0)
-    sim = Simulation(Layout(500, 1, round_trip_s=0.002), costs, ONE, 1, 1.0)
-    due, client, request = poisson_load(np.zeros(1, np.int64), rho / service_s, 500, 60.0, 3)
-    found = sim.open_loop(due, client, request, 60.0)
-    expected = 0.002 + service_s * (1 + rho / (2 * (1 - rho)))
-    assert np.mean(found.latency_s) == pytest.approx(expected, rel=0.05)
-    assert found.utilisation(1) == pytest.approx(rho, rel=0.03)
 
 
 def test_what_waits_for_the_window_gathers() -> None:

@@ -291,15 +291,6 @@ def test_other_spaces_are_word_characters(tmp_path: Path, odd: bytes) -> None:
     assert sections[2][0].tolist() == [[1, 3, 4], [3, 4, 2]]
 
 
-def test_word_that_is_only_an_odd_space_is_a_word(tmp_path: Path) -> None:
-    """A word of one vertical tab or one ideographic space keeps its place among the fields."""
-    for odd in (b"\v", b"\f", IDEOGRAPHIC_SPACE, NBSP, b"\\", b"#"):
-        text = TINY.replace(b"\tb", b"\t" + odd).replace(b" b", b" " + odd)
-        vocabulary, sections = read(saved(tmp_path, text))
-        assert vocabulary.words[4] == odd
-        assert sections[1][0].tolist() == [[1, 3], [3, 4], [4, 2], [3, 0]]
-
-
 def test_model_without_unknown_word_has_no_row_zero(tmp_path: Path) -> None:
     """Id 0 stays the unknown word, spelled <unk>, and unk_in_model says that it has no row."""
     text = unigrams(b"-1\t<s>\n-2\t</s>\n-3\tw\n", 3)
@@ -717,21 +708,6 @@ def test_truncated_compressed_file_is_an_arpa_error(tmp_path: Path, kind: str) -
             assert error.line is not None
             assert error.byte_offset is not None
             assert kind in str(error.advice)
-
-
-def test_truncated_gzip_names_the_section_it_broke_in(tmp_path: Path) -> None:
-    """What came out before the cut is read, so that the error has a place."""
-    rng = random.Random(3)
-    rows = b"".join(b"-%.9f\tw%d\n" % (rng.random(), i) for i in range(20000))
-    text = unigrams(b"-1\t<s>\n-1\t</s>\n" + rows, 20002)
-    for pack in COMPRESSORS.values():
-        packed = pack(text)
-        error = refusal(tmp_path, packed[: len(packed) * 3 // 4])
-        assert error.order == 1
-        assert error.line is not None
-        assert error.byte_offset is not None
-        assert text[: error.byte_offset].count(b"\n") == error.line - 1
-        assert text[error.byte_offset - 1 : error.byte_offset] == b"\n"
 
 
 # --------------------------------------------------------------------------- compression

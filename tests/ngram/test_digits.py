@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dlm.ngram import digit_kernels as kernels
 from dlm.ngram.arpa import kernels as row_kernels
-from dlm.ngram.arpa.rows import float32_of
 from dlm.ngram.arpa.writer import RowColumns, WordBytes, rows_text
 from dlm.ngram.wordtable import PADDING, WordTable
 
@@ -86,23 +85,6 @@ def test_numbers_are_written_as_arrow_writes_them(name: str, bits: NDArray[np.in
     numbers = from_bits(bits)
     want = "\tw\n".join([*of_arrow(numbers), ""])
     assert rows_of(numbers).decode() == want
-
-
-def test_what_is_written_reads_back() -> None:
-    """By the plain reader of one number."""
-    numbers = from_bits(np.random.default_rng(2).integers(0, 1 << 32, 20_000, dtype=np.uint64))
-    numbers = np.concatenate([numbers, EDGES])
-    read = np.array([float32_of(t.encode(), "number") for t in texts(numbers)], np.float32)
-    assert read.tobytes() == (numbers + np.float32(0)).tobytes()
-
-
-def test_numbers_have_the_fewest_digits() -> None:
-    """No text with a digit less reads back as the same float32."""
-    numbers = from_bits(np.random.default_rng(5).integers(0, 0x7F800000, 3000))
-    for number, text in zip(numbers, texts(-numbers), strict=True):
-        digits = text.split("e")[0].replace("-", "").replace(".", "").strip("0")
-        shorter = f"{float(number):.{max(len(digits) - 2, 0)}e}"
-        assert len(digits) == 1 or float32_of(shorter.encode(), "number") != number
 
 
 def test_the_kernel_is_what_its_python_says() -> None:

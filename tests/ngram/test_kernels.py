@@ -110,29 +110,6 @@ def test_number_that_is_sure_is_the_nearest_float32(text: bytes) -> None:
     agree(text, "compiled")
 
 
-def test_usual_numbers_are_sure_and_exact() -> None:
-    """Seven to nine digits, as toolkits write them, never need the careful way."""
-    rng = random.Random(2)
-    for digits in (1, 4, 6, 7, 8, 9, 12, 17):
-        for _ in range(1500):
-            text = f"{-rng.random() * 10 ** rng.randrange(-7, 3):.{digits}g}".encode()
-            assert agree(text, "compiled"), text
-            assert agree(b"%.*f" % (digits, -10 * rng.random()), "compiled")
-
-
-def test_numbers_around_midpoints_are_never_sure_and_wrong() -> None:
-    """Neighbours of a middle between two float32, from far outside a double's sight to far in."""
-    rng = np.random.default_rng(3)
-    low = rng.integers(0x00800000, 0x7F000000, 1500, dtype=np.uint32)
-    middle = (low.view(np.float32).astype(np.float64) + (low + 1).view(np.float32)) / 2
-    sure = 0
-    for x in middle.tolist():
-        for ulps in (-40, -9, -1, 0, 1, 9, 40):
-            near = float(np.float64(x).view(np.int64).__add__(ulps).view(np.float64))
-            sure += agree(b"%.25e" % -near, "compiled") + agree(b"%r" % near, "compiled")
-    assert sure > 0
-
-
 @as_plain_python
 def test_numbers_as_plain_python() -> None:
     """The source itself is right, apart from what the compiler makes of it."""

@@ -108,16 +108,6 @@ def test_strings_are_the_bytes_that_the_vocabulary_takes_them_for() -> None:
         assert table.ids_of(words).tolist() == vocabulary.ids_of(words).tolist()
 
 
-def test_words_of_megabytes_are_told_apart_at_their_last_byte() -> None:
-    """Neither the length nor the place of the difference matters."""
-    long = b"y" * ((1 << 20) + 5)
-    words = [b"<unk>", long, long[:-1] + b"z", long + b"y", long + b"\0"]
-    table = WordTable(words)
-    assert table.ids_of([*words, long[:-1], long + b"z"]).tolist() == [0, 1, 2, 3, 4, 0, 0]
-    ids, _ = table.ids_of_text(b" ".join(words[1:]) + b"\n" + long[:-1])
-    assert ids.tolist() == [1, 2, 3, 4, 0]
-
-
 def test_words_whose_hashes_fall_on_one_place_are_told_apart() -> None:
     """Forty words that all begin their search at the last slot, and run on past the end."""
     find_place = kernels.hash_word.py_func
@@ -136,15 +126,6 @@ def test_words_whose_hashes_fall_on_one_place_are_told_apart() -> None:
     assert table.ids_of(chosen).tolist() == list(range(1, 41))
     assert table.find(b"w%d" % i) is None
     assert not table.ids_of([b"v%d" % i for i in range(1000)]).any()
-
-
-def test_many_words_with_one_beginning_are_told_apart() -> None:
-    """A large table, whose growth moves every word, agrees with a dictionary."""
-    words = [b"<UNK>", *(b"commonbeginning%d" % i for i in range(50_000))]
-    table = WordTable(words)
-    asked = [*words, *(b"commonbeginning%d" % i for i in range(50_000, 60_000))]
-    assert table.ids_of(asked).tolist() == [*range(50_001), *([0] * 10_000)]
-    assert table.words() == words
 
 
 def test_word_with_a_newline_comes_back_whole() -> None:

@@ -21,11 +21,10 @@ from typer.testing import CliRunner, Result
 from cluster import CommandServer
 from dlm.cli.main import app
 from dlm.client import Client
-from dlm.errors import ConfigError, DlmError, PrivacyError, TrainingDiverged
+from dlm.errors import ConfigError, PrivacyError
 from dlm.files import lock_file
 from dlm.ngram.backoff import DictModel
 from pipeline.runs import (
-    PUBLIC,
     STAGES,
     WORDS,
     Run,
@@ -169,27 +168,6 @@ def test_the_report_for_programs_and_one_process_at_a_time(real: Path) -> None:
         os.close(handle)
 
 
-def test_what_touches_no_user_is_done_again_to_the_same_bytes(
-    tmp_path: Path, real: Path, dlm: Run
-) -> None:
-    """Of a real run, killed in each stage after training."""
-    folder = tmp_path / "copy"
-    shutil.copytree(real, folder)
-    before = results(folder)
-    more: tuple[str, ...] = ("--redo", "distill")
-    for where in (
-        "dlm.distill.sampled:fit",
-        "dlm.estimate.prune:prune",
-        "dlm.index.making.shard_set:move",
-    ):
-        stopped = dlm(folder, "pipeline", "p.toml", *more, killed=(where, 1, "before"))
-        assert stopped.returncode == -signal.SIGKILL, stopped.stderr
-        more = ()
-    last = dlm(folder, "pipeline", "p.toml")
-    assert last.returncode == 0, last.stderr
-    assert results(folder) == before
-
-
 def pipeline(folder: Path, *more: str) -> Result:
     """The command, in this process."""
     return CliRunner().invoke(app, ["pipeline", str(folder / "p.toml"), *more])
@@ -268,44 +246,6 @@ def test_a_record_that_was_removed_is_missed(tmp_path: Path, real: Path) -> None
     assert not (folder / "out/counts.tsv.provenance.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("edits", "kind", "message"),
-    [
-        ([("p.toml", PUBLIC, "")], PrivacyError, "has no privacy record"),
-        ([("p.toml", "users.tsv", "gone.tsv")], ConfigError, "inputs.users: .*gone.tsv does not"),
-        (
-            [
-                ("p.toml", 'text = "public.txt"', 'topology = "gone.arpa"'),
-                ("p.toml", "[estimate]\ndiscount_fallback = true\n", ""),
-                ("p.toml", PUBLIC, ""),
-            ],
-            ConfigError,
-            "inputs.topology: .*gone.arpa does not exist",
-        ),
-        ([("p.toml", "report_goal = 20", "report_goal = 99")], ConfigError, "99 with a gap of 2"),
-        ([("p.toml", "report_goal = 40", "report_goal = 90")], ConfigError, "at most 1 rounds"),
-        ([("p.toml", '"-,-,40"', "-1")], ConfigError, "1 or more"),
-        (
-            [("p.toml", "hidden_size = 16", "hidden_size = 20000000")],
-            ConfigError,
-            "this pipeline needs about .* bytes in .*out, but only .* another .run. folder",
-        ),
-    ],
-)
-def test_what_would_stop_it_late_is_told_before_users_are_touched(
-    tmp_path: Path, edits: list[tuple[str, str, str]], kind: type[DlmError], message: str
-) -> None:
-    """Who vouches, files that are missing, too few users for either stage, no room on the disk."""
-    folder = people(tmp_path / "run", seed="")
-    for file, old, new in edits:
-        edit(folder / file, old, new)
-    refused = pipeline(folder)
-    assert isinstance(refused.exception, kind), refused.exception
-    assert re.search(message, str(refused.exception)), refused.exception
-    assert not (folder / "out/counts.tsv.ledger.json").exists()
-    assert not (folder / "out/network").exists()
-
-
 def test_a_stage_that_refused_its_settings_takes_others(tmp_path: Path) -> None:
     """Nothing was released with those it refused."""
     folder = people(tmp_path / "run", seed="")
@@ -320,19 +260,6 @@ def test_a_stage_that_refused_its_settings_takes_others(tmp_path: Path) -> None:
         ["estimate", "done"],
         ["unigrams", "begin"],
     ]
-
-
-def test_a_network_that_diverges_leaves_no_copy_of_users_text(tmp_path: Path) -> None:
-    """Nor does the command that is given again."""
-    folder = people(tmp_path / "run")
-    edit(
-        folder / "p.toml",
-        "[federate.sampling]",
-        "[federate.server]\nlearning_rate = 1e12\n[federate.sampling]",
-    )
-    for _ in range(2):
-        assert isinstance(pipeline(folder).exception, TrainingDiverged)
-        assert not list(folder.rglob("users.store"))
 
 
 @pytest.mark.promise("no_guarantee")

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dlm.cli.main import program
-from dlm.errors import ArpaError, ConfigError, DlmError, EstimationError
+from dlm.errors import ConfigError, DlmError, EstimationError
 from dlm.estimate.pipeline import estimate as estimate_locally
 from dlm.estimate.settings import EstimationSettings
 from dlm.index.making import build_shard_set
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from dlm.progress import ProgressReporter
-from spark.settings import SETTINGS
 
 pytestmark = [
     pytest.mark.slow,
@@ -266,54 +264,6 @@ def test_parts_are_in_the_order_of_their_numbers(spark: Any, tmp_path: Path) -> 
 
 
 # Kills itself and what it started, the engine of Spark, while parts are being written.
-CHILD = """
-import os, signal, sys, threading, time
-from pathlib import Path
-
-folder = Path(sys.argv[2])
-
-def watch():
-    while not list(folder.glob("run-*/_temporary/0/_temporary/*/*/part-*")):
-        time.sleep(0.001)
-    os.killpg(0, signal.SIGKILL)
-
-os.setpgid(0, 0)
-if sys.argv[3] == "killed":
-    threading.Thread(target=watch, daemon=True).start()
-sys.argv = [
-    "dlm", "estimate", sys.argv[1], "--output", str(folder), "--order", "2", "--engine", "spark"
-]
-from dlm.cli.main import main
-main()
-"""
-
-
-def test_a_killed_process_leaves_no_model_and_a_rerun_succeeds(
-    spark: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its Java, by SIGKILL, while parts are written; in processes of their own."""
-    folder = tmp_path / "m.arpa.d"
-    options = " ".join(f"--conf {name}='{value}'" for name, value in SETTINGS.items())
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{options} pyspark-shell")
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "spark"))
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-
-    def run_to_end(how: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", CHILD, str(text), str(folder), how],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    done = run_to_end("killed")
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [path.name for path in folder.iterdir()] == [next(folder.glob("run-*")).name]
-    with pytest.raises(ArpaError, match=r"model\.json"):
-        ArpaReader(folder)
-    done = run_to_end("to the end")
-    assert done.returncode == 0, done.stderr
-    estimate_locally([str(text)], tmp_path / "local.arpa", EstimationSettings(order=2))
-    assert read(folder) == read(tmp_path / "local.arpa")
-    assert len(list(folder.glob("run-*"))) == 1
 
 
 def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,18 +129,6 @@ def test_nothing_sorted_is_nothing(tmp_path: Path, durable: bool) -> None:
     assert read(SortedRuns.open(tmp_path, runs.manifest(), MEMORY)) == []
 
 
-@pytest.mark.parametrize("value", [0, 7, TOP])
-def test_equal_keys_keep_the_order_of_adding(tmp_path: Path, value: int) -> None:
-    """Over runs and passes, when all keys are equal."""
-    rows = np.full((500, 3), value, np.uint32)
-    rows[:, 2] = np.arange(500)
-    with Sorter(tmp_path, 3, 2, MEMORY) as sorter:
-        sorter.plan = Plan(capacity_rows=30, block_rows=4, chunk_rows=8, fan_in=3)
-        sorter.add(rows)
-        runs = sorter.finish()
-    assert np.concatenate([b.copy() for b in runs.blocks(9)])[:, 2].tolist() == list(range(500))
-
-
 def test_rows_of_any_layout_are_taken(tmp_path: Path) -> None:
     """Read-only, transposed or strided: they are copied."""
     rows = zipf_rows(200, 4)
@@ -152,24 +138,6 @@ def test_rows_of_any_layout_are_taken(tmp_path: Path) -> None:
         with Sorter(tmp_path, 4, 2, MEMORY) as sorter:
             sorter.add(view)
             assert read(sorter.finish()) == oracle(rows, 2)
-
-
-@pytest.mark.slow
-def test_real_limits_make_runs_and_passes(tmp_path: Path) -> None:
-    """With the least memory and blocks of real size."""
-    rows = zipf_rows(3_000_000, 6, words=30_000)
-    with Sorter(tmp_path, 6, 3, MEMORY) as sorter:
-        sorter.add(rows)
-        runs = sorter.finish()
-    assert len(runs.runs) == sorter.plan.fan_in
-    assert len(list(tmp_path.iterdir())) == len(runs.runs)
-    expected = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
-    at = 0
-    for block in runs.blocks(10_000):
-        assert 0 < len(block) <= 10_000
-        assert np.array_equal(block, expected[at : at + len(block)])
-        at += len(block)
-    assert at == len(rows)
 
 
 @given(
@@ -210,17 +178,6 @@ def test_a_plan_stays_within_its_memory(memory: int, width: int, threads: int) -
     for runs in (1, 2, plan.fan_in // 2, plan.fan_in):
         read_bytes = runs * plan.read_blocks(runs) * plan.block_rows * row
         assert buffers * read_bytes + chunks < memory
-
-
-def test_smallest_neighbours_are_merged_first(tmp_path: Path) -> None:
-    """So that as little as possible is written twice."""
-    rows = zipf_rows(105, 2)
-    with Sorter(tmp_path, 2, 1, MEMORY) as sorter:
-        sorter.plan = Plan(capacity_rows=10, block_rows=1, chunk_rows=1, fan_in=10)
-        sorter.add(rows)
-        runs = sorter.finish()
-    assert sorted(run.rows for run in runs.runs) == [10] * 9 + [15]
-    assert read(runs) == oracle(rows, 1)
 
 
 def test_what_was_not_handed_over_is_removed(tmp_path: Path) -> None:
@@ -336,63 +293,3 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, change: dict[str, ob
         runs = sorter.finish(durable=True)
     with pytest.raises(SpillError, match=f"manifest .*{tmp_path}"):
         SortedRuns.open(tmp_path, runs.manifest() | change, MEMORY)
-
-
-PEAK = """
-import sys
-from pathlib import Path
-import numpy as np
-from dlm.spill.sorter import Sorter
-
-def resident(field):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-
-def sort(total):
-    count = 0
-    with Sorter(folder, width, 3, memory, threads) as sorter:
-        while count < total:
-            rows[:, 0] += np.uint32(2654435761)  # another order each time, without new memory
-            sorter.add(rows)
-            count += len(rows)
-        runs = sorter.finish()
-    spilled = len(runs.runs)
-    for block in runs.blocks(1 << 30):
-        count -= len(block)
-    assert count == 0
-    runs.remove()
-    return spilled
-
-folder, memory, width, threads = sys.argv[1], *map(int, sys.argv[2:])
-rows = np.random.default_rng(0).integers(0, 2**32, (10_000, width), dtype=np.uint32)
-sort(3 * memory // (4 * width))  # code is compiled and imported
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
-assert sort(10 * memory // (4 * width)) > 1
-print(resident("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measured through /proc")
-@pytest.mark.parametrize(
-    ("memory", "width", "threads"),
-    [
-        (MEMORY, 4, 2),
-        pytest.param(2 * MEMORY, 24, 2, marks=pytest.mark.slow),
-        pytest.param(MEMORY, 4, 1, marks=pytest.mark.slow),
-        pytest.param(4 * MEMORY, 3, 3, marks=pytest.mark.slow),
-    ],
-)
-def test_peak_memory_stays_below_the_limit(
-    tmp_path: Path, memory: int, width: int, threads: int
-) -> None:
-    """Ten times as many rows as the limit holds, over several passes where it is the least."""
-    arguments = [str(tmp_path), str(memory), str(width), str(threads)]
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, check=True
-    )
-    peak = int(done.stdout)
-    assert peak < memory
-    assert peak > memory // 2  # what is given is used, so this measures something

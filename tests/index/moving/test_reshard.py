@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import forked
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.check.verify import verify
 from dlm.index.making import build_shard_set
@@ -191,45 +187,6 @@ def test_an_interrupted_run_goes_on_after_the_last_finished_file(
     assert contents(after) == contents(tmp_path / "expected")
     assert len(found.made) == 5
     assert not (tmp_path / "after.building").exists()
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from dlm.index.moving.plan import plan_slots
-from dlm.index.moving.reshard import reshard
-from dlm.index.moving.subtrees import SourceSet
-source = SourceSet.open(Path(sys.argv[1]))
-size = source.slot_bytes()
-plan = plan_slots(source.manifest.slots, size, 7)
-print("begins", flush=True)
-reshard(source, plan.after, 7, sys.argv[2], size)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_set_or_a_whole_one(tmp_path: Path) -> None:
-    """SIGKILL at moments that have nothing to do with its files, then one that ends."""
-    arpa = random_model(5, order=5, words=3000, per_order=60_000).write(tmp_path / "m.arpa")
-    build_shard_set(arpa, tmp_path / "set", 6)
-    expected, _ = moved(tmp_path / "set", tmp_path / "expected", 7)
-    after = tmp_path / "after"
-    rng = np.random.default_rng(4)
-    for _ in range(8):
-        line = [sys.executable, "-c", CHILD, str(tmp_path / "set"), str(after)]
-        with forked.Popen(line, stdout=subprocess.PIPE, text=True) as run:
-            assert run.stdout is not None
-            assert run.stdout.readline()
-            try:
-                run.wait(timeout=float(rng.uniform(0.02, 0.6)))
-            except subprocess.TimeoutExpired:
-                run.send_signal(signal.SIGKILL)
-        if after.exists():
-            break
-    else:
-        moved(tmp_path / "set", after, 7)
-    assert contents(after) == contents(tmp_path / "expected")
-    assert (after / "manifest.json").read_bytes() == expected.manifest.text
 
 
 @pytest.mark.parametrize("name", ["shard-0002.arrow", "low_orders.arrow", "vocabulary.arrow"])
