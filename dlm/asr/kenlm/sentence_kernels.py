@@ -12,7 +12,6 @@ from numba.extending import intrinsic
 from dlm.index.search.text.kernels import score_tokens
 from dlm.jit import inlined, kernel
 from dlm.kenlm.score_kernels import TEXT_BYTES
-from dlm.ngram import partition
 from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
 
 # Places in a description of a model, an array of int64.
@@ -34,7 +33,7 @@ from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_wor
     PLACES,
 ) = range(15)
 
-SHARD_SLOTS = partition.SLOTS
+SHARD_SLOTS = 4096  # as `ngram.partition.SLOTS`
 TOKENS = TEXT_BYTES // 2 + 2
 AT_ONCE = 32
 SCRATCH_BYTES = 16 * TOKENS + 32 * AT_ONCE
