@@ -105,17 +105,6 @@ class TokenBlock(NamedTuple):
     nothing: int
 
 
-class ListBefore(NamedTuple):
-    """The list of the word before: its first pair, how many, its bit, and as `open_list`."""
-
-    first: int
-    size: int
-    bit: int
-    step: int
-    keys: int
-    rest: int
-
-
 @inlined
 def make_block(count, order):  # type: ignore[no-untyped-def]
     """One allocation for all: those of each array took as long as two tokens."""
@@ -171,7 +160,7 @@ def ask_entries(low, words, begin, count):  # type: ignore[no-untyped-def]
 @inlined
 def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore[no-untyped-def]
     """1. Where each word should be in the list of the one before, and its own list; returns that
-    of the last."""
+    of the last: its first pair, how many, its bit, and as `open_list`."""
     first, size, bit, step, keys, rest = before
     for i in range(asked):
         word = np.int64(words[begin + i])
@@ -194,7 +183,7 @@ def ask_lists(low, words, reach, begin, part, asked, before, b):  # type: ignore
         first, size, bit = list_after(low, word)
         keep_weight(b, t * b.lengths + _1, word_code(low, word), low.backoff_table)
         step, keys, rest = open_list(bit, size, low.key_bits)
-    return ListBefore(first, size, bit, step, keys, rest)
+    return first, size, bit, step, keys, rest
 
 
 @inlined
@@ -526,7 +515,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
     low = low_of(trees[0])
     count = np.int64(len(words))
     b = make_block(count, order)
-    before = ListBefore(_0, _0, low.list, _0, low.list, low.key_bits)
+    before = _0, _0, low.list, _0, low.list, low.key_bits
     ask_entries(low, words, _0, count)
     block = _0
     while block < count:
