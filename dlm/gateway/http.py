@@ -95,7 +95,7 @@ class HttpDoor:
             body_bytes=config.max_message_bytes,
             keeps=lambda: calls.admission.phase.state is not ServingState.DRAINING,
             fault=lambda exc: logger.error(
-                "gateway.http.failed", extra={"error": type(exc).__name__}
+                "gateway.http.failed", exc_info=exc, extra={"error": type(exc).__name__}
             ),
         )
         metrics.connections = self._connections.open

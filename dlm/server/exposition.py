@@ -68,7 +68,7 @@ class HttpServer:
             text,
             most=CONNECTIONS,
             fault=lambda exc: logger.error(
-                "server.http.failed", extra={"error": type(exc).__name__}
+                "server.http.failed", exc_info=exc, extra={"error": type(exc).__name__}
             ),
         )
         self._spare: int | None = None

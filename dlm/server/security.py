@@ -175,10 +175,13 @@ class Certificates:
     def reload(self) -> None:
         """Reads the files again; keeps what was read before, if it raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._content = read_certificates(context, **self._files)
+        content = read_certificates(context, **self._files)
+        self._expires = expiry_of(content[2] or b"")
         context.verify_mode = ssl.CERT_REQUIRED if self._files["ca"] else ssl.CERT_NONE
-        self.context = context
-        self._expires = expiry_of(self._content[2] or b"")
+        # A session that is resumed is checked by no authority.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        self._content, self.context = content, context
         self._fresh = True
 
     def days_left(self) -> float:

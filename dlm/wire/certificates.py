@@ -75,11 +75,15 @@ def read_certificates(
 
 
 def expiry_of(chain: bytes) -> float:
-    """Seconds since 1970 at which the first of these PEM certificates to expire does."""
+    """Seconds since 1970 at which the first of these PEM certificates to expire does; nan where one
+    does not say it as RFC 5280 has it."""
     blocks = re.findall(
         rb"BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", chain, re.DOTALL
     )
-    return min((_not_after(base64.b64decode(block)) for block in blocks), default=math.inf)
+    try:
+        return min((_not_after(base64.b64decode(block)) for block in blocks), default=math.inf)
+    except (ValueError, IndexError):  # a form of time or length that OpenSSL takes
+        return math.nan
 
 
 def _not_after(der: bytes) -> float:

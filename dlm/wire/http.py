@@ -22,6 +22,7 @@ IDLE_S = 75.0  # between two requests of one connection
 BODY_S = 20.0  # for a body
 WRITE_S = 10.0  # for a client to read its answer
 LINGER_S = 2.0  # for a client to notice that its request was refused unread
+LINES_AT_ONCE = 64  # of a body in chunks, before others get a turn
 LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
@@ -51,6 +52,10 @@ class BadRequest(Exception):
 
     def __init__(self, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         self.status = status
+
+
+class PeerGone(EOFError):
+    """The other end went away while its request was answered."""
 
 
 @dataclass(slots=True)
@@ -102,7 +107,7 @@ class Connections:
     ) -> None:
         self.answer, self.refusal, self.fault = answer, refusal, fault
         self.body_bytes, self.keeps, self._most = body_bytes, keeps, most
-        # Oldest first, those between requests also in the second.
+        # Oldest first; the second has those that nobody works for: between requests, or answered.
         self.open: dict[Task, None] = {}
         self.idle: dict[Task, None] = {}
 
@@ -110,15 +115,21 @@ class Connections:
         """One connection, request after request; what the other end does ends this one alone."""
         task = asyncio.current_task()
         assert task is not None
-        self.open[task] = None
-        if len(self.open) > self._most:
-            oldest = next(iter(self.idle or self.open))
-            self.idle.pop(oldest, None)
+        if len(self.open) >= self._most:
+            if not self.idle:
+                writer.transport.abort()
+                return
+            oldest = next(iter(self.idle))
+            self.idle.pop(oldest)
             oldest.cancel()
+        self.open[task] = None
         try:
             await _Connection(self, reader, writer, task).talk()
         except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
             pass  # it dawdled, went away, or had to make room
+        except RuntimeError:  # of uvloop, where the other end is gone
+            if not writer.transport.is_closing():
+                raise
         finally:
             self.idle.pop(task, None)
             self.open.pop(task, None)
@@ -158,6 +169,8 @@ class _Connection:
             with ExitStack() as held:
                 try:
                     answer = await self._all.answer(request, held)
+                except PeerGone:
+                    raise
                 except Exception as exc:  # noqa: BLE001 - the next request must be answered
                     self._all.fault(exc)
                     said = "failed; see the server's log"
@@ -188,6 +201,7 @@ class _Connection:
             return None
         if request.header("expect").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._lines = self._framing = 0
         async with asyncio.timeout(BODY_S):
             try:
                 if request.length is None:
@@ -196,6 +210,8 @@ class _Connection:
                     body = await self._reader.readexactly(request.length)
             except (EOFError, asyncio.LimitOverrunError) as exc:
                 raise BadRequest from exc
+            except OSError as exc:
+                raise PeerGone from exc
         if body is not None:
             request.length = 0  # nothing of it is left unread
         return body
@@ -203,7 +219,7 @@ class _Connection:
     async def _chunks(self) -> bytes | None:
         body = bytearray()
         while True:
-            found = _CHUNK.fullmatch(await self._reader.readuntil(b"\r\n"))
+            found = _CHUNK.fullmatch(await self._line(len(body)))
             if found is None:
                 raise BadRequest
             size = int(found[1], 16)
@@ -214,9 +230,22 @@ class _Connection:
             body += await self._reader.readexactly(size)
             if await self._reader.readexactly(2) != b"\r\n":
                 raise BadRequest
-        while await self._reader.readuntil(b"\r\n") != b"\r\n":
-            pass  # trailers say nothing here
+        while (trailer := (await self._line(len(body)))[:-2]) != b"":
+            if _FIELD.fullmatch(trailer) is None:
+                raise BadRequest
         return bytes(body)
+
+    async def _line(self, body_bytes: int) -> bytes:
+        """The next line of a body in chunks, while lines are short beside what they frame; others
+        get a turn, since what has come already is read without waiting."""
+        line = await self._reader.readuntil(b"\r\n")
+        self._lines += 1
+        self._framing += len(line) + 2
+        if self._framing > HEAD_BYTES + body_bytes // 8:
+            raise BadRequest
+        if self._lines % LINES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        return line
 
     async def _write(self, answer: Response, *, goes_on: bool, with_body: bool = True) -> None:
         headers = (
@@ -229,6 +258,7 @@ class _Connection:
         lines = [f"HTTP/1.1 {int(answer.status)} {HTTPStatus(answer.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self._all.idle[self._task] = None
         async with asyncio.timeout(WRITE_S):
             self._writer.write(head + answer.body if with_body else head)
             await self._writer.drain()
@@ -256,9 +286,12 @@ def _read_head(head: bytes) -> HttpRequest:
     names = [name for name, _ in headers]
     if any(names.count(one) > 1 for one in ("content-length", "host", "transfer-encoding")):
         raise BadRequest
+    if begun[3] == b"0":
+        headers = [one for one in headers if one[0] != "expect"]  # RFC 9110, 10.1.1
     path = begun[2].split(b"?", 1)[0].decode("latin-1")
     request = HttpRequest(begun[1].decode(), path, headers, 0, begun[3] == b"1")
-    request.keeps &= "close" not in re.split(r"[ ,\t]+", request.header("connection").lower())
+    asked = ",".join(value.lower() for name, value in headers if name == "connection")
+    request.keeps &= "close" not in re.split(r"[ ,\t]+", asked)
     if "transfer-encoding" in names:
         # What stands in between may go by the other length, and see another next request.
         is_chunked = request.header("transfer-encoding").lower() == "chunked"

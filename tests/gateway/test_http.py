@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,10 +223,19 @@ def test_a_body_may_come_in_chunks_and_the_connection_goes_on(connect: Any) -> N
 
 @pytest.mark.parametrize(
     "data",
-    [b"5\r\n{", b"x\r\n{}\r\n0\r\n\r\n", b"1\r\n{}\r\n0\r\n\r\n", b"1" * 9 + b"\r\n", b"-1\r\n"],
+    [
+        b"5\r\n{",
+        b"x\r\n{}\r\n0\r\n\r\n",
+        b"1\r\n{}\r\n0\r\n\r\n",
+        b"1" * 9 + b"\r\n",
+        b"-1\r\n",
+        b"1\r\n{\r\n" * 4000,
+        b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 4000,
+        b"2\r\n{}\r\n0\r\nA: b\n\nHEAD / HTTP/1.1\r\n\r\n",
+    ],
 )
 def test_a_body_that_is_cut_off_is_refused(connect: Any, data: bytes) -> None:
-    """Chunks that are none, or an end before the last."""
+    """Chunks that are none, too small or without an end, and trailers that are none or endless."""
     raw = connect()
     head = f"POST {SCORE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     raw.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + data)
@@ -368,6 +378,37 @@ def test_the_longest_idle_connection_makes_room(connect: Any, gateway: ThreadGat
     assert connect().request().reply()[0] == 200
     assert idle[1].is_closed()
     assert idle[0].request().reply()[0] == 200
+
+
+def test_a_call_in_flight_makes_room_for_none(connect: Any, gateway: ThreadGateway) -> None:
+    """Those whose answer is there do; where all are at work, a further connection is closed."""
+    until(lambda: len(gateway.running.metrics.connections) == 0)
+    answered = connect()
+    answered.send(b"GET / HTTP/1.0\r\n\r\n")  # the gateway waits for its end
+    assert answered.reply()[0] == 200
+    half = HEAD + b"Content-Length: %d\r\n\r\n{" % len(BODY)
+    working = [connect().send(half) for _ in range(15)]
+    until(lambda: len(gateway.running.metrics.connections) == 16)
+    working.append(connect().send(half))
+    assert answered.is_closed()
+    until(lambda: sum(1 for _ in gateway.running._http._connections.idle) == 0)
+    assert connect().is_closed()
+    for one in working:
+        assert one.send(BODY[1:]).reply()[0] in (200, 429)
+
+
+def test_a_client_that_goes_away_is_no_fault(
+    connect: Any, gateway: ThreadGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of a body, or with answers unread; nothing is logged as an error."""
+    for sent in (HEAD + b"Content-Length: 9\r\n\r\n{", b"GET /page.js HTTP/1.1\r\n\r\n" * 50):
+        for _ in range(5):
+            raw = connect().send(sent)
+            raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw.close()
+    until(lambda: len(gateway.running.metrics.connections) == 0)
+    assert connect().request().reply()[0] == 200
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 def test_random_requests_are_answered_or_refused(connect: Any, gateway: ThreadGateway) -> None:
