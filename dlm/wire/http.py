@@ -22,7 +22,6 @@ IDLE_S = 75.0  # between two requests of one connection
 BODY_S = 20.0  # for a body
 WRITE_S = 10.0  # for a client to read its answer
 LINGER_S = 2.0  # for a client to notice that its request was refused unread
-LINES_AT_ONCE = 64  # of a body in chunks, before others get a turn
 LINGER_READS = 256  # of READ_BYTES, thrown away meanwhile
 READ_BYTES = 64 << 10
 TEXT = "text/plain; charset=utf-8"
@@ -201,7 +200,7 @@ class _Connection:
             return None
         if request.header("expect").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._lines = self._framing = 0
+        self._framing = 0
         async with asyncio.timeout(BODY_S):
             try:
                 if request.length is None:
@@ -239,12 +238,10 @@ class _Connection:
         """The next line of a body in chunks, while lines are short beside what they frame; others
         get a turn, since what has come already is read without waiting."""
         line = await self._reader.readuntil(b"\r\n")
-        self._lines += 1
         self._framing += len(line) + 2
         if self._framing > HEAD_BYTES + body_bytes // 8:
             raise BadRequest
-        if self._lines % LINES_AT_ONCE == 0:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
         return line
 
     async def _write(self, answer: Response, *, goes_on: bool, with_body: bool = True) -> None:
@@ -290,12 +287,18 @@ def _read_head(head: bytes) -> HttpRequest:
         headers = [one for one in headers if one[0] != "expect"]  # RFC 9110, 10.1.1
     path = begun[2].split(b"?", 1)[0].decode("latin-1")
     request = HttpRequest(begun[1].decode(), path, headers, 0, begun[3] == b"1")
-    asked = ",".join(value.lower() for name, value in headers if name == "connection")
-    request.keeps &= "close" not in re.split(r"[ ,\t]+", asked)
+    request.keeps &= not any(
+        "close" in re.split(r"[ ,\t]+", value.lower())
+        for name, value in headers
+        if name == "connection"
+    )
     if "transfer-encoding" in names:
         # What stands in between may go by the other length, and see another next request.
-        is_chunked = request.header("transfer-encoding").lower() == "chunked"
-        if not is_chunked or "content-length" in names or begun[3] == b"0":
+        if (
+            request.header("transfer-encoding").lower() != "chunked"
+            or "content-length" in names
+            or begun[3] == b"0"
+        ):
             raise BadRequest
         request.length = None
     elif "content-length" in names:

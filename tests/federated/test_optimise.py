@@ -96,13 +96,17 @@ def test_the_slope_of_banded_columns_is_that_of_their_loss() -> None:
 
 
 def test_the_banded_optimum_is_one_and_beats_all_toeplitz() -> None:
-    """The same from another start and with a far finer tolerance."""
+    """The same from another start and with a far finer tolerance; and truncation is a prefix."""
     found = optimise_bandmf(48, 8)
     loss = found.rms_loss(gap=8, max_participations=6)
     finer = np.sqrt(column_loss(_solve(48, 8, None, tolerance=1e-13))[0] * 6)
     assert loss == pytest.approx(finer, rel=1e-3)
     assert loss < band_toep(48, 8).rms_loss(gap=8, max_participations=6)
     assert loss < band_fhu(48, 8).rms_loss(gap=8, max_participations=6)
+    first = found.truncated(20)
+    np.testing.assert_array_equal(first.rows, found.rows[:20])
+    with pytest.raises(ConfigError, match="48 rounds"):
+        found.truncated(49)
     with pytest.raises(ConfigError, match="blt"):
         optimise_bandmf(6000, 100)
 

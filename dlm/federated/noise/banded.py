@@ -34,6 +34,14 @@ class BandMF(Base):
         self.rounds = check_rounds(len(rows))
         self.buffer_count = rows.shape[1] - 1
 
+    def truncated(self, rounds: int) -> BandMF:
+        if rounds > self.rounds:
+            raise ConfigError(
+                f"this matrix is for {self.rounds} rounds, but {rounds} were asked for; make one "
+                "for as many"
+            )
+        return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
+
     def matrix(self) -> dict[str, Any]:
         return {**super().matrix(), "bands": self.rows.shape[1]}
 

@@ -293,10 +293,10 @@ def low_columns(c: Context) -> dict[str, Any]:
     """The columns of the low orders, the pairs a piece at a time."""
     work, rows = c.work, c.budget.block_rows
     values = work.array("word-values")
-    prob1, backoff1 = np.ascontiguousarray(values[:, 0]), np.ascontiguousarray(values[:, 1])
     extended = work.array("word-extended")
     prob_most, backoff_most = c.coding.prob_table, c.coding.backoff_table
-    magnitude1, bits1 = magnitudes_of(prob1), backoff1.view(U32)
+    magnitude1 = magnitudes_of(values[:, 0])
+    bits1 = np.ascontiguousarray(values[:, 1]).view(U32)
     word_prob = _code_of(magnitude1, prob_most)
     word_backoff = _code_of(bits1, backoff_most, BACKOFF_BITS)
     pairs = work.columns["pairs"] if c.order > 1 else Column(U32, 4)

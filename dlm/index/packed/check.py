@@ -209,8 +209,10 @@ def check_tree(
         _require(s["flag_bits"] <= 2, f"{where}: widths")
         _require((s["flag_bits"] == 0) == (depth + 1 == levels), f"{where}: flag_bits")
         _require(s["backoff_bits"] <= BACKOFF_BITS, f"{where}: backoff_bits")
-        table = part_of(a, shape, depth, "prob_table")
-        limit = _prob_limit(s["prob_bits"], s["prob_base"], table, f"{where}: prob_table")
+        limit = _prob_limit(
+            s["prob_bits"], s["prob_base"], part_of(a, shape, depth, "prob_table"),
+            f"{where}: prob_table",
+        )  # fmt: skip
         place = _offsets(
             part_of(a, shape, depth, "place"), part_of(a, shape, depth, "place_wide"),
             s["place_base_bits"], s["place_delta_bits"], s["nodes"] + 1, None, f"{where}: place",
@@ -306,7 +308,8 @@ def _keys_and_weights(
     weight = part_of(a, shape, depth, "node_backoff")
     _require(len(weight) == _words(s["nodes"] * bits), f"{where}: node_backoff: length")
     if s["nodes"]:
-        table = part_of(a, shape, depth, "backoff_table")
-        limit = _backoff_limit(bits, table, f"{where}: backoff_table")
+        limit = _backoff_limit(
+            bits, part_of(a, shape, depth, "backoff_table"), f"{where}: backoff_table"
+        )
         at = kernels.check_values(weight.ctypes.data, s["nodes"], 0, bits, bits, limit, False)
         _require(at < 0, f"{where}: node_backoff: the weight of node {at}")

@@ -112,8 +112,7 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     with _breaks(path):
         if len(ends) != count or ends[-1] != len(text) - 1:
             raise ValueError(f"words must have {count} lines")
-        begin = np.append(0, ends - np.arange(count))
-        table = WordTable.from_arrays(text[~is_end], begin)
+        table = WordTable.from_arrays(text[~is_end], np.append(0, ends - np.arange(count)))
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
 
 

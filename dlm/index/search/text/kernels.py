@@ -112,8 +112,8 @@ def make_block(count, order):  # type: ignore[no-untyped-def]
     lengths = max(np.int64(order), _2) + _1
     lanes = rows * lengths
     sizes = (rows * np.int64(T_COLUMNS), _2 * lanes, lanes, _3 * (rows + _1))
-    places = sizes[0] + sizes[1] + sizes[2] + sizes[3]
-    places += np.int64(2 * STAGE + 1 + STAGE * S_COLUMNS)
+    spare = np.int64(2 * STAGE + 1)
+    places = sizes[0] + sizes[1] + sizes[2] + sizes[3] + spare + np.int64(STAGE * S_COLUMNS)
     memory = np.zeros(places, np.int64)
     end = sizes[0]
     token = memory[:end].reshape(rows, T_COLUMNS)
@@ -123,12 +123,11 @@ def make_block(count, order):  # type: ignore[no-untyped-def]
     end += sizes[2]
     row = memory[end : end + sizes[3]].reshape(_3, rows + _1)
     end += sizes[3]
-    alone = memory[end : end + np.int64(2 * STAGE + 1)]
-    search = memory[end + np.int64(2 * STAGE + 1) :].reshape(STAGE, S_COLUMNS)
     nothing = np.int64(memory.ctypes.data) + ((sizes[0] + sizes[1]) << _3)
     lane[1, :] = nothing
     return TokenBlock(
-        token, lane[0], lane[1], value[0], value[1], row[0], row[1], row[2], alone, search,
+        token, lane[0], lane[1], value[0], value[1], row[0], row[1], row[2],
+        memory[end : end + spare], memory[end + spare :].reshape(STAGE, S_COLUMNS),
         lengths, nothing,
     )  # fmt: skip
 
@@ -245,8 +244,7 @@ def read_pairs(low, trees, slots, words, block, first, pairs, lonely, b):  # typ
         b.token[t, T_RANK] = b.token[t, T_PLACE]
         tree = trees[0]
         if len(trees) > 1:
-            q = block + t - _1
-            tree = trees[slots[slot_of(words[q - _1], words[q])]]
+            tree = trees[slots[slot_of(words[block + t - _2], words[block + t - _1])]]
         b.token[t, T_TREE] = tree
         roots = roots_of(tree)
         ask_root(roots, pair)
@@ -287,9 +285,10 @@ def find_roots(stored, b):  # type: ignore[no-untyped-def]
         tree = b.token[t, T_TREE]
         roots = roots_of(tree)
         first, entries = b.search[j, S_LOW], b.search[j, S_HIGH]
-        keys = (roots.key << _3) + first * roots.key_bits
         target = b.token[t, T_BIT] & mask_of(roots.key_bits)
-        place = find_few(keys, roots.key_bits, entries, target)
+        place = find_few(
+            (roots.key << _3) + first * roots.key_bits, roots.key_bits, entries, target
+        )
         if place < entries:
             b.node[t * b.lengths + _2] = first + place
             b.token[t, T_NODES] = _2
@@ -463,9 +462,9 @@ def put_answers(  # type: ignore[no-untyped-def]
     for i in range(here):
         longest = min(np.int64(reach[block + i]), b.token[i, T_STATE])
         matched = b.token[i + 1, T_MATCHED]
-        one, two = b.address[i * b.lengths + 1], b.address[i * b.lengths + 2]
-        prefetch(one if matched == 1 and longest >= 1 else b.nothing)
-        prefetch(two if matched <= 2 and longest >= 2 else b.nothing)
+        at_row = i * b.lengths
+        prefetch(b.address[at_row + 1] if matched == 1 and longest >= 1 else b.nothing)
+        prefetch(b.address[at_row + 2] if matched <= 2 and longest >= 2 else b.nothing)
     for i in range(here):
         t = i + _1
         q = block + i
@@ -475,8 +474,9 @@ def put_answers(  # type: ignore[no-untyped-def]
         for k in range(order - _1, 0, -1):
             # To add 0 changes no bit, and needs no guess at how many weights there are.
             needed = matched <= k and k <= longest
-            place = b.address[i * b.lengths + k] if needed else b.nothing
-            total = np.float32(total + load_float32(place))
+            total = np.float32(
+                total + load_float32(b.address[i * b.lengths + k] if needed else b.nothing)
+            )
         log10_prob[q] = np.float32(total + b.best[t])
         matched_order[q] = np.uint8(matched)
         ngram_length[q] = np.uint8(b.token[t, T_FOUND])
